@@ -1,14 +1,26 @@
 #include "server/clock.h"
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 namespace tessera {
+namespace {
+
+std::atomic<std::int64_t> ahead_ns{0};
+
+}  // namespace
 
 absl::Time SteadyNow() {
   using std::chrono::steady_clock;
   static const absl::Time wall = absl::Now();
   static const steady_clock::time_point begin = steady_clock::now();
-  return wall + absl::FromChrono(steady_clock::now() - begin);
+  return wall + absl::FromChrono(steady_clock::now() - begin) +
+         absl::Nanoseconds(ahead_ns.load(std::memory_order_relaxed));
+}
+
+void AdvanceSteadyNow(absl::Duration by) {
+  ahead_ns.fetch_add(absl::ToInt64Nanoseconds(by), std::memory_order_relaxed);
 }
 
 }  // namespace tessera

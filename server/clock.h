@@ -10,4 +10,8 @@ namespace tessera {
 // clock that is set forward or back neither expires buffers nor ends uploads. Thread safe.
 absl::Time SteadyNow();
 
+// For tests: moves what SteadyNow() returns forward, for the whole process and for good. Wakes no
+// thread that sleeps. Thread safe.
+void AdvanceSteadyNow(absl::Duration by);
+
 }  // namespace tessera

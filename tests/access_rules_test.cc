@@ -232,19 +232,20 @@ TEST_F(TenantsTest, WhatHasExpiredTakesNoQuota) {
     a.store().EndWrite(**draft, 0, bytes, true);
     return a.store().Seal(**draft).status();
   };
-  ASSERT_TRUE(put("one", 1500, absl::Milliseconds(1)).ok());
+  constexpr absl::Duration kLife = absl::Hours(1);
+  ASSERT_TRUE(put("one", 1500, kLife).ok());
   ASSERT_TRUE(put("two", 10, absl::InfiniteDuration()).ok());
-  absl::SleepFor(absl::Milliseconds(5));
+  AdvanceSteadyNow(kLife);
   EXPECT_EQ(a.store().own_count().used(), 2u);
-  EXPECT_TRUE(put("three", 1500, absl::Milliseconds(1)).ok()) << "for want of buffers and bytes";
-  absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_TRUE(put("three", 1500, kLife).ok()) << "for want of buffers and bytes";
+  AdvanceSteadyNow(kLife);
   // What a call still uses counts until it is done.
   const auto held = a.store().Find("three", 0);
   EXPECT_FALSE(held.ok());
-  ASSERT_TRUE(put("four", 1500, absl::Milliseconds(50)).ok());
+  ASSERT_TRUE(put("four", 1500, kLife).ok());
   auto used = a.store().Find("four", 0);
   ASSERT_TRUE(used.ok()) << used.status();
-  absl::SleepFor(absl::Milliseconds(60));
+  AdvanceSteadyNow(kLife);
   EXPECT_EQ(ErrorReason(put("five", 1500, absl::InfiniteDuration())), "TENANT_QUOTA_EXCEEDED");
   used = absl::UnknownError("done");
   EXPECT_TRUE(put("five", 1500, absl::InfiniteDuration()).ok());
@@ -257,11 +258,11 @@ TEST_F(TenantsTest, WhatIsSweptTakesNoQuotaWhileItsMemoryIsFreed) {
   auto draft = a.store().Create({.name = "x",
                                  .type = *MakeArrayType(DType::kF32, {0}),
                                  .device = &device_,
-                                 .ttl = absl::Milliseconds(1),
+                                 .ttl = absl::Hours(1),
                                  .kind = Draft::Kind::kResult});
   ASSERT_TRUE(draft.ok() && a.store().Seal(**draft).ok());
   draft = absl::UnknownError("let go");
-  absl::SleepFor(absl::Milliseconds(5));
+  AdvanceSteadyNow(absl::Hours(1));
   const auto doomed = a.store().Sweep(SteadyNow());
   EXPECT_EQ(doomed.size(), 1u);
   EXPECT_TRUE(Create(a, "y", 10).ok());

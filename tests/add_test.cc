@@ -5,12 +5,10 @@
 namespace tessera::test {
 namespace {
 
-class AddTest : public testing::TestWithParam<StrategyCase> {};
+class AddTest : public StrategyTest<AddProblem> {};
 
 TEST_P(AddTest, SizesAndAlignments) {
-  TESSERA_NEED_STRATEGY(AddProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
     for (std::int64_t n : AwkwardSizes()) {
       const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
@@ -29,9 +27,7 @@ TEST_P(AddTest, SizesAndAlignments) {
 }
 
 TEST_P(AddTest, RepeatsARowByStrideZero) {
-  TESSERA_NEED_STRATEGY(AddProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), strategy = NormalVector<T>(70, 2);
     DeviceArray<T> dm(stream, matrix), dr(stream, strategy), out(stream, 300 * 70);

@@ -2,7 +2,6 @@
 // which dot_test, reduce_test and tree_test compare with exact results.
 #include <cstring>
 #include <limits>
-#include <tuple>
 
 #include "kernels/batch.h"
 #include "tests/kernel_fixture.h"
@@ -23,10 +22,8 @@ struct DotOperands {
   View a, b;
 };
 
-class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
+class BatchTest : public BackendDTypeTest {
  protected:
-  Backend backend() const { return std::get<0>(GetParam()); }
-  DType dtype() const { return std::get<1>(GetParam()); }
   Stream& stream() const { return TestStream(backend()); }
 
   // Vectors of the lengths that fit a batch, at every alignment, in the array at data.
@@ -107,18 +104,14 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
 };
 
 TEST_P(BatchTest, HasTheBitsOfEachProblemAlone) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
   });
 }
 
 // NaN, infinities, and values whose sums and products leave the range of f32.
 TEST_P(BatchTest, HasThemForExtremesToo) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     std::vector<T> x(kElements);
     Random random(3);
     if constexpr (std::is_integral_v<T>) {
@@ -139,9 +132,7 @@ TEST_P(BatchTest, HasThemForExtremesToo) {
 }
 
 TEST_P(BatchTest, TakesThousandsOfProblems) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 5, 0.25)),
         y(stream(), NormalVector<T>(kElements, 6), 1);
     Random random(7);
@@ -164,9 +155,7 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
 // As slices of an array lie, from its beginning or its end: all of them, and all but one, which begins
 // elsewhere or is shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
         y(stream(), NormalVector<T>(kElements, 9), 1);
     for (const std::int64_t n : {1, 9, 300, 2100}) {
@@ -201,7 +190,6 @@ TEST_P(BatchTest, TakesSlicesAtOneDistance) {
 }
 
 TEST_P(BatchTest, ChecksBeforeItRuns) {
-  TESSERA_NEED_DEVICE(backend());
   const View empty = WholeView({dtype(), MakeShape({0})}, nullptr);
   const View one = WholeView({dtype(), MakeShape({1})}, nullptr);
   const auto operand = [&](std::size_t, int o) -> const View& { return o == 0 ? empty : one; };
@@ -228,13 +216,7 @@ TEST_P(BatchTest, FitsWhatIsShortAndContiguous) {
   EXPECT_FALSE(FitsBatch(WholeView({dtype(), MakeShape({most + 1})}, nullptr)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, BatchTest,
-                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
-                                          testing::ValuesIn(kAllDTypes)),
-                         [](const auto& tested) {
-                           return std::string(Name(std::get<0>(tested.param))) + "_" +
-                                  std::string(Name(std::get<1>(tested.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, BackendDTypes(), BackendDTypeName);
 
 }  // namespace
 }  // namespace tessera::test

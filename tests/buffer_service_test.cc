@@ -14,6 +14,7 @@
 #include "google/protobuf/util/time_util.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/element.h"
+#include "server/clock.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {
@@ -629,23 +630,32 @@ TEST_F(LimitsTest, IdleUploadsEnd) {
       << "nobody writes the created buffer";
 }
 
-// As many messages as together take longer than one may. A slow machine may take too long for one:
-// it tries again.
-TEST_F(LimitsTest, EveryMessageOfAnUploadHasItsTime) {
-  grpc::Status status;
-  for (int attempt = 0; attempt < 50; ++attempt) {
-    grpc::ClientContext context;
-    v1::UploadResponse response;
-    auto writer = server_.buffers().Upload(&context, &response);
-    bool taken = writer->Write(First("a", 10, "abcd"));
-    for (int i = 1; i < 10 && taken; ++i) {
-      absl::SleepFor(absl::Milliseconds(30));
-      taken = writer->Write(More("abcd"));
-    }
-    writer->WritesDone();
-    status = writer->Finish();
-    if (status.error_code() != StatusCode::DEADLINE_EXCEEDED) break;
+Options WithPatience() {
+  Options options = TestOptions();
+  options.upload_timeout = absl::Hours(1);
+  return options;
+}
+
+class PatienceTest : public ServiceTest {
+ protected:
+  PatienceTest() : ServiceTest(WithPatience()) {}
+};
+
+// Messages that together take longer than one may.
+TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  auto writer = server_.buffers().Upload(&context, &response);
+  for (unsigned i = 1; i <= 5; ++i) {
+    EXPECT_TRUE(writer->Write(i == 1 ? First("a", 5, "abcd") : More("abcd")));
+    EXPECT_TRUE(Eventually([&] {
+      v1::GetBufferResponse got;
+      return Get("a", &got).ok() && got.buffer().committed_bytes() == 4 * i;
+    }));
+    AdvanceSteadyNow(absl::Minutes(40));
   }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 

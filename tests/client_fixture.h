@@ -12,7 +12,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -120,8 +122,26 @@ class ServerProcess {
     const absl::Status status = Client(options).GetServerInfo().status();
     ASSERT_TRUE(status.ok()) << status;
   }
-  // SIGSTOP: it hangs; SIGCONT: it goes on.
-  void Signal(int signal) const { ::kill(pid_, signal); }
+  // SIGSTOP: it hangs when this returns; SIGCONT: it goes on.
+  void Signal(int signal) const {
+    ::kill(pid_, signal);
+    if (signal == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+  // How many bytes wait in its connections until it reads them.
+  std::uint64_t Unread() const {
+    const int port = std::stoi(address_.substr(address_.rfind(':') + 1));
+    std::ifstream table("/proc/self/net/tcp");
+    std::string line;
+    std::uint64_t unread = 0;
+    while (std::getline(table, line)) {
+      unsigned local = 0, state = 0, received = 0;
+      if (std::sscanf(line.c_str(), "%*d: %*x:%x %*x:%*x %x %*x:%x", &local, &state, &received) ==
+              3 &&
+          local == static_cast<unsigned>(port) && state == 1)
+        unread += received;
+    }
+    return unread;
+  }
   // Ends it, and waits until it has ended.
   void End(int signal) {
     if (pid_ == 0) return;

@@ -89,19 +89,18 @@ TEST(TwoServers, OneThatHangsIsLeftForTheOther) {
   Client client(options);
   ASSERT_TRUE(client.GetServerInfo().ok());
   a.Signal(SIGSTOP);
-  const absl::Time start = absl::Now();
   EXPECT_TRUE(client.Dot(Floats({1}), Floats({1})).ok());
   EXPECT_TRUE(client.Async().Dot(Floats({1}), Floats({1})).Get().ok());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   a.Signal(SIGCONT);
 }
 
 TEST(TwoServers, TheFirstOneMayBeMissing) {
   ServerProcess b;
-  Client client(FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address()));
-  const absl::Time start = absl::Now();
+  ClientOptions options =
+      FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address());
+  options.connect_timeout = absl::Hours(1);  // longer than a call may take
+  Client client(options);
   EXPECT_TRUE(client.GetServerInfo().ok());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(4)) << "less than it waits for a connection";
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
@@ -114,8 +113,8 @@ TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
   ASSERT_TRUE(client.CreateBuffer("first", spec).ok());
   ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
   chosen.Signal(SIGSTOP);
-  std::thread killer([&] {
-    absl::SleepFor(absl::Seconds(1));
+  std::thread killer([&, before = chosen.Unread()] {
+    EXPECT_TRUE(Eventually([&] { return chosen.Unread() > before; })) << "the call has begun";
     chosen.End(SIGKILL);
   });
   EXPECT_EQ(ErrorReason(client.CreateBuffer("x", spec).status()), "CONNECTION_LOST");
@@ -127,13 +126,14 @@ TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
 TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
   ServerProcess a, b;
   ClientOptions options = FastOptions(a.address() + "," + b.address());
-  options.attempt_timeout = absl::Milliseconds(200);
+  options.attempt_timeout = absl::Milliseconds(40);
   Client client(options);
   ASSERT_TRUE(PutFloats(client, "first", {1}).ok());
   ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
   chosen.Signal(SIGSTOP);
-  std::thread waker([&] {
-    absl::SleepFor(absl::Seconds(1));
+  std::thread waker([&, before = chosen.Unread()] {
+    EXPECT_TRUE(Eventually([&] { return chosen.Unread() > before; })) << "the call has begun";
+    absl::SleepFor(2 * options.attempt_timeout);
     chosen.Signal(SIGCONT);
   });
   v1::BufferSpec spec;
@@ -161,16 +161,16 @@ TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
 
 TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
   ServerProcess server;
-  Client client(FastOptions(server.address()));
+  ClientOptions options = FastOptions(server.address());
+  options.timeout = absl::InfiniteDuration();  // but for what a call asks for
+  Client client(options);
   ASSERT_TRUE(client.GetServerInfo().ok());
   server.Signal(SIGSTOP);
-  const absl::Time start = absl::Now();
   EXPECT_EQ(client.GetServerInfo({.timeout = absl::Milliseconds(300)}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(
       client.Async().GetServerInfo({.timeout = absl::Milliseconds(300)}).Get().status().code(),
       absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   server.Signal(SIGCONT);
 }
 
@@ -217,7 +217,6 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
   const absl::Status got = reader.Download("x", absl::MakeSpan(out)).status();
   ASSERT_TRUE(got.ok()) << got;
   server.Signal(SIGSTOP);
-  const absl::Time start = absl::Now();
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
   // The upload's connection may have ended with it: what the server's host has not taken is in its
   // way.
@@ -226,7 +225,6 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   server.Signal(SIGCONT);
 }
 

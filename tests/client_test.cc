@@ -400,11 +400,12 @@ class BusyServerTest : public ::testing::Test {
 };
 
 TEST_F(BusyServerTest, DeadlineOfACall) {
+  ClientOptions patient = FastOptions(server_->address());
+  patient.timeout = absl::InfiniteDuration();
   OperationOptions options;
   options.timeout = absl::Milliseconds(200);
-  const absl::Time start = absl::Now();
-  EXPECT_EQ(client_->Dot("x", "x", options).status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_EQ(Client(patient).Dot("x", "x", options).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {

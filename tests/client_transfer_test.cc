@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "server/listener.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {
@@ -43,9 +45,13 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   EXPECT_EQ(ErrorReason(refused), "UNREACHABLE");
   EXPECT_EQ(ErrorMetadata(refused)["server"], address);
 
+  const auto none_yet = ListenTcp(address);
+  ASSERT_TRUE(none_yet.ok()) << none_yet.status();
   Client patient(FastOptions(address));
   std::thread caller([&] { EXPECT_TRUE(patient.GetServerInfo().ok()); });
-  absl::SleepFor(absl::Milliseconds(300));
+  pollfd attempt{none_yet->sockets[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&attempt, 1, 20'000), 1) << "the call has begun";
+  for (const int socket : none_yet->sockets) ::close(socket);
   options.listen = {address};
   TestServer second(options);
   caller.join();
@@ -133,9 +139,14 @@ TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
 class CuttingProxy {
  public:
   enum class Direction { kToServer, kToClient };
+  // What each part of a transfer has left. Of two, the second one's bytes are mostly 'b'.
+  using Left = std::function<std::vector<std::uint64_t>()>;
 
-  CuttingProxy(const std::string& server, Direction direction, std::size_t bytes, int cuts)
-      : direction_(direction), bytes_(bytes), cuts_(cuts) {
+  // left: a connection is cut only once the part that it carries has moved on.
+  CuttingProxy(
+      const std::string& server, Direction direction, std::size_t bytes, int cuts,
+      Left left = [] { return std::vector<std::uint64_t>(); })
+      : direction_(direction), bytes_(bytes), left_(std::move(left)), cuts_(cuts) {
     target_.sin_family = AF_INET;
     target_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     target_.sin_port =
@@ -177,6 +188,7 @@ class CuttingProxy {
   void Forward(int client, int server) {
     std::array<char, 65536> block;
     std::size_t seen = 0;
+    std::vector<std::uint64_t> before;
     std::array<pollfd, 2> ends = {pollfd{client, POLLIN, 0}, pollfd{server, POLLIN, 0}};
     bool open = true;
     while (open && !ending_) {
@@ -192,11 +204,15 @@ class CuttingProxy {
           done += std::max<ssize_t>(m, 0);
         }
         if (open && (direction_ == Direction::kToServer) == (i == 0)) {
+          if (seen == 0) before = left_();
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
             // What a side has not read by the end of its connection is lost to it.
-            absl::SleepFor(absl::Milliseconds(50));
+            const std::size_t part =
+                before.size() > 1 && std::count(block.begin(), block.begin() + n, 'b') > n / 2;
+            EXPECT_TRUE(Eventually(
+                [&] { return ending_ || before.empty() || left_()[part] < before[part]; }));
             open = false;
             ++cut_;
           }
@@ -209,6 +225,7 @@ class CuttingProxy {
 
   const Direction direction_;
   const std::size_t bytes_;
+  const Left left_;
   std::atomic<int> cuts_;
   std::atomic<int> cut_{0};
   std::atomic<bool> ending_{false};
@@ -294,17 +311,41 @@ TEST(BrokenConnection, ADownloadResumes) {
 TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   constexpr int kBreaks = 7;
   TestServer server(TcpOptions());
-  const std::string data = Pattern(16 << 20);
+  const std::string data = std::string(8 << 20, 'a') + std::string(8 << 20, 'b');
   UploadOptions options;
   options.chunk_bytes = 64 << 10;
   options.streams = 2;
-  CuttingProxy up(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2 * kBreaks);
+  // Of both halves, which have a stream each.
+  Client direct(FastOptions(server.address()));
+  const auto missing = [&] {
+    std::vector<std::uint64_t> left(2);
+    const auto buffer = direct.GetBuffer("x");
+    if (!buffer.ok()) return std::vector<std::uint64_t>(2, data.size() / 2);
+    for (const v1::ByteRange& range : buffer->missing()) {
+      for (std::uint64_t half : {0, 1}) {
+        const std::uint64_t begin = half * data.size() / 2, end = begin + data.size() / 2;
+        left[half] += std::min(std::max(range.end(), begin), end) -
+                      std::min(std::max(range.begin(), begin), end);
+      }
+    }
+    return left;
+  };
+  CuttingProxy up(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2 * kBreaks,
+                  missing);
   const auto buffer = Client(FastOptions(up.address()))
                           .Upload("x", DType::kF32, {4 << 20}, FromMemory(data), options);
   ASSERT_TRUE(buffer.ok()) << buffer.status();
-  CuttingProxy down(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, kBreaks);
-  std::string back(data.size(), '\0');
-  const auto fetched = Client(FastOptions(down.address())).Download("x", absl::MakeSpan(back));
+  EXPECT_EQ(up.cut(), 2 * kBreaks);
+  std::atomic<std::uint64_t> received{0};
+  CuttingProxy down(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, kBreaks,
+                    [&] { return std::vector<std::uint64_t>{data.size() - received}; });
+  std::string back;
+  const auto fetched = Client(FastOptions(down.address()))
+                           .Download("x", [&](const v1::Buffer&, std::string_view bytes) {
+                             back += bytes;
+                             received = back.size();
+                             return absl::OkStatus();
+                           });
   ASSERT_TRUE(fetched.ok()) << fetched.status();
   EXPECT_EQ(down.cut(), kBreaks);
   EXPECT_TRUE(back == data);
@@ -335,11 +376,12 @@ TEST(BrokenConnection, AReplacedBufferIsNotMixedWithTheOldOne) {
   const std::string data = Pattern(8 << 20);
   Client direct(FastOptions(server.address()));
   ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
-  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 4 << 20, 1);
+  std::atomic<bool> replaced{false};
+  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 4 << 20, 1,
+                     [&] { return std::vector<std::uint64_t>{replaced ? 0u : 1u}; });
   Client client(FastOptions(proxy.address()));
-  bool replaced = false;
   const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {
-    if (bytes.empty() || std::exchange(replaced, true)) return absl::OkStatus();
+    if (bytes.empty() || replaced.exchange(true)) return absl::OkStatus();
     UploadOptions options;
     options.replace = true;
     return direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options).status();
@@ -382,7 +424,10 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   const auto buffer = client.Upload(
       "x", DType::kF32, {1000},
       [&](std::uint64_t offset, absl::Span<char> out) {
-        if (offset > 0) absl::SleepFor(absl::Seconds(1));
+        if (offset > 0) {  // until the server has seen the end of it
+          EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
+          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
+        }
         return FromMemory(data)(offset, out);
       },
       upload);

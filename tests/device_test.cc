@@ -11,10 +11,9 @@
 namespace tessera::test {
 namespace {
 
-class DeviceTest : public testing::TestWithParam<Backend> {};
+class DeviceTest : public BackendTest {};
 
 TEST_P(DeviceTest, DescribesItself) {
-  TESSERA_NEED_DEVICE(GetParam());
   const Device& device = *TestDevice(GetParam());
   EXPECT_EQ(device.info().backend, GetParam());
   EXPECT_FALSE(device.info().model.empty());
@@ -24,7 +23,6 @@ TEST_P(DeviceTest, DescribesItself) {
 }
 
 TEST_P(DeviceTest, CopiesEverySize) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   for (std::size_t bytes :
        {std::size_t{1}, std::size_t{3}, std::size_t{4096}, std::size_t{65537}, std::size_t{1} << 20,
@@ -43,7 +41,6 @@ TEST_P(DeviceTest, CopiesEverySize) {
 }
 
 TEST_P(DeviceTest, CopiesPieces) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   Random random(1);
   constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -72,7 +69,6 @@ TEST_P(DeviceTest, CopiesPieces) {
 
 // Through memory whose owner outlives the device's use, and at every alignment.
 TEST_P(DeviceTest, CopiesToStaging) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto staging = MakeStaging(*TestDevice(GetParam()), kBytes);
@@ -100,7 +96,6 @@ TEST_P(DeviceTest, CopiesToStaging) {
 }
 
 TEST_P(DeviceTest, GathersEveryElementSize) {
-  TESSERA_NEED_DEVICE(GetParam());
   struct Window {
     std::vector<std::int64_t> shape, strides;
     std::int64_t offset;
@@ -261,7 +256,6 @@ void ForNumbers(F f) {
 }
 
 TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   ForNumbers([&](auto f) {
     const DType from = DTypeOf<decltype(f)>();
@@ -290,7 +284,6 @@ TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
 }
 
 TEST_P(DeviceTest, CopiesAndConvertsViews) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   std::vector<std::int32_t> values(60 * 80);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int32_t>(i) - 2000;
@@ -311,7 +304,6 @@ TEST_P(DeviceTest, CopiesAndConvertsViews) {
 }
 
 TEST_P(DeviceTest, ScratchDoesNotOverlapAndIsReused) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(BeginRequest(stream).ok());
@@ -330,7 +322,6 @@ TEST_P(DeviceTest, ScratchDoesNotOverlapAndIsReused) {
 }
 
 TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
-  TESSERA_NEED_DEVICE(GetParam());
   const auto memory = Allocate(*TestDevice(GetParam()), std::size_t{1} << 50);
   ASSERT_FALSE(memory.ok());
   EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
@@ -345,7 +336,6 @@ TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
 }
 
 TEST_P(DeviceTest, ScratchMemoryIsTriedAgainWithoutWhatIsSpare) {
-  TESSERA_NEED_DEVICE(GetParam());
   struct Spare final : SpareMemory {
     std::uint64_t frees() const override { return freed; }
     void Clear() noexcept override {
@@ -458,7 +448,6 @@ TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
 }
 
 TEST_P(DeviceTest, StreamsOfManyThreadsDoNotDisturbEachOther) {
-  TESSERA_NEED_DEVICE(GetParam());
   Device& device = *TestDevice(GetParam());
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -492,7 +481,7 @@ TEST_P(DeviceTest, StreamsOfManyThreadsDoNotDisturbEachOther) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, DeviceTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& test) { return std::string(Name(test.param)); });
+                         BackendName);
 
 TEST(OpenDeviceTest, Names) {
   EXPECT_EQ((*OpenDevice("cpu"))->info().name, "cpu");

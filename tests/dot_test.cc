@@ -49,7 +49,7 @@ void ExpectDot(const ScalarResult& got, const Reference& want) {
   }
 }
 
-class DotTest : public testing::TestWithParam<StrategyCase> {
+class DotTest : public StrategyTest<DotProblem> {
  protected:
   template <class T>
   void Check(const std::vector<T>& a, const std::vector<T>& b, Launch launch = {},
@@ -84,9 +84,7 @@ class DotTest : public testing::TestWithParam<StrategyCase> {
 };
 
 TEST_P(DotTest, AwkwardSizes) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     for (std::int64_t n : AwkwardSizes()) {
       SCOPED_TRACE(n);
       Check<T>(NormalVector<T>(n, 1), NormalVector<T>(n, 2));
@@ -96,10 +94,8 @@ TEST_P(DotTest, AwkwardSizes) {
 }
 
 TEST_P(DotTest, LaunchesAndAlignments) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
-    for (const Launch& launch : Launches(StrategyOf<DotProblem>(GetParam()).limits)) {
+  ForType([&]<class T>(T) {
+    for (const Launch& launch : Launches(limits())) {
       for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001}))
         Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
     }
@@ -107,8 +103,6 @@ TEST_P(DotTest, LaunchesAndAlignments) {
 }
 
 TEST_P(DotTest, LaunchesOutOfRange) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  const LaunchLimits& limits = StrategyOf<DotProblem>(GetParam()).limits;
   Stream& stream = TestStream(GetParam().backend);
   DeviceArray<std::int64_t> words(stream, std::vector<std::int64_t>{1});
   const View x = WholeView({GetParam().dtype, MakeShape({1})}, words.data());
@@ -124,19 +118,18 @@ TEST_P(DotTest, LaunchesOutOfRange) {
     if (range.min > 1) check(range.min - 1, true);
     if (range.max != 0) check(range.min, false);
   };
-  around(limits.block_size, [&](std::uint32_t value, bool refused) {
+  around(limits().block_size, [&](std::uint32_t value, bool refused) {
     expect({.block_size = value}, "launch.block_size", refused);
   });
-  around(limits.grid_size, [&](std::uint32_t value, bool refused) {
+  around(limits().grid_size, [&](std::uint32_t value, bool refused) {
     expect({.grid_size = value}, "launch.grid_size", refused);
   });
-  around(limits.items_per_thread, [&](std::uint32_t value, bool refused) {
+  around(limits().items_per_thread, [&](std::uint32_t value, bool refused) {
     expect({.items_per_thread = value}, "launch.items_per_thread", refused);
   });
 }
 
 TEST_P(DotTest, EmptyIsZero) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({0})}, nullptr);
   const auto result = RunDot(stream, empty, empty, {.strategy = GetParam().name});
@@ -145,12 +138,10 @@ TEST_P(DotTest, EmptyIsZero) {
   EXPECT_EQ(result->value.integer, 0);
 }
 
-class DeterministicDotTest : public DotTest {};
+TESSERA_STRATEGY_SUITE(DeterministicDotTest, DotTest, kDeterministic);
 
 TEST_P(DeterministicDotTest, RepeatsItsBits) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
     const std::int64_t n = Sizes({4099, 300007}).back();
     DeviceArray<T> a(stream, NormalVector<T>(n, 7)), b(stream, NormalVector<T>(n, 8));
@@ -166,12 +157,10 @@ TEST_P(DeterministicDotTest, RepeatsItsBits) {
   });
 }
 
-class DotOfFloatsTest : public DotTest {};
+TESSERA_STRATEGY_SUITE(DotOfFloatsTest, DotTest, kFloats);
 
 TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
     for (std::size_t at : {std::size_t{0}, std::size_t{4098}}) {
       std::vector<T> a(4099, Element<T>(1)), b(4099, Element<T>(2));
@@ -192,9 +181,7 @@ TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
 }
 
 TEST_P(DotTest, StridedViews) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
     DeviceArray<T> array(stream, values, 1);
@@ -216,12 +203,10 @@ TEST_P(DotTest, StridedViews) {
   });
 }
 
-class DotOfIntegersTest : public DotTest {};
+TESSERA_STRATEGY_SUITE(DotOfIntegersTest, DotTest, kIntegers);
 
 TEST_P(DotOfIntegersTest, Wrap) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     if constexpr (std::is_integral_v<T>) {
       std::vector<T> a(5000), b(5000);
       Random random(12);
@@ -254,22 +239,15 @@ struct LargeOperands {
 };
 
 TEST_P(DotTest, Large) {
-  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     const Backend backend = GetParam().backend;
-    const auto& large = LargeOperands<decltype(t)>::Of(backend);
+    const auto& large = LargeOperands<T>::Of(backend);
     CheckResident(large.want, large.a, large.b, LargeSize(backend));
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, DotTest, testing::ValuesIn(StrategyCases<DotProblem>()),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, DeterministicDotTest,
-                         testing::ValuesIn(StrategyCases<DotProblem>(kDeterministic)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, DotOfFloatsTest,
-                         testing::ValuesIn(StrategyCases<DotProblem>(kFloats)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, DotOfIntegersTest,
-                         testing::ValuesIn(StrategyCases<DotProblem>(kIntegers)), CaseName);
 
 TEST(DotErrors, OperandsThatDoNotFit) {
   Stream& stream = TestStream(Backend::kCpu);

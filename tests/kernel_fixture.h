@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -118,6 +119,56 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
     GTEST_SKIP() << "the strategy needs " << missing;                               \
   }                                                                                 \
   static_assert(true)
+
+// A suite of every strategy of a Problem in each of its types. What this machine lacks is skipped.
+template <class P>
+class StrategyTest : public testing::TestWithParam<StrategyCase> {
+ public:
+  using Problem = P;
+
+ protected:
+  void SetUp() override { TESSERA_NEED_STRATEGY(Problem, GetParam()); }
+
+  // f(T{}) for the type of the case.
+  template <class F>
+  void ForType(F f) const {
+    DispatchDType(GetParam().dtype, f);
+  }
+  const LaunchLimits& limits() const { return StrategyOf<Problem>(GetParam()).limits; }
+};
+
+// A suite of those strategies and types of another one alone that keep(strategy, dtype), the last
+// argument, accepts.
+#define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
+  class Suite : public Base {};                  \
+  INSTANTIATE_TEST_SUITE_P(Strategies, Suite,    \
+                           testing::ValuesIn(StrategyCases<Base::Problem>(__VA_ARGS__)), CaseName)
+
+// A suite of one device of each kind. What this machine lacks is skipped.
+class BackendTest : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
+};
+inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
+  return std::string(Name(info.param));
+}
+
+// A suite of each type on one device of each kind.
+class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
+ protected:
+  void SetUp() override { TESSERA_NEED_DEVICE(backend()); }
+  Backend backend() const { return std::get<0>(GetParam()); }
+  DType dtype() const { return std::get<1>(GetParam()); }
+};
+inline auto BackendDTypes() {
+  return testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
+                          testing::ValuesIn(kAllDTypes));
+}
+inline std::string BackendDTypeName(
+    const testing::TestParamInfo<std::tuple<Backend, DType>>& info) {
+  return absl::StrCat(std::string(Name(std::get<0>(info.param))), "_",
+                      std::string(Name(std::get<1>(info.param))));
+}
 
 template <class T>
 constexpr DType DTypeOf() {
@@ -320,13 +371,13 @@ inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
 // Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
-// Shortens the longest extent until the array has no more than Largest() elements.
-inline void ShrinkToLargest(std::vector<std::int64_t>& shape) {
+// Shortens the longest extent until the array has no more than so many elements.
+inline void ShrinkTo(std::int64_t elements, std::vector<std::int64_t>& shape) {
   const auto longest = std::max_element(shape.begin(), shape.end());
   std::int64_t others = 1;
   for (auto extent = shape.begin(); extent != shape.end(); ++extent)
     if (extent != longest) others *= *extent;
-  *longest = std::clamp<std::int64_t>(Largest() / others, 1, *longest);
+  *longest = std::clamp<std::int64_t>(elements / others, 1, *longest);
 }
 
 // The sizes up to Largest().

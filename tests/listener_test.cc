@@ -61,12 +61,12 @@ class RawConnection {
     const sockaddr_in to = Loopback(address);
     return connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
   }
-  // gRPC greets whom it serves. False: the connection was closed, or nothing came for 20 s.
+  // gRPC greets whom it serves. False: the connection was closed, or nothing came for a minute.
   bool IsServed() {
     char byte;
     return Readable() && recv(fd_, &byte, 1, MSG_PEEK) == 1;
   }
-  // Whether it closes within 20 s, read to its end.
+  // Whether it closes within a minute, read to its end.
   bool Closes() {
     char bytes[256];
     while (Readable()) {
@@ -78,7 +78,7 @@ class RawConnection {
  private:
   bool Readable() {
     pollfd wait{fd_, POLLIN, 0};
-    return poll(&wait, 1, 20'000) == 1;
+    return poll(&wait, 1, 60'000) == 1;
   }
   int fd_;
 };
@@ -163,7 +163,7 @@ grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const std::stri
   grpc::ByteBuffer send(&slice, 1);
   grpc::ByteBuffer receive;
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, method, grpc::StubOptions(), &send, &receive,
                  [&](grpc::Status status) { done.set_value(std::move(status)); });
@@ -411,8 +411,8 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   if (host.connections().refused() != 10) std::_Exit(4);
   if (!Call(channel).ok()) std::_Exit(5);
   const std::clock_t before = std::clock();  // time of all threads on processors
-  absl::SleepFor(absl::Seconds(1));
-  if (std::clock() - before > CLOCKS_PER_SEC / 2) std::_Exit(6);
+  absl::SleepFor(absl::Milliseconds(300));
+  if (std::clock() - before > CLOCKS_PER_SEC * 3 / 20) std::_Exit(6);
   for (const int fd : files) close(fd);
   if (!late.Connect(host.address()) || !late.IsServed()) std::_Exit(7);
   if (!Call(Dial(host.address())).ok()) std::_Exit(8);
@@ -486,7 +486,7 @@ TEST(Settings, ConnectionsThatSayNothingEnd) {
   TestServer server(options);
   RawConnection silent(server.address());
   EXPECT_TRUE(silent.IsServed());
-  EXPECT_TRUE(silent.Closes()) << "within 20 s";
+  EXPECT_TRUE(silent.Closes()) << "within a minute";
 }
 
 TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {

@@ -150,7 +150,7 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
   };
   std::vector<std::thread> callers;
   for (unsigned i = 0; i < 8; ++i) callers.emplace_back(work, i);
-  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_TRUE(Eventually([&] { return answered > 200; }));
   lost = true;
   devices_[static_cast<std::size_t>(last)]->MarkLost();
   EXPECT_TRUE(Eventually([&] { return server_.Info(last).lost(); }));

@@ -38,17 +38,15 @@ std::string ReasonOf(const absl::StatusOr<MapProgram>& program) {
   return ErrorReason(program.status());
 }
 
-class MapTest : public testing::TestWithParam<StrategyCase> {
+class MapTest : public StrategyTest<MapProblem> {
  protected:
 #ifdef TESSERA_WITH_CUDA
-  void SetUp() override { compiled::CompileBeforeUse(true); }
+  void SetUp() override {
+    StrategyTest::SetUp();
+    compiled::CompileBeforeUse(true);
+  }
 #endif
 
-  // f(T{}) for the type of the case.
-  template <class F>
-  void ForType(F f) {
-    DispatchDType(GetParam().dtype, f);
-  }
   Stream& stream() { return TestStream(GetParam().backend); }
 
   // Whether the strategy takes the expression.
@@ -143,9 +141,7 @@ T RoundedOnce(const std::function<long double(long double, long double)>& exact,
 }
 
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     if constexpr (!std::is_integral_v<T>) {
       const auto [a, b] = SpecialPairs<T>();
       DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
@@ -175,9 +171,7 @@ TEST_P(MapTest, ArithmeticIsRoundedOnce) {
 }
 
 TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     if constexpr (std::is_integral_v<T>) {
       const auto [a, b] = SpecialPairs<T>();
       DeviceArray<T> da(stream(), a), db(stream(), b);
@@ -238,9 +232,7 @@ bool IsWithin(double units, T got, long double want) {
 
 // Two units of F32 and F64. Those of 16 bits are F32's, rounded.
 TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     if constexpr (!std::is_integral_v<T>) {
       const double units = SizeOf(DTypeOf<T>()) == 2 ? 0.51 : 2;
       const std::size_t n = WatchedClosely() ? 300 : 100000;
@@ -302,9 +294,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
 
 // The bound that an answer carries, of each node: for the arguments that the node is given.
 TEST_P(MapTest, NodesKeepTheBound) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     if constexpr (!std::is_integral_v<T>) {
       const std::int64_t n = WatchedClosely() ? 300 : 20000;
       const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
@@ -396,9 +386,7 @@ std::vector<T> References(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 TEST_P(MapTest, SizesAlignmentsAndLaunches) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     for (std::int64_t n : AwkwardSizes()) {
       const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
       DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
@@ -406,16 +394,14 @@ TEST_P(MapTest, SizesAlignmentsAndLaunches) {
       const std::vector<T> want = References(a, b);
       ExpectSame(Run<T>(views, ReferenceNodes()), want, absl::StrCat(n));
       if (n != 4099) continue;
-      for (const Launch& launch : Launches(StrategyOf<MapProblem>(GetParam()).limits))
+      for (const Launch& launch : Launches(limits()))
         ExpectSame(Run<T>(views, ReferenceNodes(), launch), want, absl::StrCat(launch.block_size));
     }
   });
 }
 
 TEST_P(MapTest, ViewsAndBroadcasting) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     constexpr std::int64_t kRows = 37, kColumns = 29;
     const std::vector<T> a = NormalVector<T>(kRows * kColumns, 1), b = NormalVector<T>(kRows, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
@@ -458,9 +444,7 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
 // Operands that are stretched along outer, inner and both kinds of axes, in groups of elements that lie
 // side by side or are all the same.
 TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const std::int64_t outer = 3, rows = WatchedClosely() ? 5 : 67, columns = 80;
     const std::vector<T> a = NormalVector<T>(outer * rows * columns, 1),
                          b = NormalVector<T>(rows * columns, 2);
@@ -496,9 +480,7 @@ TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
 
 // Steps of one type between elements of others: 16 bits in and out of f32, and truth values.
 TEST_P(MapTest, TypesAtTheEndsOfAChain) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const std::int64_t n = WatchedClosely() ? 301 : 4097;
     const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
@@ -540,9 +522,7 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
 }
 
 TEST_P(MapTest, LongProgramsWithManyRegisters) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const std::vector<T> a(600, Element<T>(0.001));
     DeviceArray<T> da(stream(), a);
     const View x = VectorView(da.data(), 600);
@@ -568,9 +548,7 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
 
 // Random graphs of operations, in which values wait for later ones, against one loop a node.
 TEST_P(MapTest, RandomExpressions) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     using V = ValueOf<T>;
     const auto wrapped = [](V a, V b, auto f) {
       if constexpr (std::is_integral_v<V>) {
@@ -662,9 +640,7 @@ TEST_P(MapTest, RandomExpressions) {
 }
 
 TEST_P(MapTest, TypesThatMeetAndConstants) {
-  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
-  ForType([&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const std::vector<T> a = NormalVector<T>(1000, 1);
     const std::vector<std::int32_t> b = NormalVector<std::int32_t>(1000, 2);
     DeviceArray<T> da(stream(), a);
@@ -699,8 +675,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, MapTest, testing::ValuesIn(StrategyCases<Ma
 TEST(MapDevices, SameBits) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       const auto pairs = SpecialPairs<T>();
       const auto n = static_cast<std::int64_t>(pairs.first.size());
       const auto check = [&](const std::vector<ExpressionNode>& nodes, std::string_view what) {

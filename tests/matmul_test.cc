@@ -1,9 +1,11 @@
 // Every strategy of Matmul, from the table: awkward shapes, all transposes, pitches and strided
 // views, against references in double with the row's own bound.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string_view>
@@ -60,6 +62,7 @@ bool RoundsOperands(const Strategy<MatmulProblem>& row, DType dtype) {
 
 class MatmulTest : public testing::TestWithParam<MatmulCase> {
  protected:
+  void SetUp() override { TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row); }
   const Strategy<MatmulProblem>& row() const { return StrategyOf<MatmulProblem>(GetParam().row); }
 
   // Calls f with the operands' and the result's type.
@@ -68,9 +71,55 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     DispatchMatmul({.dtype = GetParam().row.dtype, .out_dtype = GetParam().out_dtype}, f);
   }
 
-  // a and b are views of host memory, shaped alike to the device's views.
+  // Elements of a product, row by row numbered, as they should be.
+  template <class T>
+  struct Wanted {
+    std::int64_t place;
+    double magnitude;  // of the products
+    std::conditional_t<std::is_integral_v<T>, std::int64_t, long double> sum;
+  };
+
+  // a and b are views of host memory. Large results are checked at random places, small ones
+  // everywhere; under a tool that watches accesses, which the values do not interest, fewer places
+  // will do.
+  template <class T>
+  static std::vector<Wanted<T>> References(const View& a, const View& b, bool transpose_a,
+                                           bool transpose_b) {
+    const std::int64_t m = a.shape[transpose_a ? 1 : 0], k = a.shape[transpose_a ? 0 : 1],
+                       n = b.shape[transpose_b ? 0 : 1];
+    const auto at = [](const View& v, bool transpose, std::int64_t i, std::int64_t j) {
+      return static_cast<const T*>(
+          v.data)[i * v.strides[transpose ? 1 : 0] + j * v.strides[transpose ? 0 : 1]];
+    };
+    Random random(42);
+    const std::int64_t products = Watched() ? 50'000 : 2'000'000;
+    const std::int64_t checks =
+        std::min<std::int64_t>(m * n, products / std::max<std::int64_t>(1, k) + 64);
+    std::vector<Wanted<T>> wanted;
+    for (std::int64_t check = 0; check < checks; ++check) {
+      const std::int64_t e =
+          checks == m * n
+              ? check
+              : static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(m * n));
+      Wanted<T> want{e, 0, 0};
+      for (std::int64_t l = 0; l < k; ++l) {
+        const T x = at(a, transpose_a, e / n, l), y = at(b, transpose_b, l, e % n);
+        if constexpr (std::is_integral_v<T>) {
+          want.sum = WrapAdd(want.sum, Product(x, y));
+        } else {
+          const long double product = Exact(x) * Exact(y);
+          want.sum += product;
+          want.magnitude += static_cast<double>(std::abs(product));
+        }
+      }
+      wanted.push_back(want);
+    }
+    return wanted;
+  }
+
+  // a and b are views of the device's memory.
   template <class T, class O>
-  void Check(const View& host_a, const View& host_b, const View& a, const View& b, bool transpose_a,
+  void Check(const std::vector<Wanted<T>>& wanted, const View& a, const View& b, bool transpose_a,
              bool transpose_b, Launch launch = {}) {
     Stream& stream = TestStream(GetParam().row.backend);
     const DType out_dtype = GetParam().out_dtype;
@@ -91,54 +140,30 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * m * n * k));
     const std::vector<O> got = c.Values();
-    const auto at = [](const View& v, bool transpose, std::int64_t i, std::int64_t j) {
-      return static_cast<const T*>(
-          v.data)[i * v.strides[transpose ? 1 : 0] + j * v.strides[transpose ? 0 : 1]];
-    };
     // Below the smallest normal number, the error of rounding no longer shrinks with the value:
     // half the smallest number, once for f16, which is summed in f32, and for each product and sum
     // of f32.
     const double subnormal = out_dtype == DType::kF16 ? 0x1p-25
                              : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
                                                       : 0;
-    // Large results are checked at random places, small ones everywhere; under a tool that watches
-    // accesses, which the values do not interest, fewer places will do.
-    Random random(42);
-    const std::int64_t products = Watched() ? 50'000 : 2'000'000;
-    const std::int64_t checks =
-        std::min<std::int64_t>(m * n, products / std::max<std::int64_t>(1, k) + 64);
-    for (std::int64_t check = 0; check < checks; ++check) {
-      const std::int64_t e =
-          checks == m * n
-              ? check
-              : static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(m * n));
-      const std::int64_t i = e / n, j = e % n;
-      const O value = got[static_cast<std::size_t>(e)];
-      SCOPED_TRACE(absl::StrCat("element ", i, ", ", j, " of ", m, " x ", n, " x ", k,
-                                " transposes ", transpose_a, transpose_b));
+    for (const Wanted<T>& want : wanted) {
+      const O value = got[static_cast<std::size_t>(want.place)];
+      const auto where = [&] {
+        return absl::StrCat("element ", want.place / n, ", ", want.place % n, " of ", m, " x ", n,
+                            " x ", k, " transposes ", transpose_a, transpose_b, ": got ",
+                            static_cast<double>(Exact(value)), " want ",
+                            static_cast<double>(want.sum));
+      };
       if constexpr (std::is_integral_v<T>) {
-        std::int64_t sum = 0;
-        for (std::int64_t l = 0; l < k; ++l)
-          sum = WrapAdd(sum, Product(at(host_a, transpose_a, i, l), at(host_b, transpose_b, l, j)));
-        ASSERT_EQ(value, static_cast<O>(sum));
+        ASSERT_EQ(value, static_cast<O>(want.sum)) << where();
+      } else if (!std::isfinite(want.sum)) {
+        ASSERT_TRUE(std::isnan(want.sum) ? std::isnan(Exact(value)) : Exact(value) == want.sum)
+            << where();
       } else {
-        long double sum = 0, magnitude = 0;
-        for (std::int64_t l = 0; l < k; ++l) {
-          const long double product =
-              Exact(at(host_a, transpose_a, i, l)) * Exact(at(host_b, transpose_b, l, j));
-          sum += product;
-          magnitude += std::abs(product);
-        }
-        if (!std::isfinite(sum)) {
-          ASSERT_TRUE(std::isnan(sum) ? std::isnan(Exact(value)) : Exact(value) == sum)
-              << "got " << static_cast<double>(Exact(value)) << " want "
-              << static_cast<double>(sum);
-          continue;
-        }
-        ASSERT_LE(std::abs(static_cast<double>(Exact(value) - sum)),
-                  (sums_are_exact_ ? 0 : stats->roundoff) * static_cast<double>(magnitude) +
-                      UnitRoundoff(out_dtype) * std::abs(static_cast<double>(sum)) + subnormal)
-            << "got " << static_cast<double>(Exact(value)) << " want " << static_cast<double>(sum);
+        ASSERT_LE(std::abs(static_cast<double>(Exact(value) - want.sum)),
+                  (sums_are_exact_ ? 0 : stats->roundoff) * want.magnitude +
+                      UnitRoundoff(out_dtype) * std::abs(static_cast<double>(want.sum)) + subnormal)
+            << where();
       }
     }
     // A bound that allows anything proves nothing.
@@ -151,31 +176,63 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   // Products and their sums in any order have no rounding: of small whole numbers.
   bool sums_are_exact_ = false;
 
+  // Matrices of normal numbers, row by row, and their product.
+  template <class T>
+  struct Normal {
+    std::vector<T> a, b;
+    std::vector<Wanted<T>> wanted;
+
+    explicit Normal(MatmulShape s)
+        : a(NormalVector<T>(s.m * s.k, 1)),
+          b(NormalVector<T>(s.k * s.n, 2)),
+          wanted(References<T>(WholeView({DTypeOf<T>(), MakeShape({s.m, s.k})}, a.data()),
+                               WholeView({DTypeOf<T>(), MakeShape({s.k, s.n})}, b.data()), false,
+                               false)) {}
+  };
+
   // offset: by how many elements a is misaligned; b by two more, unless it is 0.
   template <class T, class O>
   void CheckShape(MatmulShape s, bool transpose_a, bool transpose_b, std::size_t offset,
                   Launch launch = {}) {
-    CheckValues<T, O>(s, NormalVector<T>(s.m * s.k, 1), NormalVector<T>(s.k * s.n, 2), transpose_a,
-                      transpose_b, offset, launch);
+    // On the CPU the references take longer than what they are for: they are computed once.
+    static auto& kept = *new std::map<std::array<std::int64_t, 3>, Normal<T>>;
+    if (GetParam().row.backend != Backend::kCpu) kept.clear();
+    const Normal<T>& normal = kept.try_emplace({s.m, s.n, s.k}, s).first->second;
+    const auto laid = [](const std::vector<T>& values, std::int64_t rows, std::int64_t columns,
+                         bool transpose) {
+      if (!transpose) return values;
+      std::vector<T> out;
+      out.reserve(values.size());
+      for (std::int64_t j = 0; j < columns; ++j)
+        for (std::int64_t i = 0; i < rows; ++i)
+          out.push_back(values[static_cast<std::size_t>(i * columns + j)]);
+      return out;
+    };
+    CheckValues<T, O>(s, laid(normal.a, s.m, s.k, transpose_a),
+                      laid(normal.b, s.k, s.n, transpose_b), transpose_a, transpose_b, offset,
+                      launch, &normal.wanted);
   }
 
-  // The same of given elements.
+  // The same of given elements; wanted: what is known of the product.
   template <class T, class O>
   void CheckValues(MatmulShape s, const std::vector<T>& a, const std::vector<T>& b,
-                   bool transpose_a, bool transpose_b, std::size_t offset, Launch launch = {}) {
+                   bool transpose_a, bool transpose_b, std::size_t offset, Launch launch = {},
+                   const std::vector<Wanted<T>>* wanted = nullptr) {
     const DType dtype = GetParam().row.dtype;
     const ArrayType type_a{dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})};
     const ArrayType type_b{dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})};
     Stream& stream = TestStream(GetParam().row.backend);
     DeviceArray<T> da(stream, a, offset), db(stream, b, offset == 0 ? 0 : offset + 2);
-    Check<T, O>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
+    Check<T, O>(wanted != nullptr
+                    ? *wanted
+                    : References<T>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
+                                    transpose_a, transpose_b),
                 WholeView(type_a, da.data()), WholeView(type_b, db.data()), transpose_a,
                 transpose_b, launch);
   }
 };
 
 TEST_P(MatmulTest, ShapesAndTransposes) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     int shape = 0;
     for (const MatmulShape& s : {MatmulShape{1, 1, 1},
@@ -201,7 +258,6 @@ TEST_P(MatmulTest, ShapesAndTransposes) {
 }
 
 TEST_P(MatmulTest, EmptyExtents) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     for (const MatmulShape& s : {MatmulShape{0, 5, 3}, {5, 0, 3}, {5, 7, 0}, {0, 0, 0}})
       for (int transposes = 0; transposes < 4; ++transposes)
@@ -210,7 +266,6 @@ TEST_P(MatmulTest, EmptyExtents) {
 }
 
 TEST_P(MatmulTest, Launches) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     std::vector<Launch> launches = Launches(row().limits);
     if (row().limits.items_per_thread.max != 0)
@@ -220,7 +275,6 @@ TEST_P(MatmulTest, Launches) {
 }
 
 TEST_P(MatmulTest, StridedViews) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     const ArrayType type{GetParam().row.dtype, MakeShape({60, 80})};
     const std::vector<T> values = NormalVector<T>(60 * 80, 3);
@@ -243,8 +297,8 @@ TEST_P(MatmulTest, StridedViews) {
         const auto a = MakeView(type, array.data(), wa.offset, wa.shape, wa.strides);
         const auto b = MakeView(type, array.data(), wb.offset, wb.shape, wb.strides);
         ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
-        Check<T, O>(*ha, *hb, *a, *b, false, true);
-        Check<T, O>(*ha, *hb, *a, *b, true, false);
+        Check<T, O>(References<T>(*ha, *hb, false, true), *a, *b, false, true);
+        Check<T, O>(References<T>(*ha, *hb, true, false), *a, *b, true, false);
       }
     }
   });
@@ -254,7 +308,6 @@ class MatmulOfFloatsTest : public MatmulTest {};
 
 // What lies beyond an edge, in the row's tiles or in memory, does not reach the result.
 TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     constexpr std::int64_t kSide = 130;
     // Also for rows that take only few columns, or few steps along k.
@@ -301,7 +354,6 @@ class MatmulOfF32Test : public MatmulTest {};
 // f32 of all sizes, subnormal numbers and infinities included, where a row must not lose more than
 // plain f32 does.
 TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
   struct Sizes {
     double a_least, a_most, b_least, b_most;
@@ -351,7 +403,6 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 }
 
 TEST_P(MatmulTest, Large) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   Dispatch([&]<class T, class O>(T, O) {
     // Rows choose their tiles by the size of the result: many, some and few of them.
@@ -373,7 +424,6 @@ TEST_P(MatmulTest, Large) {
 }
 
 TEST_P(MatmulTest, RandomShapes) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   Dispatch([&]<class T, class O>(T, O) {
     Random random(7);
@@ -392,7 +442,6 @@ TEST_P(MatmulTest, RandomShapes) {
 
 // Few rows or few columns: every number of them, and k long enough to be cut into parts.
 TEST_P(MatmulTest, Skinny) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   const std::int64_t k = Watched() ? 45 : gpu ? 4201 : 301;
   // A large operand of several tiles whose rows are aligned, whichever way it lies.
@@ -419,7 +468,6 @@ TEST_P(MatmulTest, Skinny) {
 // Few rows and few columns. From a k of 2^15 on `skinny` does without tiles: the lengths around it, and
 // one that gives each SM several parts.
 TEST_P(MatmulTest, FewResults) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool made_for = row().name == "skinny";
   sums_are_exact_ = true;
   Dispatch([&]<class T, class O>(T, O) {
@@ -445,7 +493,6 @@ TEST_P(MatmulTest, FewResults) {
 // Few steps along k: every number of them; for the row that is made for it also results of many
 // tiles, high, wide and ragged.
 TEST_P(MatmulTest, FewSteps) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool made_for = row().name == "outer_product";
   Dispatch([&]<class T, class O>(T, O) {
     for (int k = 0; k <= 9; ++k)
@@ -567,7 +614,6 @@ class MatmulPartsTest : public MatmulTest {
 // The operands are small whole numbers, and each matrix a column times a row, so that every element
 // is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     int transposes = 0;
     for (const MatmulShape& s : {MatmulShape{1109, 1803, 3705},
@@ -603,7 +649,6 @@ INSTANTIATE_TEST_SUITE_P(Strategies, MatmulPartsTest,
 class MatmulAbreastTest : public MatmulPartsTest {};
 
 TEST_P(MatmulAbreastTest, AllOfLargeC) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const std::string_view name = GetParam().row.name;
   const std::int64_t k = name == "tensor_bf16" ? 24576 : 12288;
   Dispatch([&]<class T, class O>(T, O) {
@@ -646,7 +691,6 @@ class MatmulIntegersTest : public MatmulTest {
 // few rows, sums that 32 bits do not hold, and more rows and columns than residues are made of at a
 // time.
 TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Random random(12);
   int turn = 0;
   for (const MatmulShape& s : {MatmulShape{300, 520, 2048},
@@ -709,7 +753,6 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
 // Rows of a and columns of b that differ by powers of two up to the largest that they may, some of
 // them zero.
 TEST_P(MatmulIntegersTest, RowsOfAnySize) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Random random(13);
   const MatmulShape s{150, 260, Watched() ? 1100 : 3000};
   const auto sized = [&](std::int64_t rows, std::int64_t columns, bool by_row) {
@@ -732,7 +775,6 @@ TEST_P(MatmulIntegersTest, RowsOfAnySize) {
 
 // What integers cannot hold within the bound has the bits of plain f64, wherever in an operand it is.
 TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const MatmulShape s{133, 261, 1030};
   const auto check = [&](const Operands& operands, int transposes) {
     const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
@@ -779,7 +821,6 @@ class MatmulOrderTest : public MatmulTest {};
 
 // These rows add up each element in the same order, so they agree to the last bit.
 TEST_P(MatmulOrderTest, SameBitsAsNaive) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   constexpr std::int64_t kM = 4100, kN = 2900;
   const std::int64_t k = row().name == "outer_product" ? 7 : 333;
   Stream& stream = TestStream(Backend::kCuda);

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
-#include <tuple>
 
 #include "tests/kernel_fixture.h"
 
@@ -16,10 +15,8 @@ using std::chrono::milliseconds;
 constexpr microseconds kLong = milliseconds(20);
 constexpr std::int64_t kElements = 20000;
 
-class PersistentTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
+class PersistentTest : public BackendDTypeTest {
  protected:
-  Backend backend() const { return std::get<0>(GetParam()); }
-  DType dtype() const { return std::get<1>(GetParam()); }
   // Launches every operation.
   Stream& plain() const { return TestStream(backend()); }
   std::unique_ptr<Stream> Lingering(microseconds linger = kLong) const {
@@ -46,9 +43,7 @@ class PersistentTest : public testing::TestWithParam<std::tuple<Backend, DType>>
 };
 
 TEST_P(PersistentTest, HasTheBitsOfALaunch) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(plain(), NormalVector<T>(kElements, 1, 0.25)),
         y(plain(), NormalVector<T>(kElements, 2), 3);
     auto stream = Lingering();
@@ -71,9 +66,7 @@ TEST_P(PersistentTest, HasTheBitsOfALaunch) {
 
 // The kernel that stays has read what was at the same place before.
 TEST_P(PersistentTest, SeesWhatIsWrittenMeanwhile) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     auto stream = Lingering();
     const std::int64_t n = most();
     DeviceArray<T> x(plain(), n);
@@ -96,9 +89,7 @@ TEST_P(PersistentTest, SeesWhatIsWrittenMeanwhile) {
 
 // Whatever the kernel is doing when more work comes: waiting, leaving, gone.
 TEST_P(PersistentTest, TakesWorkAtAnyTime) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     auto stream = Lingering(microseconds(100));
     DeviceArray<T> x(plain(), NormalVector<T>(kElements, 3, 0.25));
     Random random(4);
@@ -118,9 +109,7 @@ TEST_P(PersistentTest, TakesWorkAtAnyTime) {
 
 // Kernels, copies and larger operations on the same stream come behind what it has been given.
 TEST_P(PersistentTest, KeepsTheOrderOfTheStream) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     auto stream = Lingering();
     const std::int64_t n = 1000;
     DeviceArray<T> x(plain(), NormalVector<T>(n, 5)), out(plain(), n);
@@ -140,9 +129,7 @@ TEST_P(PersistentTest, KeepsTheOrderOfTheStream) {
 }
 
 TEST_P(PersistentTest, StreamsDoNotDisturbEachOther) {
-  TESSERA_NEED_DEVICE(backend());
-  DispatchDType(dtype(), [&](auto t) {
-    using T = decltype(t);
+  DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(plain(), NormalVector<T>(kElements, 6, 0.25));
     DeviceArray<T> large(plain(), NormalVector<T>(Sizes({1 << 22, 1000}).front(), 7));
     DeviceArray<T> out(plain(), Sizes({1 << 22, 1000}).front());
@@ -173,13 +160,7 @@ TEST_P(PersistentTest, StreamsDoNotDisturbEachOther) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, PersistentTest,
-                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
-                                          testing::ValuesIn(kAllDTypes)),
-                         [](const auto& tested) {
-                           return std::string(Name(std::get<0>(tested.param))) + "_" +
-                                  std::string(Name(std::get<1>(tested.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(Devices, PersistentTest, BackendDTypes(), BackendDTypeName);
 
 }  // namespace
 }  // namespace tessera::test

@@ -45,13 +45,12 @@ TEST(BudgetTest, ManyThreadsNeverTakeMoreThanThereIs) {
   EXPECT_EQ(budget.used(), 0u);
 }
 
-class StreamTest : public testing::TestWithParam<Backend> {
+class StreamTest : public BackendTest {
  protected:
   std::unique_ptr<Stream> NewStream() { return *MakeStream(*TestDevice(GetParam())); }
 };
 
 TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnds) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(8 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -80,7 +79,6 @@ TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestE
 
 // The stream keeps its own block, whichever was allocated first.
 TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(8 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -95,7 +93,6 @@ TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
 }
 
 TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(8 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -124,7 +121,6 @@ TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
 }
 
 TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(std::uint64_t{1} << 60);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -134,7 +130,6 @@ TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
 }
 
 TEST_P(StreamTest, HostScratchIsChargedToo) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(2 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -150,7 +145,6 @@ TEST_P(StreamTest, HostScratchIsChargedToo) {
 
 // An operand of 60 bytes that stands for gigabytes.
 TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
-  TESSERA_NEED_DEVICE(GetParam());
   const std::int64_t n = std::min<std::int64_t>(Largest(), std::int64_t{1} << 24);
   Budget budget(GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
   auto stream = NewStream();
@@ -200,11 +194,9 @@ std::vector<double> Bits(const Scalar& s) {
 }
 
 TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
-  TESSERA_NEED_DEVICE(GetParam());
   auto stream = NewStream();
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       const std::int64_t n = 60007;
       DeviceArray<T> array(*stream, NormalVector<T>(n, 5, 0.25), 1);
       const View all = VectorView(array.data(), n);
@@ -245,7 +237,6 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
 }
 
 TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
-  TESSERA_NEED_DEVICE(GetParam());
   auto stream = NewStream();
   Budget budget(kMiB);
   stream->SetScratchBudget(&budget);
@@ -269,7 +260,6 @@ TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
 // --- Scratch memory and the choice of rows ------------------------------------------------------
 
 TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(2 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -311,7 +301,6 @@ TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
 
 // The limit would do, and others have it: no other row, whose bits may differ.
 TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
-  TESSERA_NEED_DEVICE(GetParam());
   Budget budget(64 * kMiB);
   auto stream = NewStream();
   stream->SetScratchBudget(&budget);
@@ -332,7 +321,6 @@ TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
 // --- Results ------------------------------------------------------------------------------------
 
 TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& stream = TestStream(GetParam());
   DeviceArray<float> x(stream, std::vector<float>{1, 2, 3, 4}), out(stream, 4);
   const View vector = VectorView(x.data(), 4);
@@ -368,7 +356,6 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
 // --- Stopping -----------------------------------------------------------------------------------
 
 TEST_P(StreamTest, StoppedOperationsAreCancelled) {
-  TESSERA_NEED_DEVICE(GetParam());
   auto stream = NewStream();
   std::atomic<bool> stop{false};
   stream->WatchStop(&stop);
@@ -391,7 +378,7 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, StreamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& test) { return std::string(Name(test.param)); });
+                         BackendName);
 
 // Launches each row of the CPU on a stopped stream, and wants to see that it has not done the work.
 class StopTest : public testing::Test {
@@ -455,7 +442,7 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
       [&] { return std::none_of(out_.begin(), out_.end(), [](float x) { return x == 512; }); });
 }
 
-// The slowest row on half a minute of work, left in the middle.
+// The slowest row on half a minute of work, left in the middle: before its last element.
 TEST_F(StopTest, LongWorkEndsSoon) {
   stop_ = false;
   DeviceArray<float> one(*stream_, std::vector<float>{1}), out(*stream_, 3000 * 3000);
@@ -463,15 +450,14 @@ TEST_F(StopTest, LongWorkEndsSoon) {
   x.shape = MakeShape({3000, 3000});
   x.strides = {};
   std::thread leaves([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     stop_ = true;
   });
-  const auto begin = std::chrono::steady_clock::now();
   const auto stats =
       RunMatmul(*stream_, x, x, false, false, DType::kF32, out.data(), {.strategy = "cpu_naive"});
   leaves.join();
   EXPECT_EQ(ErrorReason(stats.status()), "CANCELLED");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_TRUE(std::isnan(out.Values().back()));
 }
 
 // --- From device to device ----------------------------------------------------------------------

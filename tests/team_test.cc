@@ -8,6 +8,7 @@
 
 #include "kernels/axis_slabs.h"
 #include "kernels/matmul_shares.h"
+#include "tests/expressions.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -27,22 +28,6 @@ std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   return devices;
 }
 
-class TeamTest : public testing::TestWithParam<Backend> {
- protected:
-  void SetUp() override {
-    TESSERA_NEED_DEVICE(GetParam());
-    devices_ = OpenDevices(GetParam());
-    for (const auto& device : devices_) streams_.push_back(*MakeStream(*device));
-  }
-  // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
-  std::int64_t Floats() const {
-    return GetParam() == Backend::kCuda ? (std::int64_t{68} << 18) + 4099 : 60'003;
-  }
-
-  std::vector<std::unique_ptr<Device>> devices_;
-  std::vector<std::unique_ptr<Stream>> streams_;
-};
-
 // An array over the first devices, and those as a team.
 class ShardedArray final : public Team {
  public:
@@ -56,6 +41,15 @@ class ShardedArray final : public Team {
     auto memory = Allocate(shards_);
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
+  }
+  // With the values, which the stream of one of the devices copies there in a new request.
+  template <class T>
+  ShardedArray(const std::vector<std::unique_ptr<Device>>& devices,
+               const std::vector<std::unique_ptr<Stream>>& streams, std::size_t count,
+               const std::vector<T>& values, Stream& stream)
+      : ShardedArray(devices, streams, count, values.size() * sizeof(T)) {
+    EXPECT_TRUE(BeginRequest(stream).ok());
+    EXPECT_TRUE(CopyToDevice(stream, memory(), values.data(), values.size() * sizeof(T)).ok());
   }
   const void* data() const override { return memory_.data(); }
   absl::Span<const Shard> shards() const override { return shards_; }
@@ -89,6 +83,67 @@ std::string Bits(const absl::StatusOr<ScalarResult>& result) {
                           : absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(value.real))),
                       " ", value.index);
 }
+
+class TeamTest : public BackendTest {
+ protected:
+  void SetUp() override {
+    BackendTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    devices_ = OpenDevices(GetParam());
+    for (const auto& device : devices_) streams_.push_back(*MakeStream(*device));
+  }
+  // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
+  std::int64_t Floats() const {
+    return GetParam() == Backend::kCuda ? (std::int64_t{68} << 18) + 4099 : 60'003;
+  }
+  // As many devices as there are, and fewer.
+  std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
+    counts.push_back(devices_.size());
+    std::erase_if(counts, [&](std::size_t count) { return count > devices_.size(); });
+    return counts;
+  }
+
+  // run(out, options): an operation whose result has so many bytes. Runs it on the stream alone and
+  // with the team: both have the same bits, which it returns. devices: how many share the work; 0:
+  // not more than the team has.
+  template <class F>
+  static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
+                                      std::size_t devices, const F& run) {
+    std::string got[2];
+    for (const bool together : {false, true}) {
+      auto out = Allocate(stream.device(), bytes);
+      EXPECT_TRUE(out.ok() && Zero(stream, out->data(), bytes).ok());
+      RunOptions options;
+      if (together) options.team = &team;
+      const absl::StatusOr<Stats> stats = run(out->data(), options);
+      EXPECT_TRUE(stats.ok()) << stats.status();
+      if (!stats.ok()) return std::string(bytes, '\0');
+      const auto by = static_cast<std::size_t>(stats->devices);
+      if (together && devices == 0) {
+        EXPECT_LE(by, team.shards().size());
+      } else {
+        EXPECT_EQ(by, together ? devices : 1);
+      }
+      got[together].resize(bytes);
+      EXPECT_TRUE(CopyToHost(stream, got[together].data(), out->data(), bytes).ok());
+    }
+    EXPECT_TRUE(got[0] == got[1]);
+    return got[0];
+  }
+  // The same of an operation with a scalar: run(options).
+  template <class F>
+  static void ScalarAloneAndTogether(Team& team, std::string_view strategy, const F& run) {
+    const absl::StatusOr<ScalarResult> alone = run(RunOptions{.strategy = strategy}),
+                                       together = run({.strategy = strategy, .team = &team});
+    EXPECT_EQ(Bits(together), Bits(alone)) << strategy;
+    ASSERT_TRUE(together.ok());
+    EXPECT_EQ(together->stats.devices, static_cast<int>(team.shards().size()));
+    EXPECT_EQ(alone->stats.devices, 1);
+  }
+
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
 
 std::vector<float> RandomFloats(std::int64_t n) {
   std::mt19937 random(7);
@@ -173,33 +228,21 @@ TEST_P(TeamTest, BytesAcrossTheBoundary) {
 
 TEST_P(TeamTest, SumsHaveTheBitsOfOneDevice) {
   const std::vector<float> values = RandomFloats(Floats());
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  for (std::size_t count : {std::size_t{2}, std::size_t{3}, std::size_t{4}, devices_.size()}) {
-    if (count > devices_.size()) continue;
-    ShardedArray array(devices_, streams_, count, bytes);
+  for (std::size_t count : Counts({2, 3, 4})) {
     for (std::size_t own : {std::size_t{0}, count - 1}) {
       Stream& stream = *streams_[own];
-      ASSERT_TRUE(BeginRequest(stream).ok());
-      ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+      ShardedArray array(devices_, streams_, count, values, stream);
       for (std::int64_t offset : {0, 1, 4, 1023}) {
+        SCOPED_TRACE(absl::StrCat(count, " ", offset));
         const View x = ViewOf(static_cast<const float*>(array.data()) + offset,
                               {Floats() - offset - (offset == 4 ? 5 : 0)});
         const View y = ViewOf(array.data(), {x.elements()});
         for (std::string_view strategy : {"fixed_tree", "compensated"}) {
-          for (bool dot : {true, false}) {
-            for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
-              if (dot && op != ReduceOp::kSum) continue;
-              const auto run = [&](Team* team) {
-                const RunOptions options{.strategy = strategy, .team = team};
-                return dot ? RunDot(stream, x, y, options) : RunReduce(stream, x, op, options);
-              };
-              const auto alone = run(nullptr), together = run(&array);
-              EXPECT_EQ(Bits(together), Bits(alone)) << count << " " << offset << " " << strategy;
-              ASSERT_TRUE(together.ok());
-              EXPECT_EQ(together->stats.devices, static_cast<int>(count));
-              EXPECT_EQ(alone->stats.devices, 1);
-            }
-          }
+          ScalarAloneAndTogether(array, strategy,
+                                 [&](const RunOptions& o) { return RunDot(stream, x, y, o); });
+          for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance})
+            ScalarAloneAndTogether(
+                array, strategy, [&](const RunOptions& o) { return RunReduce(stream, x, op, o); });
         }
       }
       ASSERT_TRUE(Synchronize(stream).ok());
@@ -209,33 +252,14 @@ TEST_P(TeamTest, SumsHaveTheBitsOfOneDevice) {
 
 TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 321, columns = Floats() / rows;
-  const std::vector<float> values = RandomFloats(rows * columns);
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  ShardedArray array(devices_, streams_, devices_.size(), bytes);
   Stream& stream = *streams_[1];
-  ASSERT_TRUE(BeginRequest(stream).ok());
-  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  ShardedArray array(devices_, streams_, devices_.size(), RandomFloats(rows * columns), stream);
   const View x = ViewOf(array.data(), {rows, columns});
-  View bias = ViewOf(array.data(), {columns});
-  std::vector<ExpressionNode> sum(3);
-  sum[0].kind = sum[1].kind = ExpressionNode::Kind::kOperand;
-  sum[1].operand = 1;
-  sum[2] = {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kAdd, .args = {0, 1}};
-  const auto compare = [&](const char* what, std::int64_t size, const auto& run) {
-    std::string got[2];
-    for (bool together : {false, true}) {
-      auto out = Allocate(stream.device(), static_cast<std::size_t>(size));
-      ASSERT_TRUE(out.ok());
-      ASSERT_TRUE(Zero(stream, out->data(), static_cast<std::size_t>(size)).ok());
-      RunOptions options;
-      if (together) options.team = &array;
-      const absl::StatusOr<Stats> stats = run(out->data(), options);
-      ASSERT_TRUE(stats.ok()) << what << stats.status();
-      EXPECT_EQ(stats->devices, together ? static_cast<int>(devices_.size()) : 1) << what;
-      got[together].resize(static_cast<std::size_t>(size));
-      ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), got[0].size()).ok());
-    }
-    EXPECT_TRUE(got[0] == got[1]) << what;
+  const View bias = ViewOf(array.data(), {columns});
+  const Nodes sum = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+  const auto compare = [&](const char* what, std::int64_t bytes, const auto& run) {
+    SCOPED_TRACE(what);
+    AloneAndTogether(stream, array, static_cast<std::size_t>(bytes), devices_.size(), run);
   };
   compare("add", rows * columns * 4,
           [&](void* out, const RunOptions& o) { return RunAdd(stream, x, x, out, o); });
@@ -265,40 +289,27 @@ TEST_P(TeamTest, ColumnsHaveTheBitsOfOneDevice) {
   const std::int64_t n = Floats() - 3;
   for (const Case& c : {Case{3, n / 3, 0}, Case{n / 2048, 2048, 0}, Case{n / 1029, 1029, 3},
                         Case{n / 1111, 1111, 1}, Case{1, n / 2, 2}}) {
-    const std::vector<float> values = RandomFloats(n + 3);
-    const std::uint64_t bytes = values.size() * sizeof(float);
-    for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
-      if (count > devices_.size()) continue;
-      ShardedArray array(devices_, streams_, count, bytes);
+    for (std::size_t count : Counts()) {
       Stream& stream = *streams_[count - 1];
-      ASSERT_TRUE(BeginRequest(stream).ok());
-      ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+      ShardedArray array(devices_, streams_, count, RandomFloats(n + 3), stream);
       const View x =
           ViewOf(static_cast<const float*>(array.data()) + c.offset, {c.length, c.inner});
-      const auto size = static_cast<std::size_t>(c.inner) * 8;
-      auto out = Allocate(stream.device(), size);
-      ASSERT_TRUE(out.ok());
+      const bool large = GetParam() == Backend::kCpu || x.elements() * 4 >= 64 << 20;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
         SCOPED_TRACE(absl::StrCat(c.length, " x ", c.inner, " ", count, " ", Absl(Name(op))));
-        std::string got[2];
-        for (bool together : {false, true}) {
-          ASSERT_TRUE(Zero(stream, out->data(), size).ok());
-          RunOptions options;
-          if (together) options.team = &array;
-          const absl::StatusOr<Stats> stats =
-              RunReduceAxes(stream, x, op, {0}, out->data(), options);
-          ASSERT_TRUE(stats.ok()) << stats.status();
-          const auto most = static_cast<std::int64_t>(count);
-          const bool large = GetParam() == Backend::kCpu || x.elements() * 4 >= 64 << 20;
-          EXPECT_EQ(stats->devices, together && large && c.length > 1 ? most : stats->devices);
-          EXPECT_LE(stats->devices, together ? most : 1);
-          got[together].resize(size);
-          ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
-        }
-        EXPECT_TRUE(got[0] == got[1]);
+        AloneAndTogether(stream, array, static_cast<std::size_t>(c.inner) * 8,
+                         large && c.length > 1 ? count : 0, [&](void* out, const RunOptions& o) {
+                           return RunReduceAxes(stream, x, op, {0}, out, o);
+                         });
       }
     }
   }
+}
+
+void ExpectFinite(const std::string& bytes) {
+  std::vector<float> sums(bytes.size() / sizeof(float));
+  std::memcpy(sums.data(), bytes.data(), bytes.size());
+  for (float sum : sums) EXPECT_TRUE(std::isfinite(sum));
 }
 
 // What leaves the range of f32 in a column of one device's does not in those of the others.
@@ -309,27 +320,13 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
     for (std::int64_t row = 0; row < rows - 1; ++row)
       values[static_cast<std::size_t>(row * columns + column)] = row < rows / 2 ? 3e38f : -3e38f;
   }
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  ShardedArray array(devices_, streams_, devices_.size(), bytes);
   Stream& stream = *streams_[0];
-  ASSERT_TRUE(BeginRequest(stream).ok());
-  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  ShardedArray array(devices_, streams_, devices_.size(), values, stream);
   const View x = ViewOf(array.data(), {rows, columns});
-  std::vector<float> got[2];
-  for (bool together : {false, true}) {
-    auto out = Allocate(stream.device(), static_cast<std::size_t>(columns) * 4);
-    ASSERT_TRUE(out.ok());
-    RunOptions options;
-    if (together) options.team = &array;
-    const auto stats = RunReduceAxes(stream, x, ReduceOp::kSum, {0}, out->data(), options);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->devices, together ? static_cast<int>(devices_.size()) : 1);
-    got[together].resize(static_cast<std::size_t>(columns));
-    ASSERT_TRUE(
-        CopyToHost(stream, got[together].data(), out->data(), got[together].size() * 4).ok());
-  }
-  EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), got[0].size() * 4), 0);
-  for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
+  ExpectFinite(AloneAndTogether(stream, array, static_cast<std::size_t>(columns) * 4,
+                                devices_.size(), [&](void* out, const RunOptions& o) {
+                                  return RunReduceAxes(stream, x, ReduceOp::kSum, {0}, out, o);
+                                }));
 }
 
 // Arrays that are folded along the outermost axis in slabs (kernels/axis_slabs.h), which the CPU's are
@@ -359,17 +356,11 @@ class SlabTest : public TeamTest {
     }
     return values;
   }
-  std::string Run(Stream& stream, const View& x, ReduceOp op, Memory& out, Team* team,
-                  std::size_t devices) {
-    EXPECT_TRUE(Zero(stream, out.data(), out.size()).ok());
-    const absl::StatusOr<Stats> stats =
-        RunReduceAxes(stream, x, op, {0}, out.data(), {.team = team});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    if (!stats.ok()) return "";
-    EXPECT_EQ(stats->devices, static_cast<int>(devices));
-    std::string got(out.size(), '\0');
-    EXPECT_TRUE(CopyToHost(stream, got.data(), out.data(), got.size()).ok());
-    return got;
+  static std::string Compare(Stream& stream, Team& team, std::size_t devices, const View& x,
+                             ReduceOp op, std::int64_t bytes) {
+    return AloneAndTogether(
+        stream, team, static_cast<std::size_t>(bytes), devices,
+        [&](void* out, const RunOptions& o) { return RunReduceAxes(stream, x, op, {0}, out, o); });
   }
 };
 
@@ -439,20 +430,13 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
     std::vector<float> values = Values(columns);
     const Columns want(values.data(), kRows, columns);
     values.insert(values.begin(), static_cast<std::size_t>(offset), 7.f);
-    const std::uint64_t bytes = values.size() * sizeof(float);
-    for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
-      if (count > devices_.size()) continue;
-      ShardedArray array(devices_, streams_, count, bytes);
+    for (std::size_t count : Counts()) {
       Stream& stream = *streams_[offset == 0 ? 0 : count - 1];
-      ASSERT_TRUE(BeginRequest(stream).ok());
-      ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+      ShardedArray array(devices_, streams_, count, values, stream);
       const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {kRows, columns});
-      auto out = Allocate(stream.device(), static_cast<std::size_t>(columns) * 8);
-      ASSERT_TRUE(out.ok());
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
         SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op))));
-        const std::string alone = Run(stream, x, op, *out, nullptr, 1);
-        EXPECT_TRUE(Run(stream, x, op, *out, &array, count) == alone);
+        const std::string alone = Compare(stream, array, count, x, op, columns * 8);
         std::int64_t wrong = 0;
         for (std::size_t c = 0; c < want.sums.size(); ++c) wrong += !want.Accepts(op, c, alone);
         EXPECT_EQ(wrong, 0);
@@ -466,8 +450,7 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
         const std::int64_t size = static_cast<std::int64_t>(SizeOf(dtype)) / 4;
         const View other =
             WholeView({dtype, MakeShape({kRows / kSlabs * kSlabs, columns / size})}, x.data);
-        const std::string alone = Run(stream, other, op, *out, nullptr, 1);
-        EXPECT_TRUE(Run(stream, other, op, *out, &array, count) == alone);
+        Compare(stream, array, count, other, op, columns * 8);
       }
     }
   }
@@ -475,87 +458,52 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
 
 TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
   const std::vector<float> values = Values(kColumns);
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  ShardedArray array(devices_, streams_, 2, bytes);
   Budget plenty(std::uint64_t{1} << 30), little(1 << 20);
   Stream& stream = *streams_[0];
   stream.SetScratchBudget(&plenty);
   std::string got[2];
   for (bool room : {false, true}) {
     streams_[1]->SetScratchBudget(room ? &plenty : &little);
-    ASSERT_TRUE(BeginRequest(stream).ok());
-    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
-    auto out = Allocate(stream.device(), static_cast<std::size_t>(kColumns) * 4);
-    ASSERT_TRUE(out.ok());
-    got[room] = Run(stream, ViewOf(array.data(), {kRows, kColumns}), ReduceOp::kSum, *out, &array,
-                    room ? 2 : 1);
+    ShardedArray array(devices_, streams_, 2, values, stream);
+    got[room] = Compare(stream, array, room ? 2 : 1, ViewOf(array.data(), {kRows, kColumns}),
+                        ReduceOp::kSum, kColumns * 4);
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
   TearDown();  // before the budgets go
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda),
-                         [](const auto& param) { return std::string(Name(param.param)); });
+INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
 
 // (x - row) * x of a matrix and one of its rows.
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 211, columns = Floats() / rows;
-  const std::vector<float> values = RandomFloats(rows * columns);
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  std::vector<ExpressionNode> nodes(4);
-  nodes[0].kind = nodes[1].kind = ExpressionNode::Kind::kOperand;
-  nodes[1].operand = 1;
-  nodes[2] = {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kSubtract, .args = {0, 1}};
-  nodes[3] = {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kMultiply, .args = {2, 0}};
+  const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
   // The same with an operation that no kernel folds as it goes.
-  std::vector<ExpressionNode> tangents = nodes;
-  tangents.push_back({.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kTanh, .args = {3}});
-  const std::vector<ExpressionNode> greater = {
-      nodes[0],
-      nodes[1],
-      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kGreater, .args = {0, 1}}};
-  for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
-    if (count > devices_.size()) continue;
-    ShardedArray array(devices_, streams_, count, bytes);
+  Nodes tangents = nodes;
+  tangents.push_back(Op(MapOp::kTanh, {3}));
+  const Nodes greater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
+  for (std::size_t count : Counts()) {
     Stream& stream = *streams_[count - 1];
-    ASSERT_TRUE(BeginRequest(stream).ok());
-    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+    ShardedArray array(devices_, streams_, count, RandomFloats(rows * columns), stream);
     const View x = ViewOf(array.data(), {rows, columns});
     View backwards = ViewOf(static_cast<const float*>(array.data()) + columns - 1, {rows, columns});
     backwards.strides[1] = -1;
     const View row = ViewOf(array.data(), {columns});
     for (const View& operand : {x, backwards}) {
-      for (const auto& expression : {nodes, tangents, greater}) {
+      for (const Nodes& expression : {nodes, tangents, greater}) {
         const MapStage stage{expression, {&row, 1}};
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kNormL2}) {
           if (expression.size() == 3 && op != ReduceOp::kSum) continue;
           SCOPED_TRACE(absl::StrCat(count, " ", Absl(Name(op)), " ", expression.size()));
-          for (std::string_view strategy : {"", "fixed_tree", "compensated"}) {
-            const auto run = [&](Team* team) {
-              return RunReduce(stream, operand, op, {.strategy = strategy, .team = team}, &stage);
-            };
-            const auto alone = run(nullptr), together = run(&array);
-            EXPECT_EQ(Bits(together), Bits(alone)) << strategy;
-            ASSERT_TRUE(together.ok());
-            EXPECT_EQ(together->stats.devices, static_cast<int>(count));
-          }
-          std::string got[2];
-          for (bool together : {false, true}) {
-            got[together].resize(static_cast<std::size_t>(rows) * 8);
-            auto out = Allocate(stream.device(), got[together].size());
-            ASSERT_TRUE(out.ok());
-            ASSERT_TRUE(Zero(stream, out->data(), got[together].size()).ok());
-            RunOptions options;
-            if (together) options.team = &array;
-            const auto stats =
-                RunReduceAxes(stream, operand, op, {1}, out->data(), options, &stage);
-            ASSERT_TRUE(stats.ok()) << stats.status();
-            EXPECT_EQ(stats->devices, together ? static_cast<int>(count) : 1);
-            ASSERT_TRUE(
-                CopyToHost(stream, got[together].data(), out->data(), got[together].size()).ok());
-          }
-          EXPECT_TRUE(got[0] == got[1]);
+          for (std::string_view strategy : {"", "fixed_tree", "compensated"})
+            ScalarAloneAndTogether(array, strategy, [&](const RunOptions& o) {
+              return RunReduce(stream, operand, op, o, &stage);
+            });
+          AloneAndTogether(stream, array, static_cast<std::size_t>(rows) * 8, count,
+                           [&](void* out, const RunOptions& o) {
+                             return RunReduceAxes(stream, operand, op, {1}, out, o, &stage);
+                           });
         }
       }
     }
@@ -568,34 +516,20 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
   LeaveRange(5, columns, values);
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  const std::vector<ExpressionNode> nodes = {
-      {.kind = ExpressionNode::Kind::kOperand},
-      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kNegate, .args = {0}}};
+  const Nodes nodes = {In(0), Op(MapOp::kNegate, {0})};
   const MapStage stage{nodes, {}};
-  ShardedArray array(devices_, streams_, devices_.size(), bytes);
   Stream& stream = *streams_[1];
-  ASSERT_TRUE(BeginRequest(stream).ok());
-  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  ShardedArray array(devices_, streams_, devices_.size(), values, stream);
   const View x = ViewOf(array.data(), {rows, columns});
-  std::vector<float> got[2];
-  std::string whole[2];
-  for (bool together : {false, true}) {
-    RunOptions options;
-    if (together) options.team = &array;
-    whole[together] = Bits(RunReduce(stream, x, ReduceOp::kSum, options, &stage));
-    got[together].resize(static_cast<std::size_t>(rows));
-    const std::size_t size = got[together].size() * 4;
-    auto out = Allocate(stream.device(), size);
-    ASSERT_TRUE(out.ok());
-    const auto stats = RunReduceAxes(stream, x, ReduceOp::kSum, {1}, out->data(), options, &stage);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->devices, together ? static_cast<int>(devices_.size()) : 1);
-    ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
-  }
-  EXPECT_EQ(whole[0], whole[1]);
-  EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), got[0].size() * 4), 0);
-  for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
+  const auto whole = [&](Team* team) {
+    return Bits(RunReduce(stream, x, ReduceOp::kSum, {.team = team}, &stage));
+  };
+  EXPECT_EQ(whole(&array), whole(nullptr));
+  ExpectFinite(AloneAndTogether(stream, array, static_cast<std::size_t>(rows) * 4, devices_.size(),
+                                [&](void* out, const RunOptions& o) {
+                                  return RunReduceAxes(stream, x, ReduceOp::kSum, {1}, out, o,
+                                                       &stage);
+                                }));
 }
 
 // Each device computes a piece at a time into scratch memory, the same piece when sums have left the range,
@@ -605,15 +539,10 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
   std::vector<float> values = RandomFloats(rows * columns);
   LeaveRange(rows, columns, values);
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  const std::vector<ExpressionNode> nodes = {
-      {.kind = ExpressionNode::Kind::kOperand},
-      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kNegate, .args = {0}}};
+  const Nodes nodes = {In(0), Op(MapOp::kNegate, {0})};
   const MapStage stage{nodes, {}};
-  ShardedArray array(devices_, streams_, 2, bytes);
   Stream& stream = *streams_[0];
-  ASSERT_TRUE(BeginRequest(stream).ok());
-  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  ShardedArray array(devices_, streams_, 2, values, stream);
   auto out = Allocate(stream.device(), static_cast<std::size_t>(rows) * 4);
   ASSERT_TRUE(out.ok());
   const auto run = [&](Team* team) {
@@ -674,38 +603,24 @@ TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
   std::vector<float> values = RandomFloats(n);
   values[static_cast<std::size_t>(n / 2)] = 1e30f;
-  const std::uint64_t bytes = values.size() * sizeof(float);
-  for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
-    if (count > devices_.size()) continue;
-    ShardedArray array(devices_, streams_, count, bytes);
+  for (std::size_t count : Counts()) {
     Stream& stream = *streams_[count - 1];
-    ASSERT_TRUE(BeginRequest(stream).ok());
-    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+    ShardedArray array(devices_, streams_, count, values, stream);
     for (std::int64_t offset : {0, 5}) {
       const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {n - offset});
-      const auto size = static_cast<std::size_t>(n - offset) * 4;
       for (std::int64_t radius :
            {std::int64_t{0}, std::int64_t{1}, std::int64_t{37}, std::int64_t{70'000}, n / 4, n}) {
+        const bool narrow = 2 * radius + 1 <= x.elements() / static_cast<std::int64_t>(count);
         for (const Strategy<WindowSumProblem>* strategy : Strategies<WindowSumProblem>()) {
           if (strategy->backend != GetParam() ||
               (strategy->name != "running_sum" && strategy->name != "cpu" && radius > 100))
             continue;
           SCOPED_TRACE(absl::StrCat(count, " ", offset, " ", radius, " ", Absl(strategy->name)));
-          std::string got[2];
-          for (bool together : {false, true}) {
-            auto out = Allocate(stream.device(), size);
-            ASSERT_TRUE(out.ok());
-            ASSERT_TRUE(Zero(stream, out->data(), size).ok());
-            RunOptions options{.strategy = strategy->name};
-            if (together) options.team = &array;
-            const auto stats = RunWindowSum(stream, x, radius, out->data(), options);
-            ASSERT_TRUE(stats.ok()) << stats.status();
-            const bool narrow = 2 * radius + 1 <= x.elements() / static_cast<std::int64_t>(count);
-            EXPECT_EQ(stats->devices, together && narrow ? static_cast<int>(count) : 1);
-            got[together].resize(size);
-            ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
-          }
-          EXPECT_TRUE(got[0] == got[1]);
+          AloneAndTogether(stream, array, static_cast<std::size_t>(n - offset) * 4,
+                           narrow ? count : 1, [&](void* out, RunOptions o) {
+                             o.strategy = strategy->name;
+                             return RunWindowSum(stream, x, radius, out, o);
+                           });
         }
       }
     }
@@ -760,8 +675,7 @@ class TeamProductTest : public TeamTest {
     const auto [b, b_numbers] = RandomElements(c.dtype, b_rows * ldb, random);
     const std::uint64_t unit = devices_[0]->ShardUnit();
     std::string expected;
-    for (std::size_t count : {std::size_t{1}, std::size_t{2}, std::size_t{3}, devices_.size()}) {
-      if (count > devices_.size()) continue;
+    for (std::size_t count : Counts({1, 2, 3})) {
       ShardedArray left(devices_, streams_, count, a.size());
       for (const bool divided : {true, false}) {
         if (count == 1 && divided) continue;
@@ -912,12 +826,9 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   a[static_cast<std::size_t>((m - 1) * k)] = std::numeric_limits<float>::infinity();
   std::vector<std::string> results;
   for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
-    ShardedArray left(devices_, streams_, count, a.size() * 4);
-    ShardedArray right(devices_, streams_, count, b.size() * 4);
     Stream& stream = *streams_[0];
-    ASSERT_TRUE(BeginRequest(stream).ok());
-    ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size() * 4).ok());
-    ASSERT_TRUE(CopyToDevice(stream, right.memory(), b.data(), b.size() * 4).ok());
+    ShardedArray left(devices_, streams_, count, a, stream);
+    ShardedArray right(devices_, streams_, count, b, stream);
     std::string& got = results.emplace_back(static_cast<std::size_t>(m * n) * 4, '\0');
     auto out = Allocate(stream.device(), got.size());
     ASSERT_TRUE(out.ok());
@@ -949,12 +860,9 @@ class TeamIntegersTest : public TeamTest {
   }
   // The result's bytes, by the first `count` GPUs for the stream of one of them.
   std::string Run(std::size_t count, std::size_t own) {
-    ShardedArray left(devices_, streams_, count, a_.size() * 8);
-    ShardedArray right(devices_, streams_, count, b_.size() * 8);
     Stream& stream = *streams_[own];
-    EXPECT_TRUE(BeginRequest(stream).ok());
-    EXPECT_TRUE(CopyToDevice(stream, left.memory(), a_.data(), a_.size() * 8).ok());
-    EXPECT_TRUE(CopyToDevice(stream, right.memory(), b_.data(), b_.size() * 8).ok());
+    ShardedArray left(devices_, streams_, count, a_, stream);
+    ShardedArray right(devices_, streams_, count, b_, stream);
     std::string got(static_cast<std::size_t>(kM * kN) * 8, '\0');
     auto out = Allocate(stream.device(), got.size());
     EXPECT_TRUE(out.ok());
@@ -1009,8 +917,7 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   TearDown();  // before the budgets go
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda),
-                         [](const auto& param) { return std::string(Name(param.param)); });
+INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);
 
 TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
   const bool gpu = GetParam() == Backend::kCuda;
@@ -1046,10 +953,10 @@ TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamProductTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& param) { return std::string(Name(param.param)); });
+                         BackendName);
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& param) { return std::string(Name(param.param)); });
+                         BackendName);
 
 }  // namespace
 }  // namespace tessera::test

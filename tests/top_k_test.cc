@@ -130,7 +130,7 @@ std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool
   return order;
 }
 
-class TopKTest : public testing::TestWithParam<StrategyCase> {
+class TopKTest : public StrategyTest<TopKProblem> {
  protected:
   // Whether the row would take more than a second: a thread or a block that reads a long row alone.
   bool TooSlow(std::int64_t rows, std::int64_t n, std::int64_t k) {
@@ -213,8 +213,7 @@ std::vector<std::int64_t> SomeK(std::int64_t n) {
 }
 
 TEST_P(TopKTest, ShapesAndK) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     std::uint64_t seed = 0;
     for (const Shape2& shape : {Shape2{1, 1},
                                 {3, 2},
@@ -232,7 +231,7 @@ TEST_P(TopKTest, ShapesAndK) {
                                 {2, 16387}}) {
       if (shape.rows * shape.n > Largest()) continue;
       ++seed;
-      const auto x = MakeValues<decltype(t)>(Values::kNormal, shape.rows * shape.n, seed);
+      const auto x = MakeValues<T>(Values::kNormal, shape.rows * shape.n, seed);
       for (std::int64_t k : SomeK(shape.n))
         CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
     }
@@ -240,8 +239,7 @@ TEST_P(TopKTest, ShapesAndK) {
 }
 
 TEST_P(TopKTest, RandomShapes) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     Random random(17);
     const auto below = [&](std::int64_t end) {
       return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
@@ -250,8 +248,8 @@ TEST_P(TopKTest, RandomShapes) {
       const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
       const std::int64_t rows = 1 + below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
       const std::int64_t k = 1 + below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
-      const auto x = MakeValues<decltype(t)>(kAllValues[random.Bits() % kAllValues.size()],
-                                             rows * n, random.Bits());
+      const auto x =
+          MakeValues<T>(kAllValues[random.Bits() % kAllValues.size()], rows * n, random.Bits());
       CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
     }
   });
@@ -260,13 +258,12 @@ TEST_P(TopKTest, RandomShapes) {
 // Orders in which nearly every element is better than all before it, or equal to many; in rows that
 // are one tile of a block and in rows of many.
 TEST_P(TopKTest, OrdersAndTies) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     for (Values values : kAllValues) {
       SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
       for (std::int64_t n : {100, 3001, 50021}) {
         n = std::min(n, Largest() / 2);
-        const auto x = MakeValues<decltype(t)>(values, 2 * n, 5);
+        const auto x = MakeValues<T>(values, 2 * n, 5);
         for (std::int64_t k : {1, 10, 100, 700, 4096}) {
           if (k > n || (WatchedClosely() && k > 10)) continue;
           for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
@@ -277,21 +274,18 @@ TEST_P(TopKTest, OrdersAndTies) {
 }
 
 TEST_P(TopKTest, SpecialValuesInOneRow) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const auto x = MakeValues<T>(Values::kSpecial, 40, 6);
     for (bool smallest : {false, true}) CheckRows(x, 1, 40, smallest);
   });
 }
 
 TEST_P(TopKTest, ManyRows) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     for (const Shape2& shape : {Shape2{20000, 5}, {5000, 33}, {4097, 130}, {900, 1000}}) {
       const std::int64_t rows =
           std::min(shape.rows, std::max<std::int64_t>(1, Largest() / shape.n));
-      const auto x = MakeValues<decltype(t)>(Values::kNormal, rows * shape.n, 8);
+      const auto x = MakeValues<T>(Values::kNormal, rows * shape.n, 8);
       CheckRows(x, rows, std::min<std::int64_t>(shape.n, 7), false, 1);
       CheckRows(x, rows, shape.n / 2, true);
     }
@@ -299,19 +293,16 @@ TEST_P(TopKTest, ManyRows) {
 }
 
 TEST_P(TopKTest, Launches) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
-    const auto x = MakeValues<decltype(t)>(Values::kNormal, 9 * n, 9);
-    for (const Launch& launch : Launches(StrategyOf<TopKProblem>(GetParam()).limits))
+    const auto x = MakeValues<T>(Values::kNormal, 9 * n, 9);
+    for (const Launch& launch : Launches(limits()))
       CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
   });
 }
 
 TEST_P(TopKTest, AxesAndStridedViews) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     const auto values = MakeValues<T>(Values::kFew, 6000, 10);
     DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
     struct Window {
@@ -341,8 +332,7 @@ TEST_P(TopKTest, AxesAndStridedViews) {
 
 // Rows that are cut into parts, as many as a device has room for, or fewer.
 TEST_P(TopKTest, Large) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
+  ForType([&]<class T>(T) {
     const bool cuda = GetParam().backend == Backend::kCuda;
     for (const Shape2& shape :
          cuda ? std::vector<Shape2>{{1, (1 << 22) + 3}, {3, 500003}, {40, 70001}, {300, 33001}}
@@ -350,7 +340,7 @@ TEST_P(TopKTest, Large) {
       const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
       if (n < shape.n && shape.rows > 3) continue;
       for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
-        const auto x = MakeValues<decltype(t)>(values, shape.rows * n, 11);
+        const auto x = MakeValues<T>(values, shape.rows * n, 11);
         for (std::int64_t k : {10, 100, 4096})
           if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
       }
@@ -359,20 +349,17 @@ TEST_P(TopKTest, Large) {
 }
 
 // Of one type.
-class TopKPartsTest : public TopKTest {};
+TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);
 
 // The shortest row that every strategy which cuts rows cuts into parts, whatever TESSERA_LARGEST says:
 // for the tools that watch what blocks leave to each other.
 TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
-  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
   for (Values values : {Values::kNormal, Values::kFew})
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, TopKPartsTest,
-                         testing::ValuesIn(StrategyCases<TopKProblem>(kOf<DType::kF64>)), CaseName);
 
 TEST(TopKErrors, AxesAndKThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({3, 5000, 2})}, nullptr);

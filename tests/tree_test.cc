@@ -105,14 +105,13 @@ std::vector<float> GoldenInput(std::int64_t n, std::uint64_t seed) {
   return x;
 }
 
-class TreeTest : public testing::TestWithParam<Backend> {
+class TreeTest : public BackendTest {
  protected:
   Stream& stream() { return TestStream(GetParam()); }
 };
 
 // Bits that must never change: whoever changes the tree changes everybody's results.
 TEST_P(TreeTest, GoldenBits) {
-  TESSERA_NEED_DEVICE(GetParam());
   struct Golden {
     std::int64_t n;
     const char* sum;
@@ -148,7 +147,6 @@ TEST_P(TreeTest, GoldenBits) {
 
 // One element again and again, as often as makes chunks of two segments.
 TEST_P(TreeTest, LargestChunks) {
-  TESSERA_NEED_DEVICE(GetParam());
   constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
   DeviceArray<double> one(stream(), std::vector<double>{1});
@@ -161,7 +159,6 @@ TEST_P(TreeTest, LargestChunks) {
 }
 
 TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (std::string_view row : kTreeStrategies) {
     const LaunchLimits& limits =
         StrategyOf<ReduceProblem>({.name = row, .backend = GetParam(), .dtype = DType::kF32})
@@ -184,10 +181,8 @@ TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
 }
 
 TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       for (std::int64_t n : Sizes({1, 7, 1000, 8192, 70001})) {
         const std::vector<T> x = NormalVector<T>(n, 3, 0.5), y = NormalVector<T>(n, 4);
         for (std::string_view row : kTreeStrategies) {
@@ -218,10 +213,8 @@ class TreeOnCudaTest : public TreeTest {};
 
 // Chunks of more than one segment, which the fixed tree has in the longest arrays only.
 TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       // Rows of 4096 bytes: 64, one element more and less, and several segments.
       const auto row = static_cast<std::int64_t>(4096 / sizeof(T));
       for (std::int64_t n : {64 * row - 1, 64 * row, 64 * row + 1, 128 * row + 3, 200 * row + 5}) {
@@ -245,7 +238,6 @@ TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
 // Sums whose condition number, the sum of magnitudes over the magnitude of the sum, is 1e8 and
 // more: a few large terms that cancel, among small ones that stay.
 TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
-  TESSERA_NEED_DEVICE(GetParam());
   const std::int64_t n = 100003;
   const auto run = [&](std::string_view row, auto zero, double large) {
     using T = decltype(zero);
@@ -291,7 +283,6 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
 
 // The same of products that round: (a + b) (a - b) - a^2 + b^2, term by term, is 0.
 TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
-  TESSERA_NEED_DEVICE(GetParam());
   std::vector<double> x, y;
   Random random(6);
   for (int i = 0; i < 5000; ++i) {
@@ -320,7 +311,6 @@ TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
 
 // A variance far from zero, where the difference of two sums of squares would have no digits.
 TEST_P(TreeTest, VarianceIsStable) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (std::string_view row : {"fixed_tree", "compensated"}) {
     std::vector<double> x(200003);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = 1e9 + static_cast<double>(i % 3);
@@ -336,10 +326,8 @@ TEST_P(TreeTest, VarianceIsStable) {
 // What an empty strategy runs gives a finite answer where there is one: f32 columns that leave
 // their range are folded again in double, which is what compensated does.
 TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       for (std::int64_t n : Sizes({1, 2, 31, 1025, 2048, 4099, 70001, 300007})) {
         Random random(19);
         std::vector<T> same(static_cast<std::size_t>(n), Element<T>(3e38)), mixed = same;
@@ -469,11 +457,9 @@ std::string DotPartsBits(Stream& stream, std::string_view row, const std::vector
 }
 
 TEST_P(TreeTest, PartsHaveTheBitsOfTheWhole) {
-  TESSERA_NEED_DEVICE(GetParam());
   Random random(31);
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       for (std::int64_t n : Sizes({0, 1, 1000, 4099, 8193, 70001, 300007})) {
         const std::vector<T> x = NormalVector<T>(n, 21, 0.5), y = NormalVector<T>(n, 22);
         DeviceArray<T> a(stream(), x), b(stream(), y);
@@ -508,7 +494,6 @@ TEST_P(TreeTest, PartsHaveTheBitsOfTheWhole) {
 
 // Operands with gaps, backwards too: elements of a part count from the view's own beginning.
 TEST_P(TreeTest, PartsOfViews) {
-  TESSERA_NEED_DEVICE(GetParam());
   Random random(32);
   for (std::int64_t n : Sizes({700, 4099, 70001, 300007})) {
     const std::vector<float> x = NormalVector<float>(2 * n, 23);
@@ -549,7 +534,6 @@ TEST_P(TreeTest, PartsOfViews) {
 
 // The same 4096 elements again and again, as often as makes thousands of chunks of 60 rows.
 TEST_P(TreeTest, PartsOfThousandsOfChunks) {
-  TESSERA_NEED_DEVICE(GetParam());
   constexpr std::int64_t kTimes = 15 * 1100 + 7, n = kTimes * 4096;
   static_assert(FixedTree(n, 4).chunk == 15 * 4096 && FixedTree(n, 4).chunks == 1101);
   if (n > Largest()) GTEST_SKIP() << "it is too long";
@@ -571,7 +555,6 @@ TEST_P(TreeTest, PartsOfThousandsOfChunks) {
 
 // Step 6 of the tree is for who has all parts.
 TEST_P(TreeTest, PartsThatLeaveTheRange) {
-  TESSERA_NEED_DEVICE(GetParam());
   for (std::int64_t n : Sizes({2050, 70001})) {
     std::vector<float> x(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = i < x.size() / 2 ? 3e38f : -3e38f;
@@ -596,7 +579,6 @@ TEST_P(TreeTest, PartsThatLeaveTheRange) {
 }
 
 TEST_P(TreeTest, PartsThatThereAreNot) {
-  TESSERA_NEED_DEVICE(GetParam());
   DeviceArray<float> a(stream(), std::vector<float>(9000));
   const auto run = [&](std::int64_t n, const ArrayPart& part, std::string_view row = {}) {
     EXPECT_TRUE(BeginRequest(stream()).ok());
@@ -638,7 +620,6 @@ TEST_P(TreeTest, PartsThatThereAreNot) {
 
 // The same values, padding included, whatever memory was before.
 TEST_P(TreeTest, ValuesAreTheSameOnEveryDevice) {
-  TESSERA_NEED_DEVICE(GetParam());
   Stream& cpu = TestStream(Backend::kCpu);
   const std::vector<float> x = NormalVector<float>(4096 * 3, 25);
   DeviceArray<float> a(stream(), x), on_cpu(cpu, x);
@@ -658,7 +639,6 @@ TEST_P(TreeTest, ValuesAreTheSameOnEveryDevice) {
 
 // Rows of a part have the bits that they have in the whole.
 TEST_P(TreeTest, RowsOfParts) {
-  TESSERA_NEED_DEVICE(GetParam());
   struct Case {
     std::vector<std::int64_t> shape;
     std::vector<int> axes;
@@ -698,9 +678,6 @@ TEST_P(TreeTest, RowsOfParts) {
   }
 }
 
-std::string BackendName(const testing::TestParamInfo<Backend>& info) {
-  return std::string(Name(info.param));
-}
 INSTANTIATE_TEST_SUITE_P(Devices, TreeTest, testing::Values(Backend::kCpu, Backend::kCuda),
                          BackendName);
 INSTANTIATE_TEST_SUITE_P(Devices, TreeOnCudaTest, testing::Values(Backend::kCuda), BackendName);
@@ -711,8 +688,7 @@ TEST(TreeDevices, AgreeBitByBit) {
   Stream& gpu = TestStream(Backend::kCuda);
   Random random(7);
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       for (int i = 0; i < (WatchedClosely() ? 1 : 24); ++i) {
         // Log-uniform.
         const double largest = std::min(0x1p22, static_cast<double>(Largest()));
