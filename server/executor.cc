@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "server/clock.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +32,7 @@ constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::secon
 // that others need, all of it beside none.
 constexpr int kGiveWay = 10;
 
-std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
+std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }
 
 }  // namespace
 

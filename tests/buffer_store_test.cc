@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <memory>
 #include <random>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "kernels/base/crc32c.h"
+#include "server/clock.h"
 #include "tests/fake_device.h"
 
 namespace tessera {
@@ -433,13 +435,15 @@ TEST_F(BufferStoreTest, Expiry) {
 
 TEST_F(BufferStoreTest, TtlCountsFromReady) {
   BufferSpec spec = Spec("a", 1);
-  spec.ttl = absl::Milliseconds(200);
+  spec.ttl = absl::Hours(1);
   auto draft = *store_.Create(spec);
   EXPECT_EQ(store_.Get("a", 0)->expire_time, absl::InfiniteFuture());
-  absl::SleepFor(absl::Milliseconds(250));
+  AdvanceSteadyNow(absl::Hours(2));
   Write(*draft, 0, 4);
   const absl::Time before = SteadyNow();
-  EXPECT_GE(store_.Seal(*draft)->expire_time, before + absl::Milliseconds(200));
+  const absl::Time expiry = store_.Seal(*draft)->expire_time;
+  EXPECT_GE(expiry, before + absl::Hours(1));
+  EXPECT_LE(expiry, SteadyNow() + absl::Hours(1));
 }
 
 TEST_F(BufferStoreTest, TimesEndWithTheYear9999) {
@@ -459,8 +463,8 @@ TEST_F(BufferStoreTest, TtlIsRenewedAndDropped) {
   EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, std::nullopt).status()), "BAD_TTL")
       << "for ever is longer than the limit";
   EXPECT_EQ(ErrorReason(store_.SetTtl("b", 0, absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
-  ASSERT_TRUE(store_.SetTtl("a", 0, absl::Milliseconds(1)).ok());
-  absl::SleepFor(absl::Milliseconds(2));
+  ASSERT_TRUE(store_.SetTtl("a", 0, absl::Hours(1)).ok());
+  AdvanceSteadyNow(absl::Hours(1));
   EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
 }
 
@@ -486,6 +490,126 @@ TEST_F(BufferStoreTest, SweepsFollowEveryTtl) {
   EXPECT_THAT(left(absl::Minutes(30)), SizeIs(5));
   EXPECT_THAT(left(absl::Minutes(90)), ElementsAre("2", "replaced", "to_2"));
   EXPECT_THAT(left(absl::Minutes(150)), ElementsAre("replaced"));
+}
+
+// Of each limit: the server's on buffers, and a tenant's on bytes and on buffers.
+TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
+  constexpr std::uint64_t kMany = 1000;
+  for (const auto& [buffers, bytes, own_buffers] : std::vector<std::array<std::uint64_t, 3>>{
+           {1, kLimit, kMany}, {8, 256, kMany}, {8, kLimit, 1}}) {
+    SCOPED_TRACE(testing::Message() << buffers << " " << bytes << " " << own_buffers);
+    BufferStore store({{&device_, kLimit}}, {.buffers = buffers});
+    store.SetQuotas(bytes, own_buffers);
+    const auto make = [&](const std::string& name) {
+      BufferSpec spec = Spec(name, 64);
+      spec.ttl = absl::Hours(1);
+      const auto draft = store.Create(spec);
+      if (!draft.ok()) return draft.status();
+      EXPECT_TRUE(store.BeginWrite(**draft, 0, 256).ok());
+      store.EndWrite(**draft, 0, 256, true);
+      return store.Seal(**draft).status();
+    };
+    ASSERT_TRUE(make("a").ok());
+    std::shared_ptr<const Buffer> user = store.Find("a", 0)->buffer;
+    AdvanceSteadyNow(absl::Hours(2));
+    store.Sweep(SteadyNow()).clear();
+    EXPECT_EQ(store.List("", "", 10).size(), 0u);
+    EXPECT_TRUE(absl::IsResourceExhausted(make("b"))) << "somebody uses it";
+    user.reset();
+    EXPECT_EQ(make("b"), absl::OkStatus());
+    AdvanceSteadyNow(absl::Hours(2));
+    const auto gone = store.Sweep(SteadyNow());
+    EXPECT_EQ(store.budget(device_).used(), 256u) << "its memory is not free yet";
+    EXPECT_EQ(make("c"), absl::OkStatus());
+  }
+}
+
+// --- Links ---
+
+TEST_F(BufferStoreTest, ALinkIsTheMemoryOfItsSource) {
+  const BufferInfo a = Make(Spec("a", 64));
+  BufferSpec spec;
+  spec.name = "b";
+  spec.ttl = absl::Hours(1);
+  const BufferInfo b = *store_.Link("a", a.version, spec);
+  EXPECT_EQ(b.buffer->data(), a.buffer->data());
+  EXPECT_EQ(b.buffer->type().bytes(), 256u);
+  EXPECT_EQ(b.checksum, a.checksum);
+  EXPECT_GT(b.version, a.version);
+  EXPECT_LE(b.expire_time, SteadyNow() + absl::Hours(1));
+  EXPECT_GT(a.expire_time, SteadyNow() + absl::Hours(1));
+  EXPECT_EQ(store_.Find("b", b.version)->buffer, b.buffer);
+  EXPECT_EQ(store_.budget(device_).used(), 256u);
+  EXPECT_EQ(device_.allocations(), 1u);
+  EXPECT_EQ(store_.tally(device_).ready, 2u);
+  ASSERT_TRUE(store_.Delete("a", 0).ok());
+  EXPECT_TRUE(store_.Find("b", 0).ok());
+  AdvanceSteadyNow(absl::Hours(2));
+  EXPECT_FALSE(store_.Find("b", 0).ok());
+}
+
+TEST_F(BufferStoreTest, ALinkOfALinkHoldsTheMemoryAlone) {
+  const auto link = [&](const std::string& source, const std::string& name) {
+    BufferSpec spec;
+    spec.name = name;
+    return store_.Link(source, 0, spec).status();
+  };
+  Make(Spec("0", 64));
+  for (int i = 0; i < 20; ++i) {
+    // The memory, which has no name from the second time on, and two names of it.
+    ASSERT_EQ(link(std::to_string(i), std::to_string(i + 1)), absl::OkStatus());
+    ASSERT_TRUE(store_.Delete(std::to_string(i), 0).ok());
+  }
+  std::vector<std::shared_ptr<Draft>> others;
+  for (int i = 0; i < 6; ++i) others.push_back(*store_.Create(Spec("a" + std::to_string(i), 0)));
+  EXPECT_EQ(ErrorReason(link("20", "21")), "TOO_MANY_BUFFERS");
+  EXPECT_EQ(device_.allocations(), 1u);
+  ASSERT_TRUE(store_.Delete("20", 0).ok());
+  EXPECT_EQ(device_.allocations(), 0u);
+  EXPECT_EQ(store_.budget(device_).used(), 0u);
+}
+
+TEST_F(BufferStoreTest, LinksThatCannotBe) {
+  const BufferInfo a = Make(Spec("a", 1));
+  auto draft = *store_.Create(Spec("draft", 1));
+  const auto reason = [&](const std::string& source, std::uint64_t version, const std::string& name,
+                          std::optional<absl::Duration> ttl = std::nullopt) {
+    BufferSpec spec;
+    spec.name = name;
+    spec.ttl = ttl;
+    return ErrorReason(store_.Link(source, version, spec).status());
+  };
+  EXPECT_EQ(reason("a", 0, "b c"), "BAD_NAME");
+  EXPECT_EQ(reason("a", 0, "b", absl::Hours(1001)), "BAD_TTL");
+  EXPECT_EQ(reason("b", 0, "c"), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(reason("draft", 0, "b"), "BUFFER_NOT_READY");
+  EXPECT_EQ(reason("a", a.version + 1, "b"), "VERSION_MISMATCH");
+  EXPECT_EQ(reason("a", 0, "a"), "BUFFER_EXISTS");
+  EXPECT_EQ(reason("a", 0, "draft"), "BUFFER_EXISTS");
+  store_.SetQuotas(kLimit, 2);
+  EXPECT_EQ(reason("a", 0, "b"), "TENANT_QUOTA_EXCEEDED");
+  store_.SetQuotas(kLimit, 3);
+  EXPECT_EQ(reason("a", 0, "b", absl::Hours(1)), "") << "what was refused does not count";
+  EXPECT_EQ(reason("a", 0, "c"), "TENANT_QUOTA_EXCEEDED");
+  AdvanceSteadyNow(absl::Hours(2));
+  EXPECT_EQ(reason("a", 0, "c"), "") << "in the place of the one that has expired";
+}
+
+TEST_F(BufferStoreTest, ALinkReplaces) {
+  Make(Spec("a", 64));
+  const void* const data = Make(Spec("b", 1)).buffer->data();
+  for (const char* name : {"a", "b"}) {
+    BufferSpec spec;
+    spec.name = name;
+    spec.replace = true;
+    const BufferInfo before = *store_.Find(name, 0);
+    const BufferInfo link = *store_.Link("b", 0, spec);
+    EXPECT_EQ(link.buffer->data(), data);
+    EXPECT_GT(link.version, before.version);
+    EXPECT_EQ(store_.Find(name, 0)->version, link.version);
+  }
+  EXPECT_EQ(device_.allocations(), 1u);
+  EXPECT_EQ(store_.tally(device_).ready, 2u);
 }
 
 TEST_F(BufferStoreTest, ANameTakenWhileMemoryWasBeingFound) {

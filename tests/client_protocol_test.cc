@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/program_results.h"
 #include "google/rpc/error_details.pb.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
@@ -388,11 +390,12 @@ class FailingCompute final : public v1::ComputeService::Service {
   }
   grpc::Status Execute(grpc::ServerContext*, const v1::ExecuteRequest* request,
                        v1::ExecuteResponse* response) override {
-    for (int i = 0; i < request->steps_size(); ++i) response->add_results();
+    for (int i = 0; i < request->steps_size() + more_results; ++i) response->add_results();
     return Answer();
   }
 
   // Set before a call.
+  int more_results = 0;  // of a program than it has steps
   grpc::Status failure;  // of the first call
   int calls = 0;
   std::unique_ptr<Client> client;
@@ -402,6 +405,35 @@ class FailingCompute final : public v1::ComputeService::Service {
 
   std::unique_ptr<grpc::Server> server_;
 };
+
+TEST(ExecuteTest, AResponseHasAResultForEveryStep) {
+  FailingCompute server;
+  Client& client = *server.client;
+  Program program;
+  program.Dot("x", "x");
+  program.Dot("x", "x");
+  const std::pair<Operand, Operand> pairs[] = {{"x", "x"}, {"x", "x"}};
+  const Operand operands[] = {"x", "x"};
+  for (const int more : {-1, 1, 0}) {
+    SCOPED_TRACE(more);
+    server.more_results = more;
+    std::promise<absl::Status> called;
+    client.Async().Execute(program, {}, [&](const absl::StatusOr<v1::ExecuteResponse>& response) {
+      called.set_value(response.status());
+    });
+    std::vector<absl::Status> statuses = {
+        client.Execute(program).status(), ProgramResults::Execute(client, program).status(),
+        client.Async().Execute(program).Get().status(), called.get_future().get()};
+    if (more != 0) {
+      for (const auto& dot : client.Dots(pairs)) statuses.push_back(dot.status());
+      for (const auto& sum : client.Reduces(ReduceOp::kSum, operands))
+        statuses.push_back(sum.status());
+      EXPECT_THAT(statuses, SizeIs(8));
+    }
+    for (const absl::Status& status : statuses)
+      EXPECT_EQ(status.code(), more == 0 ? absl::StatusCode::kOk : absl::StatusCode::kInternal);
+  }
+}
 
 TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
   FailingCompute server;

@@ -446,6 +446,91 @@ TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
               {{"requested", std::to_string(std::int64_t{1} << 30)}});
 }
 
+// So many dots with statistics, and then arrays in the response, one of each of these sizes.
+v1::ExecuteRequest DotsAndArrays(int dots, const std::vector<std::int64_t>& sizes) {
+  v1::ExecuteRequest request;
+  request.set_stats(true);
+  for (int i = 0; i < dots; ++i) {
+    v1::DotRequest& dot = *request.add_steps()->mutable_dot();
+    *dot.mutable_a() = *dot.mutable_b() = Named("x");
+  }
+  for (const std::int64_t size : sizes) {
+    v1::AddRequest& add = *request.add_steps()->mutable_add();
+    *add.mutable_a() = *add.mutable_b() =
+        InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {size / 8}, {0});
+  }
+  return request;
+}
+
+TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
+  constexpr auto kMost = static_cast<std::int64_t>(kMaxInlineResult);
+  ASSERT_TRUE(server_.Put<double>("x", v1::DTYPE_F64, {1}, {3}).ok());
+  const auto run = [&](int dots, const std::vector<std::int64_t>& sizes) {
+    v1::ExecuteResponse response;
+    EXPECT_TRUE(
+        Call(&v1::ComputeService::Stub::Execute, DotsAndArrays(dots, sizes), &response).ok());
+    EXPECT_LE(response.ByteSizeLong(), std::size_t{4} << 20) << "what clients receive";
+    std::vector<std::string> reasons;
+    for (int i = 0; i < response.results_size(); ++i) {
+      const v1::StepResult& result = response.results(i);
+      if (i < dots) {
+        EXPECT_EQ(result.dot().value().real(), 9) << i;
+        continue;
+      }
+      reasons.push_back(result.error().reason());
+      if (!result.has_error()) {
+        EXPECT_EQ(static_cast<std::int64_t>(result.add().tensor().data().size()),
+                  sizes[static_cast<std::size_t>(i - dots)]);
+      }
+    }
+    return reasons;
+  };
+  const std::string refused = "RESULT_TOO_LARGE";
+  EXPECT_THAT(run(4000, {kMost, 8}), ElementsAre(refused, ""));
+  // 512 bytes a step, of which 64 KiB are there beside the arrays.
+  EXPECT_THAT(run(127, {kMost}), ElementsAre(""));
+  EXPECT_THAT(run(128, {kMost}), ElementsAre(refused));
+  EXPECT_THAT(run(128, {kMost - 512}), ElementsAre(""));
+  // Arrays together; what is refused takes nothing.
+  EXPECT_THAT(run(0, {kMost / 2, kMost / 2 + 8, kMost / 2, 8}),
+              ElementsAre("", refused, "", refused));
+}
+
+// Neither what is computed together nor what is not depends on the steps beside it.
+TEST_F(ComputeServiceTest, ABatchIsOfOneOperationAndOneType) {
+  ASSERT_TRUE(server_.Put<float>("f32", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+  ASSERT_TRUE(server_.Put<double>("f64", v1::DTYPE_F64, {3}, {4, 5, 7}).ok());
+  v1::ExecuteRequest request;
+  std::vector<double> expected;
+  const auto dot = [&](const std::string& name, double value) {
+    v1::DotRequest& step = *request.add_steps()->mutable_dot();
+    *step.mutable_a() = *step.mutable_b() = Named(name);
+    expected.push_back(value);
+  };
+  const auto reduce = [&](v1::ReduceOp op, const std::string& name, double value) {
+    v1::ReduceRequest& step = *request.add_steps()->mutable_reduce();
+    step.set_op(op);
+    *step.mutable_x() = Named(name);
+    expected.push_back(value);
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (int twice = 0; twice < 2; ++twice) dot("f32", 14);
+    for (int twice = 0; twice < 2; ++twice) dot("f64", 90);
+    for (int twice = 0; twice < 2; ++twice) reduce(v1::REDUCE_OP_SUM, "f32", 6);
+    reduce(v1::REDUCE_OP_SUM, "f64", 16);
+    reduce(v1::REDUCE_OP_MAX, "f64", 7);
+    reduce(v1::REDUCE_OP_MAX, "f32", 3);
+    reduce(v1::REDUCE_OP_MIN, "f32", 1);
+  }
+  v1::ExecuteResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Execute, request, &response).ok());
+  std::vector<double> found;
+  for (const v1::StepResult& result : response.results())
+    found.push_back(result.has_dot() ? result.dot().value().real()
+                                     : result.reduce().value().real());
+  EXPECT_EQ(found, expected);
+}
+
 TEST_F(ComputeServiceTest, ListStrategiesFilters) {
   v1::ListStrategiesRequest request;
   v1::ListStrategiesResponse response;
@@ -520,19 +605,37 @@ TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
               {{"device", "fake:1"}, {"operand", "b"}});
   ASSERT_TRUE(Dot(Named("x"), Named("y"), &response).ok());
 
+  // y by two steps, and twice by one; what follows from it; and what does not need it.
   v1::ExecuteRequest request;
-  for (const char* other : {"y", "x"}) {
+  const auto add_dot = [&](const v1::Operand& a, const v1::Operand& b) {
     v1::DotRequest& dot = *request.add_steps()->mutable_dot();
-    dot.mutable_a()->set_buffer("x");
-    dot.mutable_b()->set_buffer(other);
-  }
+    *dot.mutable_a() = a;
+    *dot.mutable_b() = b;
+  };
+  add_dot(Named("x"), Named("y"));
+  add_dot(Named("y"), Named("x"));
+  v1::AddRequest& add = *request.add_steps()->mutable_add();
+  *add.mutable_a() = *add.mutable_b() = Named("y");
+  add.mutable_result()->set_scratch(true);
+  v1::Operand sum;
+  sum.set_step(2);
+  add_dot(sum, Named("x"));
+  add_dot(Named("x"), sum);
+  add_dot(Named("x"), Named("x"));
   second_.Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
-  grpc::ClientContext context;
   v1::ExecuteResponse results;
-  ASSERT_TRUE(server_.compute().Execute(&context, request, &results).ok());
-  ASSERT_EQ(results.results_size(), 2);
-  EXPECT_TRUE(results.results(0).has_error());
-  EXPECT_EQ(results.results(1).dot().value().real(), 5);
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Execute, request, &results).ok());
+  ASSERT_EQ(results.results_size(), 6);
+  for (int i = 0; i < 5; ++i) {
+    const v1::StepError& error = results.results(i).error();
+    std::map<std::string, std::string> metadata(error.metadata().begin(), error.metadata().end());
+    EXPECT_EQ(error.reason(), i < 3 ? "CUDA_ERROR" : "STEP_FAILED") << i;
+    EXPECT_EQ(metadata["failed_step"], i < 3 ? "" : "2");
+    if (i < 2) {
+      EXPECT_EQ(metadata["operand"], i == 0 ? "b" : "a");
+    }
+  }
+  EXPECT_EQ(results.results(5).dot().value().real(), 5);
 }
 
 TEST_F(TwoDevicesTest, InlineOperandsOfAProgramTravelAlone) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/chores.h"
+#include "server/clock.h"
 #include "tests/described_device.h"
 #include "tests/fake_device.h"
 
@@ -125,20 +126,48 @@ TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
   for (int i = 1; i < 4; ++i) blockers[i].Release();
 }
 
-// Tasks of shares, which note their share when they run, on one worker that is held until all are
-// queued.
+// Tasks of shares, which note their share when they run and take minutes of the test's clock, on
+// one worker.
 class SharesTest : public testing::Test {
  protected:
-  void SubmitFor(std::size_t share, int count, milliseconds duration) {
+  // Holds the worker until Order.
+  void Hold() {
+    ASSERT_TRUE(executor_->Submit(blocker_.task()).ok());
+    blocker_.WaitUntilRunning();
+  }
+  void SubmitFor(std::size_t share, int count, int minutes, bool at_once = false) {
     for (int i = 0; i < count; ++i) {
-      tasks_.emplace_back(
-          [this, share, duration](Stream&) {
+      TestTask& task = tasks_.emplace_back(
+          [this, share, minutes](Stream&) {
             order_.push_back(share);
-            std::this_thread::sleep_for(duration);
+            AdvanceSteadyNow(absl::Minutes(minutes));
+            ++ended_;
+            ended_.notify_all();
           },
           share);
-      ASSERT_TRUE(executor_->Submit(tasks_.back()).ok());
+      ASSERT_TRUE((at_once ? executor_->RunOrSubmit(task) : executor_->Submit(task)).ok());
     }
+  }
+  void AwaitAll() {
+    for (std::size_t n = ended_; n < tasks_.size(); n = ended_) ended_.wait(n);
+  }
+  void ExpectThatAShareThatComesLateHasSavedNothingUp(bool at_once) {
+    SubmitFor(3, 1, 1, at_once);
+    SubmitFor(1, 20, 10, at_once);
+    AwaitAll();
+    SubmitFor(1, 1, 50, at_once);
+    AwaitAll();
+    SubmitFor(3, 1, 1, at_once);  // which gives no other share its time back
+    AwaitAll();
+    Hold();
+    order_.clear();
+    SubmitFor(1, 4, 10);
+    SubmitFor(2, 15, 10);
+    const std::vector<std::size_t> order = Order();
+    // It begins where the first share was before its task of 50 minutes.
+    const auto first = std::find(order.begin(), order.end(), std::size_t{1}) - order.begin();
+    EXPECT_GE(first, 5);
+    EXPECT_LE(first, 6);
   }
   // Runs all, and says in which order.
   std::vector<std::size_t> Order() {
@@ -151,69 +180,40 @@ class SharesTest : public testing::Test {
   Blocker blocker_;
   std::deque<TestTask> tasks_;
   std::vector<std::size_t> order_;
-  std::unique_ptr<Executor> executor_ = [this] {
-    auto executor = Start(device_, 1, 100);
-    EXPECT_TRUE(executor->Submit(blocker_.task()).ok());
-    blocker_.WaitUntilRunning();
-    return executor;
-  }();
+  std::atomic<std::size_t> ended_{0};
+  std::unique_ptr<Executor> executor_ = Start(device_, 1, 100);
 };
 
 TEST_F(SharesTest, TakeTurns) {
-  SubmitFor(1, 20, milliseconds(2));
-  SubmitFor(2, 3, milliseconds(2));
-  SubmitFor(7, 3, milliseconds(2));
+  Hold();
+  SubmitFor(1, 20, 2);
+  SubmitFor(2, 3, 2);
+  SubmitFor(7, 3, 2);
   const std::vector<std::size_t> order = Order();
   ASSERT_EQ(order.size(), 26u);
-  // Whoever came later waits for a turn of each, not for the others' queue.
+  // A share that comes later waits for a turn of each, not for the others' queue.
   const auto last = [&](std::size_t share) {
     return std::find(order.rbegin(), order.rend(), share).base() - order.begin();
   };
-  EXPECT_LE(last(2), 17);
-  EXPECT_LE(last(7), 17);
+  EXPECT_LE(last(2), 9);
+  EXPECT_LE(last(7), 9);
 }
 
 TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
-  SubmitFor(1, 8, milliseconds(60));
-  SubmitFor(2, 20, milliseconds(1));
+  Hold();
+  SubmitFor(1, 8, 60);
+  SubmitFor(2, 20, 1);
   const std::vector<std::size_t> order = Order();
   // The second share's tasks together take a third of the time of one of the first.
-  const auto second = std::count(order.begin(), order.begin() + 22, std::size_t{2});
-  EXPECT_GE(second, 18);
+  EXPECT_GE(std::count(order.begin(), order.begin() + 22, std::size_t{2}), 20);
 }
 
-TEST(ExecutorTest, AShareThatComesLateHasSavedNothingUp) {
-  FakeDevice device;
-  Blocker blocker;
-  std::vector<std::size_t> order;
-  std::deque<TestTask> tasks;
-  const auto submit = [&](Executor& executor, std::size_t share, int count) {
-    for (int i = 0; i < count; ++i) {
-      tasks.emplace_back(
-          [&order, share](Stream&) {
-            order.push_back(share);
-            std::this_thread::sleep_for(milliseconds(10));
-          },
-          share);
-      ASSERT_TRUE(executor.Submit(tasks.back()).ok());
-    }
-  };
-  {
-    auto executor = Start(device, 1, 100);
-    submit(*executor, 1, 20);
-    std::promise<void> done;
-    TestTask last([&](Stream&) { done.set_value(); }, 1);
-    ASSERT_TRUE(executor->Submit(last).ok());
-    done.get_future().wait();
-    order.clear();
-    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-    blocker.WaitUntilRunning();
-    submit(*executor, 1, 4);
-    submit(*executor, 2, 15);
-    blocker.Release();
-  }
-  // Not after as much time as the first share has had before.
-  EXPECT_LT(std::find(order.begin(), order.end(), std::size_t{1}) - order.begin(), 8);
+TEST_F(SharesTest, OneThatComesLateHasSavedNothingUp) {
+  ExpectThatAShareThatComesLateHasSavedNothingUp(/*at_once=*/false);
+}
+
+TEST_F(SharesTest, OneThatComesAfterTasksThatRanAtOnceHasSavedNothingUp) {
+  ExpectThatAShareThatComesLateHasSavedNothingUp(/*at_once=*/true);
 }
 
 TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
@@ -280,22 +280,22 @@ TEST(ExecutorTest, TheTimeOfLargeTasksIsNoDebtOfSmallOnes) {
   auto executor = *Executor::Start(device, {.workers = 1, .reserve = true, .queue_length = 100});
   ASSERT_TRUE(executor->Submit(blocker.task(), TaskSize::kSmall).ok());
   blocker.WaitUntilRunning();
-  const auto submit = [&](std::size_t share, TaskSize size, milliseconds duration) {
+  const auto submit = [&](std::size_t share, TaskSize size, int minutes) {
     tasks.emplace_back(
-        [&order, share, size, duration](Stream&) {
-          std::this_thread::sleep_for(duration);
+        [&order, share, size, minutes](Stream&) {
+          AdvanceSteadyNow(absl::Minutes(minutes));
           if (size == TaskSize::kSmall) order.push_back(share);
         },
         share);
     ASSERT_TRUE(executor->Submit(tasks.back(), size).ok());
   };
   // One share waits all the time; another floods with what is large.
-  for (int i = 0; i < 20; ++i) submit(2, TaskSize::kSmall, milliseconds(1));
-  for (int i = 0; i < 3; ++i) submit(1, TaskSize::kLarge, milliseconds(60));
+  for (int i = 0; i < 20; ++i) submit(2, TaskSize::kSmall, 1);
+  for (int i = 0; i < 3; ++i) submit(1, TaskSize::kLarge, 60);
   while (tasks.back().runs() == 0) std::this_thread::yield();
-  // Whoever comes then has his turn among the small ones, the flood included.
-  submit(3, TaskSize::kSmall, milliseconds(1));
-  submit(1, TaskSize::kSmall, milliseconds(1));
+  // What comes then has its turn among the small ones, that of the flood included.
+  submit(3, TaskSize::kSmall, 1);
+  submit(1, TaskSize::kSmall, 1);
   blocker.Release();
   executor.reset();
   ASSERT_EQ(order.size(), 22u);
@@ -425,16 +425,36 @@ TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns)
   EXPECT_EQ(ErrorReason(executor->RunOrSubmit(late)), "DEVICE_LOST");
 }
 
-TEST(ExecutorTest, LongestRun) {
+TEST(ExecutorTest, LongestRunIsThatOfTheTaskThatBeganFirst) {
   FakeDevice device;
-  Blocker blocker;
-  auto executor = Start(device, 2, 3);
+  std::deque<Blocker> blockers(8);
+  auto executor = *Executor::Start(device, {.workers = 2, .reserve = true, .queue_length = 8});
+  const auto hours = [&] { return executor->LongestRun() / std::chrono::hours(1); };
+  const auto start = [&](std::size_t i) {
+    ASSERT_TRUE(
+        executor->Submit(blockers[i].task(), i % 2 == 0 ? TaskSize::kLarge : TaskSize::kSmall)
+            .ok());
+    blockers[i].WaitUntilRunning();
+    AdvanceSteadyNow(absl::Hours(1));
+  };
   EXPECT_EQ(executor->LongestRun().count(), 0);
-  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-  blocker.WaitUntilRunning();
-  std::this_thread::sleep_for(milliseconds(5));
-  EXPECT_GE(executor->LongestRun(), milliseconds(5));
-  blocker.Release();
+  TestTask tiny([&](Stream&) {
+    AdvanceSteadyNow(absl::Hours(7));
+    EXPECT_EQ(hours(), 7);
+  });
+  ASSERT_TRUE(executor->RunOrSubmit(tiny).ok());
+  EXPECT_EQ(executor->LongestRun().count(), 0) << "it has ended";
+  for (std::size_t i = 0; i < 4; ++i) {
+    start(i);
+    EXPECT_EQ(hours(), i + 1);
+  }
+  // Each of the others takes the place of the one that began first.
+  for (std::size_t i = 4; i < 8; ++i) {
+    blockers[i - 4].Release();
+    start(i);
+    EXPECT_EQ(hours(), 4);
+  }
+  for (std::size_t i = 4; i < 8; ++i) blockers[i].Release();
 }
 
 TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {

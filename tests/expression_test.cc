@@ -85,6 +85,24 @@ TEST(ParseTest, CallsCastsAndConstants) {
   EXPECT_EQ(Read("-9223372036854775807"), "-9223372036854775807");
 }
 
+TEST(ParseTest, Numbers) {
+  for (const char* text : {"1e5", "1E5", "1e+5", "1E+5", "100000.", "1.e5", "10.0E4", ".1E6"})
+    EXPECT_EQ(Read(text), "100000r") << text;
+  for (const char* text : {"1e-2", "1E-2", ".01", "0.01", ".1e-1", "10E-3"})
+    EXPECT_EQ(Read(text), "0.01r") << text;
+  EXPECT_EQ(Read("a+1E5-2"), "subtract(add(a, 100000r), 2)");
+  EXPECT_EQ(Read("2-1e-2+a"), "add(subtract(2, 0.01r), a)");
+  EXPECT_EQ(Read("007"), "7");
+  EXPECT_EQ(Read("-0.0"), "-0r");
+  EXPECT_EQ(Read("-1E5"), "-100000r");
+  EXPECT_EQ(Read("9223372036854775807"), "9223372036854775807");
+  EXPECT_EQ(Read("9223372036854775808.0"), "9.22337e+18r");
+  for (const char* text : {"1e", "1E", "1e+", "1E-", ".", "1.2.3", "1e5e5", "1e2.5", "e5"})
+    EXPECT_EQ(Read(text), "0") << text;
+  EXPECT_EQ(Read("1 e5"), "2");
+  EXPECT_EQ(Read("1x"), "1");
+}
+
 TEST(ParseTest, WhatCannotBeReadHasItsPlace) {
   EXPECT_EQ(Read(""), "0");
   EXPECT_EQ(Read("a +"), "3");

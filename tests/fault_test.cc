@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "grpcpp/generic/generic_stub.h"
+#include "server/clock.h"
 #include "server/process.h"
 #include "tests/test_server.h"
 
@@ -158,12 +159,8 @@ TEST_F(FaultTest, FullQueueRefusesAtOnce) {
   // Of the next four, two find a place.
   for (int i = 0; i < 4; ++i) {
     accepted.push_back(std::async(std::launch::async, [&] {
-      const auto begin = std::chrono::steady_clock::now();
       const grpc::Status status = Dot();
-      if (!status.ok()) {
-        ++refused;
-        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
-      }
+      if (!status.ok()) ++refused;
       return status;
     }));
   }
@@ -204,7 +201,7 @@ TEST_F(FaultTest, CancelledCallsNeverReachTheDevice) {
   WaitForQueued();
   context.TryCancel();
   EXPECT_EQ(second.get().error_code(), StatusCode::CANCELLED);
-  absl::SleepFor(absl::Milliseconds(200));  // until the server has heard of it
+  EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 0; }));
   device_->Open();
   EXPECT_TRUE(first.get().ok());
   ExpectWorks();
@@ -567,6 +564,74 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
 }
 
+// While it is, the clock goes on. Calls and uploads that it interrupts go on afterwards.
+TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
+  Options options = OneWorker(8);
+  options.watchdog = absl::Seconds(10);
+  StartServer(options);
+  // Returns when the server has looked at everything since the call.
+  const auto await_turn = [&] {
+    for (int i = 0; i < 2; ++i) {
+      grpc::ClientContext context;
+      v1::UploadResponse response;
+      auto writer = server_->buffers().Upload(&context, &response);
+      v1::UploadRequest message;
+      message.set_name("moment");
+      message.mutable_spec()->set_dtype(v1::DTYPE_F32);
+      message.mutable_spec()->mutable_ttl()->set_nanos(1);
+      message.set_data("abcd");
+      writer->Write(message);
+      writer->WritesDone();
+      ASSERT_TRUE(writer->Finish().ok());
+      ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
+    }
+  };
+  grpc::ClientContext context;
+  v1::UploadResponse uploaded;
+  auto writer = server_->buffers().Upload(&context, &uploaded);
+  v1::UploadRequest message;
+  message.set_name("slow");
+  message.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  message.mutable_spec()->add_shape(2);
+  message.set_data("abcd");
+  writer->Write(message);
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
+  device_->Close(Step::kBegin);
+  auto running = DotAsync();
+  device_->WaitForBlocked(1);
+  for (int i = 0; i < 2; ++i) {
+    await_turn();
+    AdvanceSteadyNow(absl::Hours(1000));
+    await_turn();
+    EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);
+    EXPECT_FALSE(device_->lost());
+  }
+  message.Clear();
+  message.set_data("efgh");
+  writer->Write(message);
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+  // What the worker takes while the process runs counts.
+  EXPECT_TRUE(Eventually([&] {
+    AdvanceSteadyNow(absl::Milliseconds(100));
+    return HealthOf(server_->channel(), kCompute) == Serving::kNotServing;
+  }));
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
+  // So does the whole of what begins later.
+  device_->Close(Step::kBegin);
+  running = DotAsync();
+  device_->WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] {
+    AdvanceSteadyNow(absl::Milliseconds(100));
+    return HealthOf(server_->channel(), kCompute) == Serving::kNotServing;
+  }));
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
+}
+
 class TwoFaultyDevicesTest : public FaultTest {
  protected:
   void StartServer(const Options& options = TestOptions()) {
@@ -797,7 +862,7 @@ TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
 
 TEST_F(FaultTest, DrainDelayKeepsServing) {
   Options options = OneWorker(8);
-  options.drain_delay = absl::Milliseconds(400);
+  options.drain_delay = absl::Hours(1);
   StartServer(options);
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
   EXPECT_TRUE(Eventually([&] {
@@ -805,6 +870,7 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
            HealthOf(server_->channel(), kBuffers) == Serving::kNotServing;
   }));
   ExpectWorks();
+  device_->MarkLost();  // which ends the delay
   drained.get();
 }
 
@@ -821,9 +887,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   message.mutable_spec()->add_shape(2);
   writer->Write(message);
   ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
-  const auto begin = std::chrono::steady_clock::now();
-  server_->server().Drain();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  server_->server().Drain();  // or it would not end
   EXPECT_FALSE(writer->Finish().ok());
 }
 
@@ -914,9 +978,10 @@ TEST(ProcessTest, StopsOnSignalsUnderLoadWithoutAFailedCall) {
       });
     }
     EXPECT_TRUE(Eventually([&] { return calls >= 100; }));
+    const auto watcher = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
     server.Signal(signal);
     // A client that watches the health service leaves within the drain delay.
-    absl::SleepFor(absl::Milliseconds(150));
+    EXPECT_TRUE(Eventually([&] { return HealthOf(watcher, kCompute) == Serving::kNotServing; }));
     stop = true;
     for (std::thread& caller : callers) caller.join();
     EXPECT_EQ(server.Wait(), 0) << server.log();

@@ -629,6 +629,12 @@ def test_names_have_one_home(server, client):
             for name in kept - {"unnamed/7/1"}:
                 own = clients[home_of("abc", name)]
                 assert o.outcome_of(lambda: own.put(name, x, replace=True)).ok, name  # noqa: B023
+            # c, which is not in it, keeps the ring that it has.
+            stays = "no server 'c', which --ring-name names; the ring in use stays"
+            assert eventually(lambda: stays in started[2].log(), 20), started[2].log()
+            clients["c"].put(moved, x)
+            fails(clients["c"].attempt("GetBuffer", name=next(iter(kept - {"unnamed/7/1"}))),
+                  "FAILED_PRECONDITION", "WRONG_HOST")  # fmt: skip
             # A file that cannot be used changes nothing.
             ring.write_text("a host-a:1\na host-b:2\n")
             assert eventually(lambda: "the ring in use stays" in started[0].log(), 20)

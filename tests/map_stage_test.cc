@@ -183,6 +183,33 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   });
 }
 
+// Operands count once each. A strategy that computes the expression's values as it folds them neither
+// stores them nor reads them; any other takes scratch memory for them, writes them and reads them again.
+TEST_P(ReduceStageTest, AccountsForTheExpression) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  constexpr std::int64_t n = 4096;
+  const bool stores = !StrategyOf<ReduceProblem>(GetParam()).reads_views;
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
+    const View x = VectorView(a.data(), n);
+    RunOptions options{.strategy = GetParam().name, .check_only = true};
+    const auto plain = RunReduce(stream(), x, ReduceOp::kSum, options);
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    for (const std::int64_t other : {n, std::int64_t{1}}) {
+      const View with = VectorView(b.data(), other);
+      const MapStage stage{Weighted(), {&with, 1}};
+      const auto found = RunReduce(stream(), x, ReduceOp::kSum, options, &stage);
+      ASSERT_TRUE(found.ok()) << found.status();
+      const std::uint64_t values = n * sizeof(T);
+      EXPECT_EQ(found->stats.bytes, plain->stats.bytes +
+                                        static_cast<std::uint64_t>(other) * sizeof(T) +
+                                        (stores ? 2 * values : 0));
+      EXPECT_EQ(found->stats.scratch_bytes, plain->stats.scratch_bytes + (stores ? values : 0));
+    }
+  });
+}
+
 // Of the default strategy on a GPU, whose memory the operands alone pass through.
 TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
   TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
@@ -355,6 +382,27 @@ TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
   });
 }
 
+// The values of one piece are written and read again as any others are.
+TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr std::int64_t kRows = 4, kColumns = 64;
+    const DeviceArray<T> a(stream(), NormalVector<T>(kRows * kColumns, 1)),
+        b(stream(), NormalVector<T>(kColumns, 2));
+    const View x = StridedView(a.data(), DTypeOf<T>(), {kRows, kColumns}, {kColumns, 1});
+    const View with = VectorView(b.data(), kColumns);
+    const MapStage stage{Weighted(), {&with, 1}};
+    const RunOptions options{.strategy = GetParam().name, .check_only = true};
+    const auto plain = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, options);
+    const auto found = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, options, &stage);
+    ASSERT_TRUE(plain.ok() && found.ok()) << plain.status() << found.status();
+    constexpr std::uint64_t kValues = kRows * kColumns * sizeof(T);
+    EXPECT_EQ(found->bytes, plain->bytes + 2 * kValues + kColumns * sizeof(T));
+    EXPECT_EQ(found->scratch_bytes, plain->scratch_bytes + kValues);
+  });
+}
+
 // Of one array in several pieces, some of which leave the range of f32.
 TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
   TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
@@ -484,11 +532,11 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
 
   const auto found = WithinLimit(&strategy, problem, /*named=*/true, nullptr, **stream, work);
   ASSERT_TRUE(found.ok()) << found.status();
-  Stats stats = StatsOf(strategy, problem), of_map{.bytes = 18001};
+  Stats stats = StatsOf(strategy, problem);
   work.Account(strategy, stats);
-  AccountMap(map, /*in_cache=*/true, of_map);
   EXPECT_EQ(stats.roundoff, 1 / 24.0);
-  EXPECT_EQ(stats.bytes, of_map.bytes);
+  EXPECT_EQ(stats.bytes, 18001 + sizeof(float))
+      << "x, in place of the map's values, and the factor";
   EXPECT_NO_THROW(work(**stream, problem, strategy));
   EXPECT_LE(budget.used(), 2 << 20);
   EXPECT_EQ(sums, std::vector<float>(static_cast<std::size_t>(kColumns), 2 * kRows));
@@ -572,6 +620,19 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
         ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
         if (!found.ok()) continue;
         EXPECT_EQ(found->strategy, plain->strategy);
+        // The product is there beside what it takes itself, written once and read once.
+        if (m * n > 0) {
+          EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type->bytes() +
+                                      static_cast<std::uint64_t>(n + m * n) * sizeof(T));
+        }
+        RunOptions check = options;
+        check.check_only = true;
+        const auto alone =
+            RunMatmul(stream(), left, right, false, false, out_dtype, nullptr, check);
+        const auto staged =
+            RunMatmul(stream(), left, right, false, false, out_dtype, nullptr, check, &stage);
+        ASSERT_TRUE(alone.ok() && staged.ok()) << alone.status() << staged.status();
+        EXPECT_EQ(staged->scratch_bytes, alone->scratch_bytes + product->bytes());
         Mapped mapped = Map(stream(), {WholeView(*product, c.data()), with[0], with[1]}, nodes);
         EXPECT_EQ(BytesOf(stream(), out.data(), type->bytes()),
                   BytesOf(stream(), mapped.view.data, type->bytes()))

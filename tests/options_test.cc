@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "kernels/base/error.h"
+#include "server/home.h"
 #include "tests/temporary_file.h"
 
 namespace tessera {
@@ -326,6 +330,41 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   const Parsed version = Parse({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
+}
+
+// A server answers for the names of the ring that it read last and could use.
+TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
+  TemporaryFile file("a h:1\nb h:2\n");
+  const auto write = [&](const std::string& text) {
+    std::filesystem::remove(file.path());
+    if (!text.empty()) std::ofstream(file.path()) << text;
+  };
+  const auto home = Home::Open(file.path(), "a");
+  ASSERT_TRUE(home.ok()) << home.status();
+  const Ring two = *Ring::Parse("a h:1\nb h:2"), three = *Ring::Parse("a h:1\nb h:2\nc h:3");
+  const auto expect = [&](const Ring& ring) {
+    for (int i = 0; i < 30; ++i) {
+      const std::string name = "run" + std::to_string(i) + "/x";
+      const absl::Status status = (*home)->Check(name);
+      const Ring::Server& owner = ring.HomeOf(name);
+      EXPECT_EQ(ErrorReason(status), owner.name == "a" ? "" : "WRONG_HOST") << name;
+      EXPECT_EQ(ErrorMetadata(status)["owner"], owner.name == "a" ? "" : owner.name);
+      EXPECT_EQ(ErrorMetadata(status)["address"], owner.name == "a" ? "" : owner.address);
+    }
+    EXPECT_TRUE((*home)->Check("unnamed/7").ok());
+  };
+  expect(two);
+  for (const char* text : {"b h:2\n", "# none\n", "", "a h:1\na h:2\n", "a h:1\nb\n", "a/b h:1\n",
+                           "b h:2\nc h:3\nd h:4\n"}) {
+    SCOPED_TRACE(text);
+    write(text);
+    EXPECT_EQ(ErrorReason(Home::Open(file.path(), "a").status()), "BAD_RING");
+    (*home)->Reload();
+    expect(two);
+  }
+  write("c h:3\na h:1\nb h:2\n");
+  (*home)->Reload();
+  expect(three);
 }
 
 TEST(MemoryLimit, Units) {

@@ -153,6 +153,65 @@ TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
   EXPECT_TRUE(Put("x", data).ok());
 }
 
+// In one slot, in several, from memory of the caller, and in one stream and several; where the source
+// fails at the beginning, in the middle or at the end, and where the server does.
+TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
+  const std::string old = Pattern(kLeast), data(3 * kSlot, 'd');
+  const auto before = Put("x", old);
+  ASSERT_TRUE(before.ok()) << before.status();
+  Client wire({.server = server_.address(), .shared_memory = false});
+  const auto expect_old = [&](const absl::Status& status, std::string_view what) {
+    EXPECT_FALSE(status.ok()) << what;
+    const auto now = client_.GetBuffer("x");
+    ASSERT_TRUE(now.ok()) << what << now.status();
+    EXPECT_EQ(now->buffer().version(), before->version()) << what;
+    EXPECT_EQ(now->drafts_size(), 0) << what;
+    EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(kLeast); })) << what;
+  };
+  struct Way {
+    const char* name;
+    Client& client;
+    std::size_t size;
+    int streams = 1;
+  };
+  for (const Way& way : {Way{"one slot", client_, kLeast}, Way{"slots", client_, 3 * kSlot},
+                         Way{"a stream", wire, kLeast}, Way{"streams", wire, kSlot, 4}}) {
+    UploadOptions options;
+    options.replace = true;
+    options.streams = way.streams;
+    const auto replace = [&](const Source& source) {
+      const std::int64_t shape[] = {static_cast<std::int64_t>(way.size / 4)};
+      return way.client.Upload("x", DType::kI32, shape, source, options).status();
+    };
+    for (const std::size_t end : {std::size_t{1}, way.size / 2, way.size}) {
+      expect_old(replace([&](std::uint64_t offset, absl::Span<char> out) {
+                   return offset + out.size() < end ? FromMemory(data)(offset, out)
+                                                    : absl::AbortedError("enough");
+                 }),
+                 way.name);
+    }
+    for (const int after : {0, way.size > kSlot ? 2 : 0}) {
+      device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed, 1, after);
+      expect_old(replace(FromMemory(data)), way.name);
+      EXPECT_EQ(device_->Relent(FakeDevice::Step::kCopyToDevice), 0) << way.name;
+    }
+  }
+  const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kMib);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
+  UploadOptions options;
+  options.replace = true;
+  expect_old(client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 0, options).status(),
+             "memory of the caller");
+  EXPECT_TRUE(Get("x") == old);
+}
+
+TEST_F(SharedClientTest, ADrainClosesTheSocketOfRegions) {
+  ASSERT_TRUE(SharedMemory::Make(SocketPath(), kMib, absl::Minutes(1)).ok());
+  server_.server().Drain();
+  EXPECT_FALSE(SharedMemory::Make(SocketPath(), kMib, absl::Minutes(1)).ok());
+}
+
 TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
   const std::string data = Pattern(2 * kSlot);
   ASSERT_TRUE(Put("x", data).ok());

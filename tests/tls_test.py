@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 import outsider as o
-from authority import Authority
+from authority import Authority, openssl
 from callers import Bearer, line_of
 
 CLI = None
@@ -92,6 +92,47 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(self.dot(server, pair=self.foreign.issue("client")), "UNAVAILABLE")
         expired = self.ca.issue("expired", days=-1)
         self.assertEqual(self.dot(server, pair=expired), "UNAVAILABLE")
+
+    def test_chains_of_certificates(self):
+        """The server's and the client's own certificate come first, and others behind them."""
+        between, signed = Authority(self.folder, "between"), self.folder / "signed.pem"
+        extensions = self.folder / "extensions"
+        extensions.write_text("basicConstraints=critical,CA:TRUE\n")
+        openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key, "-days", "2",
+                "-CAcreateserial", "-clrext", "-extfile", extensions, "-out", signed)  # fmt: skip
+
+        def joined(name, *files):
+            path = self.folder / name
+            path.write_bytes(b"".join(file.read_bytes() for file in files))
+            return path
+
+        own, other = between.issue("own"), between.issue("other")
+        cas = joined("cas.pem", self.foreign.cert, self.ca.cert)
+        server = self.serve("--tls-client-ca", cas)
+        client = (joined("client.pem", other[0], signed, self.ca.cert), other[1])
+
+        def command_line(pair, ca=self.ca.cert, timeout="20s"):
+            flags = ("--timeout", timeout, "--tls-ca", ca, "--tls-cert", pair[0], "--tls-key", pair[1])
+            command = map(str, [CLI, "--server", server.address, *flags, "ls"])
+            return subprocess.run(command, capture_output=True, timeout=60).returncode
+
+        for files in ((own[0], signed), (own[0], signed, self.ca.cert)):
+            self.install((joined("chain.pem", *files), own[1]))
+            for pair in (client, self.client_pair, self.foreign.issue("of_another")):
+                self.assertEqual(self.dot(server, pair=pair), "OK")
+                self.assertEqual(command_line(pair, ca=cas), 0)
+        # Without those between, nobody finds the CA.
+        self.assertEqual(self.dot(server, pair=other), "UNAVAILABLE")
+        self.assertEqual(command_line(client), 0)
+        self.assertNotEqual(command_line(other, timeout="1s"), 0)
+        self.install(own)
+        self.assertEqual(self.dot(server, pair=client), "UNAVAILABLE")
+        self.install((joined("pair.pem", self.pair[0], self.ca.cert), self.pair[1]))
+        self.assertEqual(self.dot(server, pair=client), "OK")
+        # A chain whose first certificate is not the key's.
+        mixed = joined("mixed.pem", signed, own[0])
+        said = o.refused("--listen", "127.0.0.1:0", "--tls-cert", mixed, "--tls-key", own[1])
+        self.assertIn(f"it is not the key of {mixed}", said)
 
     def test_changed_files_are_used_without_a_restart(self):
         server = self.serve()
