@@ -98,8 +98,9 @@ class TlsTest(unittest.TestCase):
         between, signed = Authority(self.folder, "between"), self.folder / "signed.pem"
         extensions = self.folder / "extensions"
         extensions.write_text("basicConstraints=critical,CA:TRUE\n")
-        openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key, "-clrext",
-                "-CAcreateserial", "-days", "2", "-extfile", extensions, "-out", signed)  # fmt: skip
+        openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key,
+                "-CAcreateserial", "-days", "2", "-clrext", "-extfile", extensions,
+                "-out", signed)  # fmt: skip
 
         def joined(name, *files):
             path = self.folder / name
