@@ -98,8 +98,9 @@ class TlsTest(unittest.TestCase):
         between, signed = Authority(self.folder, "between"), self.folder / "signed.pem"
         extensions = self.folder / "extensions"
         extensions.write_text("basicConstraints=critical,CA:TRUE\n")
-        openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key, "-days", "2",
-                "-CAcreateserial", "-clrext", "-extfile", extensions, "-out", signed)  # fmt: skip
+        openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key,
+                "-CAcreateserial", "-days", "2", "-clrext", "-extfile", extensions,
+                "-out", signed)  # fmt: skip
 
         def joined(name, *files):
             path = self.folder / name
@@ -112,8 +113,9 @@ class TlsTest(unittest.TestCase):
         client = (joined("client.pem", other[0], signed, self.ca.cert), other[1])
 
         def command_line(pair, ca=self.ca.cert, timeout="20s"):
-            flags = ("--timeout", timeout, "--tls-ca", ca, "--tls-cert", pair[0], "--tls-key", pair[1])
-            command = map(str, [CLI, "--server", server.address, *flags, "ls"])
+            flags = ("--tls-ca", ca, "--tls-cert", pair[0], "--tls-key", pair[1])
+            words = [CLI, "--server", server.address, "--timeout", timeout, *flags, "ls"]
+            command = map(str, words)
             return subprocess.run(command, capture_output=True, timeout=60).returncode
 
         for files in ((own[0], signed), (own[0], signed, self.ca.cert)):
