@@ -34,7 +34,7 @@ find_buf() {
 tidy() {
   local words
   read -r -a words <<<"$1"
-  grep -oE '"/[^"]+"' "${words[0]}" | tr -d '"' || echo "${words[0]}"
+  echo "${words[0]}"
   ccache .ci/tidy "${words[@]:1}" -o "build/lint/tidy/${words[0]//\//_}" -c "${words[0]}"
 }
 export -f tidy
