@@ -73,7 +73,7 @@ def field(number, value):
 
 
 def padded_message(size):
-    """A valid UploadRequest of about so many bytes, all in field 15, which it does not know."""
+    """A valid UploadRequest of about that many bytes, all in field 15, which it does not know."""
     return field(15, bytes(size))
 
 
@@ -615,7 +615,7 @@ class WorkTest(Case):
         program = o.compute.ExecuteRequest(steps=[o.compute.Step(add=add)])
 
         def attempt(rpc, message, groups):
-            """With so many fields that no message has; each takes dozens of bytes in memory."""
+            """With that many fields that no message has; each takes dozens of bytes in memory."""
             message = message.SerializeToString() + b"\x7b\x7c" * groups
             call = client.channel.unary_unary(COMPUTE + rpc)
             return outcome_of(lambda: call(message, timeout=LONG_S))
@@ -635,7 +635,7 @@ class WorkTest(Case):
             with self.subTest(rpc=rpc):
                 many = 1 << 19
                 size = assert_is_refused(attempt(rpc, message, many)) / many
-                # The request alone finds room, and its response none beside it.
+                # The request alone finds room, and its response finds none next to it.
                 requested = assert_is_refused(attempt(rpc, message, int((total - 2 * o.MI) / size)))
                 self.assertLess(requested, total + 12 * o.MI)
                 # With half of that both do.
@@ -1777,7 +1777,7 @@ class TooManyStreamsTest(Case):
         return found.search(self.server.log())[1]
 
     def open_calls(self, count, **how):
-        """A connection with so many calls, without their messages."""
+        """A connection with that many calls, without their messages."""
         raw = self.raw(self.server, **how)
         raw.send(
             *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count))

@@ -446,7 +446,7 @@ TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
               {{"requested", std::to_string(std::int64_t{1} << 30)}});
 }
 
-// So many dots with statistics, and then arrays in the response, one of each of these sizes.
+// That many dots with statistics, and then arrays in the response, one of each of these sizes.
 v1::ExecuteRequest DotsAndArrays(int dots, const std::vector<std::int64_t>& sizes) {
   v1::ExecuteRequest request;
   request.set_stats(true);
@@ -487,7 +487,7 @@ TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
   };
   const std::string refused = "RESULT_TOO_LARGE";
   EXPECT_THAT(run(4000, {kMost, 8}), ElementsAre(refused, ""));
-  // 512 bytes a step, of which 64 KiB are there beside the arrays.
+  // 512 bytes a step, of which 64 KiB are reserved in addition to the arrays.
   EXPECT_THAT(run(127, {kMost}), ElementsAre(""));
   EXPECT_THAT(run(128, {kMost}), ElementsAre(refused));
   EXPECT_THAT(run(128, {kMost - 512}), ElementsAre(""));
@@ -496,7 +496,7 @@ TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
               ElementsAre("", refused, "", refused));
 }
 
-// Neither what is computed together nor what is not depends on the steps beside it.
+// Neither what is computed together nor what is not depends on its neighbours.
 TEST_F(ComputeServiceTest, ABatchIsOfOneOperationAndOneType) {
   ASSERT_TRUE(server_.Put<float>("f32", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   ASSERT_TRUE(server_.Put<double>("f64", v1::DTYPE_F64, {3}, {4, 5, 7}).ok());

@@ -93,7 +93,7 @@ class Member(r.ThroughPrograms):
         return self.twice(lambda: attempt(rpc, **fields))
 
     def ask(self, rpc, **fields):
-        """A call as it is: of its own, and once."""
+        """A single call, made once."""
         return o.Client.attempt(self, rpc, **fields)
 
     def try_upload(self, messages, **more):

@@ -49,7 +49,7 @@ class ImageTest(o.Case):
 
     def start(self, *flags, **variables):
         """The image's entry point with flags, as docker run does it, and where it listens."""
-        # What docker would hand over if nobody gave flags would get lost with the first flag.
+        # What docker would hand over without flags would get lost with the first flag.
         self.assertNotIn("CMD", [name for name, _ in self.instructions])
         entry = json.loads(self.only("ENTRYPOINT"))
         server = self.serve(*flags, command=entry, **{**self.environment, **variables})

@@ -371,7 +371,7 @@ inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
 // Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
-// Shortens the longest extent until the array has no more than so many elements.
+// Shortens the longest extent until the array has no more than that many elements.
 inline void ShrinkTo(std::int64_t elements, std::vector<std::int64_t>& shape) {
   const auto longest = std::max_element(shape.begin(), shape.end());
   std::int64_t others = 1;

@@ -367,7 +367,7 @@ class Cut(unittest.TestCase):
         self.assertTrue(eventually(lambda: budget("host_memory") < MIB, within))
 
     def test_a_moment(self):
-        """A cut that TCP notices, and nobody who waits for 20 s."""
+        """A cut that TCP notices, and that no client waits out."""
         far, near = self.servers("--upload-timeout", "20s", "--download-timeout", "20s")
         works = self.under_way(far, near, 20)
 

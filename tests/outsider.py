@@ -748,7 +748,7 @@ def run_case(case):
 
 
 def run_cases(names, jobs):
-    """Runs the cases of the suite whose names have one of the names in them, so many at a time:
+    """Runs the cases of the suite whose names have one of the names in them, that many at a time:
     the exit code."""
     every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"]))
     cases = [case for case in every if not names or any(name in case.id() for name in names)]

@@ -105,7 +105,7 @@ class Case(unittest.TestCase):
         return server
 
     def until_waiting(self, server, count):
-        """Returns when so many operations wait for a worker."""
+        """Returns when that many operations wait for a worker."""
         with ts.connect(server.address) as t:
             device = lambda: t.info().devices[0]  # noqa: E731
             self.assertTrue(o.eventually(lambda: device().waiting == count, o.START_TIMEOUT_S))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a process takes for transfers of 256 MiB with the Python client, beside the arrays
+"""What a process takes for transfers of 256 MiB with the Python client, in addition to the arrays
 themselves.
 
 usage: python_memory_test.py --server build/bin/tessera-server [unittest arguments]
@@ -17,13 +17,13 @@ MIB = 1 << 20
 
 class MemoryTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
-    # What gRPC has received and nobody has read: some tens of MiB a connection.
+    # What gRPC has received and the server has not read: some tens of MiB a connection.
     SIZE = 256 * MIB
     UP, DOWN = SIZE // 2, SIZE * 7 // 8
 
     @contextlib.contextmanager
     def at_most(self, bound):
-        """Resident memory grows by less than so many bytes at any moment."""
+        """Resident memory grows by less than that many bytes at any moment."""
 
         def peak():
             status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")

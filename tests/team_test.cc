@@ -103,7 +103,7 @@ class TeamTest : public BackendTest {
     return counts;
   }
 
-  // run(out, options): an operation whose result has so many bytes. Runs it on the stream alone and
+  // run(out, options): an operation whose result has that many bytes. Runs it on the stream alone and
   // with the team: both have the same bits, which it returns. devices: how many share the work; 0:
   // not more than the team has.
   template <class F>

@@ -123,7 +123,7 @@ class TlsTest(unittest.TestCase):
             for pair in (client, self.client_pair, self.foreign.issue("of_another")):
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 self.assertEqual(command_line(pair, ca=cas), 0)
-        # Without those between, nobody finds the CA.
+        # Without those in between, no client finds the CA.
         self.assertEqual(self.dot(server, pair=other), "UNAVAILABLE")
         self.assertEqual(command_line(client), 0)
         self.assertNotEqual(command_line(other, timeout="1s"), 0)

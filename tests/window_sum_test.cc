@@ -190,7 +190,7 @@ TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   ForType([&]<class T>(T) {
     std::vector<T> x = NormalVector<T>(9000, 5);
-    for (T& element : x)  // few digits, which Sums holds beside the large ones
+    for (T& element : x)  // few digits, which Sums holds next to the large ones
       element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
     const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
     x[3000] = Element<T>(large);
