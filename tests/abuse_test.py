@@ -156,8 +156,14 @@ class Case(unittest.TestCase):
         self.assertTrue(eventually(condition, LONG_S), what)
 
     def assert_becomes(self, expected, read, what=""):
-        eventually(lambda: read() == expected, LONG_S)
-        self.assertEqual(read(), expected, what)
+        seen = []  # A second look might find what the first one itself takes.
+
+        def reached():
+            seen.append(read())
+            return seen[-1] == expected
+
+        eventually(reached, LONG_S)
+        self.assertEqual(seen[-1], expected, what)
 
     def assert_serves(self, client):
         """A call is answered long before work that holds the server up would be over."""
