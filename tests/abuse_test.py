@@ -373,7 +373,9 @@ class BusyWorkerTest(Case):
 
     def test_deleting_the_name_of_a_result_on_its_way_does_no_harm(self):
         client = self.client
-        call = self.hold_worker(client, seconds=0.3, result=into("c"))
+        client.put("s", ONE, replace=True)
+        call = self.slow_product(client, seconds=0.3, result=into("c"))
+        self.assert_eventually(lambda: client.device().scratch_used_bytes > 0 or call.done())
         deleted = client.attempt("DeleteBuffer", name="c").code
         self.assertIn(deleted, ("OK", "NOT_FOUND"))
         self.assert_ok(outcome_of(call))
