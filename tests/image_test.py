@@ -105,12 +105,12 @@ class ImageTest(o.Case):
                 self.assertEqual(systemd.recv(100), b"STOPPING=1")
 
     def test_what_is_no_server_is_not_healthy(self):
-        elsewhere = o.environment(TESSERA_LISTEN=f"unix:{self.folder}/nobody")
-        with subprocess.Popen(["sleep", "1h"], env=elsewhere) as nobody:
-            self.addCleanup(nobody.kill)
-            self.assertFalse(self.healthy(nobody))
-            nobody.kill()
-        self.assertFalse(self.healthy(nobody))  # gone
+        elsewhere = o.environment(TESSERA_LISTEN=f"unix:{self.folder}/other")
+        with subprocess.Popen(["sleep", "1h"], env=elsewhere) as other:
+            self.addCleanup(other.kill)
+            self.assertFalse(self.healthy(other))
+            other.kill()
+        self.assertFalse(self.healthy(other))  # gone
 
     def test_a_stopping_server_says_so_before_it_goes(self):
         self.assertGreaterEqual(float(self.variables["TESSERA_DRAIN_DELAY"].rstrip("s")), 2)
