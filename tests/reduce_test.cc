@@ -620,7 +620,8 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
       {{1000, 1000}, {0}},   {{1000, 1000}, {1}},  {{3, 70001, 5}, {1}}, {{40, 333, 77}, {1}},
       {{70000, 4, 4}, {1}},  {{50001, 3, 3}, {1}}, {{4099, 257}, {0}},   {{257, 4099}, {1}},
-      {{2, 5000, 256}, {1}}, {{64, 64}, {0}},
+      {{2, 5000, 256}, {1}}, {{64, 64}, {0}},      {{70001, 1}, {1}},    {{70001, 2}, {1}},
+      {{40001, 3}, {1}},     {{20001, 7}, {1}},    {{9001, 3, 2}, {1}},
   };
   ForType([&]<class T>(T) {
     for (AxesCase c : cases) {
@@ -652,10 +653,10 @@ TESSERA_STRATEGY_SUITE(DeterministicReduceAxesTest, ReduceAxesTest, kDeterminist
 TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
   ForType([&]<class T>(T) {
     Stream& stream = TestStream(GetParam().backend);
-    const std::int64_t rows = 700, columns = 1001;
-    const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
-    const std::vector<T> values = NormalVector<T>(rows * columns, 13, 0.25);
-    for (int axis : {0, 1}) {
+    for (const auto& [rows, columns, axis] :
+         {std::tuple{700, 1001, 0}, {700, 1001, 1}, {20001, 3, 1}}) {
+      const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
+      const std::vector<T> values = NormalVector<T>(rows * columns, 13, 0.25);
       std::vector<std::int64_t> first;
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
@@ -663,7 +664,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
         // Words of 64 bits, which hold a result of any type.
         const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
         if (first.empty()) first = got;
-        EXPECT_EQ(got, first) << "axis " << axis << " offset " << offset;
+        EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;
       }
     }
   });

@@ -371,6 +371,8 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_EQ(Chosen(Matmul(DType::kBF16, 4096, 4096, 4096), hopper), "tensor_bf16");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4096), hopper), "tensor_f16");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4), hopper), "outer_product");
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 4, 400000, 4), hopper), "outer_product");
+  EXPECT_EQ(Chosen(Matmul(DType::kF64, 400000, 4, 4), hopper), "naive");
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 4096, 4096, 4096), hopper), "ozaki_f64");
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 2048, 12288, 1024), hopper), "ozaki_f64");
   EXPECT_NE(Chosen(Matmul(DType::kF64, 512, 512, 512), hopper), "ozaki_f64");

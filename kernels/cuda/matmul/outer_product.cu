@@ -19,6 +19,8 @@
 //   where its columns are many loads for the bytes it writes: fewer would load b too often, more
 //   leave SMs idle at the end.
 //
+// - Of few rows the warps of a block lie side by side: none is without rows.
+//
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
 // 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
 //
@@ -48,18 +50,27 @@ constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }
 
-// Each warp computes a tile of Rows x kColumns elements, those of a block one below the other.
+// Warps of a block that lie one below the other, a power of two; the others lie beside them.
+int WarpsDown(std::int64_t m, int rows) {
+  return 1 << std::min(CeilLog2(CeilDiv(m, rows)), CeilLog2(kWarps));
+}
+
+// Each warp computes a tile of Rows x kColumns elements.
 template <int kSteps, class T, class O>
 __global__ void __launch_bounds__(kThreads)
-    MatmulOuterProduct(Operand<T> a, Operand<T> b, int k, O* c) {
+    MatmulOuterProduct(Operand<T> a, Operand<T> b, int k, int warps_down, O* c) {
   using Value = ValueOf<T>;
   constexpr int kRows = Rows(sizeof(T), kSteps);
   __shared__ __align__(16) Value a_rows[kWarps][kRows][kSteps];
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const auto column_tiles = static_cast<unsigned>(CeilDiv(b.extent, kColumns));
-  const std::int64_t row = (std::int64_t{blockIdx.x / column_tiles} * kWarps + warp) * kRows;
-  const std::int64_t column = std::int64_t{blockIdx.x % column_tiles} * kColumns + lane;
+  const int warps_across = kWarps / warps_down;
+  const auto column_tiles = static_cast<unsigned>(CeilDiv(b.extent, kColumns * warps_across));
+  const std::int64_t row =
+      (std::int64_t{blockIdx.x / column_tiles} * warps_down + warp / warps_across) * kRows;
+  const std::int64_t column =
+      (std::int64_t{blockIdx.x % column_tiles} * warps_across + warp % warps_across) * kColumns +
+      lane;
   const auto rows = static_cast<int>(min(a.extent - row, std::int64_t{kRows}));
   const std::int64_t columns = b.extent - column;  // from the lane's first to the edge
 
@@ -100,12 +111,15 @@ constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 
 
 template <int kSteps>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  const std::int64_t row_tiles = CeilDiv(p.m, kWarps * Rows(SizeOf(p.dtype), kSteps));
-  const auto blocks = static_cast<unsigned>(row_tiles * CeilDiv(p.n, kColumns));
+  const int rows = Rows(SizeOf(p.dtype), kSteps);
+  const int down = WarpsDown(p.m, rows);
+  const auto blocks =
+      static_cast<unsigned>(CeilDiv(p.m, down * rows) * CeilDiv(p.n, kColumns * (kWarps / down)));
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     MatmulOuterProduct<kSteps><<<blocks, kThreads, 0, stream.handle()>>>(
-        OperandA<T>(p), OperandB<T>(p), static_cast<int>(p.k), static_cast<decltype(o)*>(p.c));
+        OperandA<T>(p), OperandB<T>(p), static_cast<int>(p.k), down,
+        static_cast<decltype(o)*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulOuterProduct);
   });
 }
