@@ -78,6 +78,7 @@ struct Options {
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration drain_delay = absl::ZeroDuration();
+  std::string ready_file;  // not ready until it is made; empty: as soon as it can work
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
   std::string log_level = "info";

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <malloc.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -96,10 +97,21 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
                                               std::numeric_limits<int>::max())));
 }
 
+// Whether somebody has made the file, or written to it, since the server's start. The times of files lag
+// behind the clock by a tick of the kernel.
+bool IsMade(const std::string& path, absl::Time start) {
+  struct stat file {};
+  return stat(path.c_str(), &file) == 0 &&
+         absl::TimeFromTimespec(file.st_mtim) >= start - absl::Milliseconds(20);
+}
+
 }  // namespace
 
 Server::Server(std::unique_ptr<Core> core)
-    : core_(std::move(core)), buffer_service_(*core_), compute_service_(*core_) {}
+    : core_(std::move(core)),
+      buffer_service_(*core_),
+      compute_service_(*core_),
+      filled_(core_->options().ready_file.empty()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
@@ -112,6 +124,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
+  if (!server->filled_) spdlog::info("not ready until {} is made", options.ready_file);
   server->SetHealth();
   if (server->http_ != nullptr) {
     spdlog::info("metrics at http://{}/", server->http_->address());
@@ -327,7 +340,7 @@ bool Server::Drain() {
 }
 
 void Server::SetHealth() {
-  const bool ready = !draining_ && !stuck_ && !devices_lost_;
+  const bool ready = filled_ && !draining_ && !stuck_ && !devices_lost_;
   ready_ = ready;
   health_.Set(v1::BufferService::service_full_name(), ready);
   health_.Set(v1::ComputeService::service_full_name(), ready);
@@ -401,6 +414,7 @@ void Server::ClearLostDevices() {
 }
 
 void Server::Tend() {
+  const absl::Time start = absl::Now();
   absl::Time next_trim = SteadyNow(), next_reload = next_trim;
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
@@ -443,6 +457,11 @@ void Server::Tend() {
         spdlog::info("no worker is busy, and no device silent, for so long any more");
       }
       stuck_ = stuck;
+      SetHealth();
+    }
+    if (!filled_ && IsMade(core_->options().ready_file, start)) {
+      spdlog::info("{} is there: ready", core_->options().ready_file);
+      filled_ = true;
       SetHealth();
     }
     lock.unlock();

@@ -5,18 +5,24 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -326,6 +332,31 @@ TEST(Addresses, EveryKindIsServed) {
   }
   EXPECT_NE(access(path.c_str(), F_OK), 0);
   EXPECT_NE(access(other.c_str(), F_OK), 0);
+}
+
+// Has this process's kernel refuse sockets of IPv6 from now on.
+void ForbidIpv6() {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {static_cast<unsigned short>(std::size(code)), code};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(2);
+}
+
+TEST(Addresses, EveryAddressIsThatOfIpv4WhereTheKernelHasNoOther) {
+  EXPECT_EXIT(
+      {
+        ForbidIpv6();
+        const auto every = ListenTcp("[::]:0"), one = ListenTcp("[::1]:0");
+        _exit(every.ok() && every->address.rfind("0.0.0.0:", 0) == 0 && !one.ok() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
