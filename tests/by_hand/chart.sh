@@ -137,7 +137,7 @@ renders '{updateStrategy: {type: OnDelete}, minReadySeconds: 30, waitUntilFilled
   'of("StatefulSet")["spec"]["updateStrategy"] == {"type": "OnDelete"} and of("StatefulSet")["spec"]["minReadySeconds"] == 30
   and env(server)["TESSERA_READY_FILE"] == "/run/tessera/filled"
   and server["containers"][0]["startupProbe"]["grpc"]["service"] == ""'
-renders '{env: {TESSERA_SPANS: /spans/s}, extraVolumes: [{name: spans, emptyDir: {}}], extraVolumeMounts: [{name: spans, mountPath: /spans}]}' \
+renders '{env: {TESSERA_SPANS: /spans/s, LD_LIBRARY_PATH: /cublas}, extraVolumes: [{name: spans, emptyDir: {}}], extraVolumeMounts: [{name: spans, mountPath: /spans}]}' \
   'server["volumes"] == [{"name": "spans", "emptyDir": {}}] and server["containers"][0]["volumeMounts"][0]["mountPath"] == "/spans"'
 renders '{metrics: {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], dashboard: {enabled: true},
   serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}}' \

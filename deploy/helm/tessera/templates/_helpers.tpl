@@ -131,7 +131,7 @@ tolerations:
       "TESSERA_CLIENT_TLS_CERT" "tls.clientSecretName" "TESSERA_CLIENT_TLS_KEY" "tls.clientSecretName"
       "TESSERA_TOKENS" "tokens.secretName" -}}
 {{- range $name, $value := .Values.env }}
-{{- if not (regexMatch "^TESSERA_[A-Z0-9_]+$" $name) }}
+{{- if not (regexMatch "^(TESSERA_[A-Z0-9_]+|LD_LIBRARY_PATH)$" $name) }}
 {{- fail (printf "env.%s is no option of the server: --memory-limit is env.TESSERA_MEMORY_LIMIT" $name) }}
 {{- else if hasKey $taken $name }}
 {{- fail (printf "env.%s is what the value %s is for: set that" $name (get $taken $name)) }}
