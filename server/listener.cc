@@ -204,7 +204,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
     CloseAll(sockets);
     if (!retry) break;
   }
-  // The kernel has IPv4 alone.
+  // The kernel has no IPv6.
   if (sockets.empty() && error == EAFNOSUPPORT && host == "::")
     return ListenTcp("0.0.0.0" + address.substr(colon));
   if (sockets.empty()) return CannotListen(address, error);

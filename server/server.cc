@@ -97,8 +97,8 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
                                               std::numeric_limits<int>::max())));
 }
 
-// Whether somebody has made the file, or written to it, since the server's start. The times of files lag
-// behind the clock by a tick of the kernel.
+// Whether somebody has made the file, or written to it, since the server's start. The times of files
+// lag behind the clock by a tick of the kernel.
 bool IsMade(const std::string& path, absl::Time start) {
   struct stat file {};
   return stat(path.c_str(), &file) == 0 &&
