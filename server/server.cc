@@ -97,7 +97,7 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
                                               std::numeric_limits<int>::max())));
 }
 
-// Whether somebody has made the file, or written to it, since the server's start. The times of files
+// Whether somebody has made the file, or written to it, since the server's start. Times of files
 // lag behind the clock by a tick of the kernel.
 bool IsMade(const std::string& path, absl::Time start) {
   struct stat file {};

@@ -126,7 +126,8 @@ class ReportTest(unittest.TestCase):
         picture = report.latency_plot({name: figures for name in names}, "c")
         height = int(re.search(r'viewBox="0 0 \d+ (\d+)"', picture)[1])
         rows = [float(re.search(rf'y="(\S+)"[^>]*>{name}<', picture)[1]) for name in names]
-        self.assertGreaterEqual(min(b - a for a, b in zip(rows, rows[1:])), 12)  # the letters' height
+        letters = 12  # high
+        self.assertGreaterEqual(min(b - a for a, b in zip(rows, rows[1:])), letters)
         self.assertLess(rows[-1], height)
 
     def test_what_makes_it_fail(self):

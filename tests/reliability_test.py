@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every test that a document names exists, and every limit of the server has its line in docs/reliability.md.
+"""Every test that a document names exists, and every limit of the server has its line in
+docs/reliability.md.
 
 usage: reliability_test.py
 """
@@ -53,7 +54,8 @@ class ReliabilityTest(unittest.TestCase):
         cases = set(re.findall(r"def (test_\w+)", tests))
         built = "".join((ROOT / folder / "CMakeLists.txt").read_text()
                         for folder in (".", "tests", "kernels/bench"))
-        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")]:
+        for document in [path for folder in ("*.md", "docs/*.md", "deploy/**/*.md")
+                         for path in ROOT.glob(folder)]:
             for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
                 for word in re.findall(r"\btest_\w+|\b\w+_test\b", quoted):
                     with self.subTest(document=document.name, word=word):

@@ -5,8 +5,9 @@ usage: plan.py --slo FILE --out FOLDER --private FOLDER --seconds N [--cases "NA
 
 Prints a line for each case: its name, then the stems of its configurations, which run at the same
 time. ghz reads those in the private folder; those in the other are the same without metadata, among
-which the token is. Credentials come from TESSERA_CLIENT_TLS_CA, TESSERA_TOKEN_FILE, TESSERA_TOKEN and so
-on, as for `tessera`, which puts the operands first and refuses a token that would be sent in clear.
+which the token is. Credentials come from TESSERA_CLIENT_TLS_CA, TESSERA_TOKEN_FILE, TESSERA_TOKEN and
+so on, as for `tessera`, which puts the operands first and refuses a token that would be sent in
+clear.
 """
 
 import argparse

@@ -3,8 +3,9 @@
 
 usage: report.py FOLDER --slo FILE [--compare EARLIER]
 
-FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, what ghz was
-asked for in NAME.config.json, and server.json, the answer of `tessera --json info`. What it writes there: summary.json, which a later --compare reads from the folder EARLIER, report.md,
+FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, what ghz
+was asked for in NAME.config.json, and server.json, the answer of `tessera --json info`. What it
+writes there: summary.json, which a later --compare reads from the folder EARLIER, report.md,
 latency.svg, and NAME.svg of each case in steps. It ends with 1 when a case misses its objective,
 has no report, or is worse than the earlier one by more than slo.toml allows.
 
@@ -230,7 +231,8 @@ def plain(head, lines):
 
 def latency_plot(summaries, caption):
     """A row for each case: its quantiles from the first to the last, on a logarithmic axis."""
-    rows = [(name, [s[f"p{q}_ms"] for q in QUANTILES]) for name, s in summaries.items() if s.get("p50_ms")]
+    rows = [(name, [s[f"p{q}_ms"] for q in QUANTILES])
+            for name, s in summaries.items() if s.get("p50_ms")]
     left, right, top, row = 240, 910, 74, 22
     low = math.floor(math.log10(min(values[0] for _, values in rows)))
     high = max(math.ceil(math.log10(max(values[-1] for _, values in rows))), low + 1)
