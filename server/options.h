@@ -77,6 +77,7 @@ struct Options {
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
+  absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS; without a flag
   absl::Duration drain_delay = absl::ZeroDuration();
   std::string ready_file;  // not ready until it is made; empty: as soon as it can work
   absl::Duration drain_timeout = absl::Seconds(30);

@@ -53,9 +53,6 @@ constexpr absl::Duration kForbearance = absl::Minutes(1);
 // answer.
 constexpr int kKeepaliveMs = 60'000;
 
-// From accepting a connection to its first frame of HTTP/2.
-constexpr int kHandshakeMs = 10'000;
-
 // glibc keeps what was freed between pieces that are in use: after many large messages at once that
 // would be all of them.
 void TrimHostMemory() {
@@ -74,6 +71,14 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
+// Whether somebody has made the file, or written to it, since the server's start. Times of files
+// lag behind the clock by a tick of the kernel.
+bool IsMade(const std::string& path, absl::Time start) {
+  struct stat file {};
+  return stat(path.c_str(), &file) == 0 &&
+         absl::TimeFromTimespec(file.st_mtim) >= start - absl::Milliseconds(20);
+}
+
 // What gRPC may take, and what it asks of connections.
 void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   // Twice what clients may send: so that a message that is somewhat too large gets an answer with
@@ -89,20 +94,13 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(options.handshake)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
   builder.AddChannelArgument(
       GRPC_ARG_MAX_CONNECTION_IDLE_MS,
       static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
                                               std::numeric_limits<int>::max())));
-}
-
-// Whether somebody has made the file, or written to it, since the server's start. Times of files
-// lag behind the clock by a tick of the kernel.
-bool IsMade(const std::string& path, absl::Time start) {
-  struct stat file {};
-  return stat(path.c_str(), &file) == 0 &&
-         absl::TimeFromTimespec(file.st_mtim) >= start - absl::Milliseconds(20);
 }
 
 }  // namespace
@@ -414,10 +412,10 @@ void Server::ClearLostDevices() {
 }
 
 void Server::Tend() {
-  const absl::Time start = absl::Now();
   absl::Time next_trim = SteadyNow(), next_reload = next_trim;
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
+  const absl::Time start = absl::Now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();

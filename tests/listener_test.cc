@@ -512,6 +512,7 @@ TEST(Closing, WhoConnectsMeanwhileIsServedOrClosed) {
 TEST(Settings, ConnectionsThatSayNothingEnd) {
   Options options = TestOptions();
   options.listen = {"127.0.0.1:0"};
+  options.handshake = absl::Milliseconds(300);
   TestServer server(options);
   RawConnection silent(server.address());
   EXPECT_TRUE(silent.IsServed());
