@@ -287,7 +287,8 @@ absl::Status Core::CheckPause(absl::Duration pause, absl::Duration limit, std::s
   const std::string figure = absl::FormatDuration(patience);
   if (admission_.closed()) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                     "the server is stopping, and waits no longer for a stream that stands still",
+                     absl::StrCat("the server is stopping, and waits no longer than ", figure,
+                                  " for a stream that stands still"),
                      {{"limit", figure}});
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason, message, {{"limit", figure}});

@@ -204,6 +204,9 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
     CloseAll(sockets);
     if (!retry) break;
   }
+  // The kernel has no IPv6.
+  if (sockets.empty() && error == EAFNOSUPPORT && host == "::")
+    return ListenTcp("0.0.0.0" + address.substr(colon));
   if (sockets.empty()) return CannotListen(address, error);
   TcpSockets opened;
   opened.beyond_loopback = std::any_of(sockets.begin(), sockets.end(), IsBeyondLoopback);

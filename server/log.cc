@@ -14,6 +14,7 @@
 #include "grpc/support/log.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "server/clock.h"
 #include "spdlog/async.h"
 #include "spdlog/formatter.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
@@ -33,8 +34,8 @@ class CallLines {
   // Whether there may be another line. left_out: how many there were not before a second began.
   bool Take(std::int64_t& left_out) {
     const std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - second_ >= std::chrono::seconds(1)) {
+    const absl::Time now = SteadyNow();
+    if (now - second_ >= absl::Seconds(1)) {
       second_ = now;
       written_ = 0;
       left_out = std::exchange(left_out_, 0);
@@ -49,8 +50,8 @@ class CallLines {
 
  private:
   std::mutex mutex_;
-  std::chrono::steady_clock::time_point second_;  // its begin
-  int written_ = 0;                               // in it
+  absl::Time second_ = absl::InfinitePast();  // its begin
+  int written_ = 0;                           // in it
   std::int64_t left_out_ = 0;
 };
 

@@ -380,6 +380,10 @@ void AddTimes(CLI::App& app, Options& options) {
       "an operation that runs for so long turns the health service NOT_SERVING; one that goes "
       "on for another four --max-operation-seconds of every worker loses its device; 0: never",
       true, options.watchdog);
+  AddFile(app, "ready-file",
+          "not ready in the health service until somebody makes this file, or writes to it again, "
+          "once the server has its buffers",
+          options.ready_file);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",
               false, options.drain_delay);

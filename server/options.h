@@ -77,7 +77,9 @@ struct Options {
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
+  absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS; without a flag
   absl::Duration drain_delay = absl::ZeroDuration();
+  std::string ready_file;  // not ready until it is made; empty: as soon as it can work
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
   std::string log_level = "info";

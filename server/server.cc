@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <malloc.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -52,9 +53,6 @@ constexpr absl::Duration kForbearance = absl::Minutes(1);
 // answer.
 constexpr int kKeepaliveMs = 60'000;
 
-// From accepting a connection to its first frame of HTTP/2.
-constexpr int kHandshakeMs = 10'000;
-
 // glibc keeps what was freed between pieces that are in use: after many large messages at once that
 // would be all of them.
 void TrimHostMemory() {
@@ -73,6 +71,14 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
+// Whether somebody has made the file, or written to it, since the server's start. Times of files
+// lag behind the clock by a tick of the kernel.
+bool IsMade(const std::string& path, absl::Time start) {
+  struct stat file {};
+  return stat(path.c_str(), &file) == 0 &&
+         absl::TimeFromTimespec(file.st_mtim) >= start - absl::Milliseconds(20);
+}
+
 // What gRPC may take, and what it asks of connections.
 void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   // Twice what clients may send: so that a message that is somewhat too large gets an answer with
@@ -88,7 +94,8 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(options.handshake)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
   builder.AddChannelArgument(
       GRPC_ARG_MAX_CONNECTION_IDLE_MS,
@@ -99,7 +106,10 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
 }  // namespace
 
 Server::Server(std::unique_ptr<Core> core)
-    : core_(std::move(core)), buffer_service_(*core_), compute_service_(*core_) {}
+    : core_(std::move(core)),
+      buffer_service_(*core_),
+      compute_service_(*core_),
+      filled_(core_->options().ready_file.empty()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
@@ -112,6 +122,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
+  if (!server->filled_) spdlog::info("not ready until {} is made", options.ready_file);
   server->SetHealth();
   if (server->http_ != nullptr) {
     spdlog::info("metrics at http://{}/", server->http_->address());
@@ -327,7 +338,7 @@ bool Server::Drain() {
 }
 
 void Server::SetHealth() {
-  const bool ready = !draining_ && !stuck_ && !devices_lost_;
+  const bool ready = filled_ && !draining_ && !stuck_ && !devices_lost_;
   ready_ = ready;
   health_.Set(v1::BufferService::service_full_name(), ready);
   health_.Set(v1::ComputeService::service_full_name(), ready);
@@ -404,6 +415,7 @@ void Server::Tend() {
   absl::Time next_trim = SteadyNow(), next_reload = next_trim;
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
+  const absl::Time start = absl::Now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
@@ -443,6 +455,11 @@ void Server::Tend() {
         spdlog::info("no worker is busy, and no device silent, for so long any more");
       }
       stuck_ = stuck;
+      SetHealth();
+    }
+    if (!filled_ && IsMade(core_->options().ready_file, start)) {
+      spdlog::info("{} is there: ready", core_->options().ready_file);
+      filled_ = true;
       SetHealth();
     }
     lock.unlock();

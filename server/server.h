@@ -137,6 +137,7 @@ class Server {
   bool devices_lost_ = false;
   bool draining_ = false;
   bool stuck_ = false;  // Verdict::stuck
+  bool filled_;         // --ready-file has been made
   bool ending_ = false;
   std::atomic<bool> ready_{false};  // what the health service says of the services
   std::thread tender_;

@@ -186,7 +186,7 @@ TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   std::vector<int> taken;
   for (int one = 0; (one = dup(connection)) >= 0;) taken.push_back(one);
   std::thread ends([&] { channel.reset(); });
-  EXPECT_TRUE(Ends(connection, 1000));
+  EXPECT_TRUE(Ends(connection, 1900));
   for (const int one : taken) close(one);
   setrlimit(RLIMIT_NOFILE, &before);
   ends.join();

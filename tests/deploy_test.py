@@ -144,8 +144,8 @@ class KubernetesTest(unittest.TestCase):
         environment = {entry["name"]: entry["value"] for entry in container["env"]}
         self.assertLessEqual(set(environment), variables())
         port, metrics = container["ports"]
-        self.assertEqual(environment["TESSERA_LISTEN"], f"0.0.0.0:{port['containerPort']}")
-        self.assertEqual(environment["TESSERA_METRICS_LISTEN"], f"0.0.0.0:{metrics['containerPort']}")
+        self.assertEqual(environment["TESSERA_LISTEN"], f"[::]:{port['containerPort']}")
+        self.assertEqual(environment["TESSERA_METRICS_LISTEN"], f"[::]:{metrics['containerPort']}")
         targets = [[p["targetPort"] for p in s["spec"]["ports"]] for s in self.kind("Service")]
         # Prometheus asks every instance, once.
         self.assertEqual(targets, [[port["name"], metrics["name"]], [port["name"]]])
@@ -220,6 +220,31 @@ class ServiceTest(unittest.TestCase):
         self.assertIn("Type=notify", unit)
         drain = re.search(r"--drain-timeout TIME=(\d+)s", help_of(programs.server))
         self.assertGreater(int(re.search(r"TimeoutStopSec=(\d+)s", unit)[1]), int(drain[1]) + 5)
+
+
+class PackTest(unittest.TestCase):
+    def test_packages_and_bundles_are_for_the_devices_asked_for(self):
+        """Here a compiler of CUDA is there."""
+        script = """set -e; root=$PWD
+            source "$1/common.sh"; source "$1/build.sh"; step() { printf '%s\\n' "$@"; }
+            choose_devices package ${2:-}; configure release; cat build/release/devices.txt"""
+        with tempfile.TemporaryDirectory() as folder:
+            nvcc = pathlib.Path(folder) / "nvcc"
+            nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
+            nvcc.chmod(0o755)
+            (pathlib.Path(folder) / "CMakeLists.txt").touch()
+            (pathlib.Path(folder) / "build/release").mkdir(parents=True)
+
+            def configured(*arguments):
+                return subprocess.run(
+                    ["bash", "-c", script, "-", DEPLOY / "tools", *arguments], cwd=folder, text=True,
+                    capture_output=True, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+
+            self.assertIn("-DTESSERA_CUDA=ON", configured().stdout)
+            alone = configured("cpu").stdout
+            self.assertIn("-DTESSERA_CUDA=OFF", alone)
+            self.assertIn("\nCPU alone\n", alone)
+            self.assertIn('package takes cpu or nothing, not "gpu"', configured("gpu").stderr)
 
 
 class ReadmeTest(unittest.TestCase):

@@ -51,13 +51,13 @@ class Method:
         data = data if isinstance(data, list) else [data]
         return [json_format.ParseDict(message, self.request()) for message in data]
 
-    def call(self, channel, messages, timeout):
+    def call(self, channel, messages, timeout, metadata=None):
         kind = ("stream" if self.method.client_streaming else "unary",
                 "stream" if self.method.server_streaming else "unary")  # fmt: skip
         stub = getattr(channel, "_".join(kind))(
             self.path, self.request.SerializeToString, self.response.FromString)
         request = iter(messages) if kind[0] == "stream" else messages[0]
-        answer = stub(request, timeout=timeout)
+        answer = stub(request, timeout=timeout, metadata=metadata)
         return list(answer) if kind[1] == "stream" else answer
 
 
@@ -88,7 +88,8 @@ class Run:
         now, start = datetime.datetime.now(datetime.timezone.utc), time.perf_counter_ns()
         status, error = "OK", ""
         try:
-            self.method.call(self.channel, messages, seconds(self.config["timeout"]))
+            self.method.call(self.channel, messages, seconds(self.config["timeout"]),
+                             list(self.config.get("metadata", {}).items()))
         except grpc.RpcError as failure:
             status = "".join(part.title() for part in failure.code().name.split("_"))
             error = f"rpc error: code = {status} desc = {failure.details()}"
@@ -140,7 +141,8 @@ def main():
     schedule = {key: config[key] for key in config if key.startswith("load-")}
     arguments.output.write_text(json.dumps({
         "date": datetime.datetime.now().isoformat(), "endReason": "timeout",
-        "options": {"call": config["call"], "load-schedule": "const", **schedule},
+        "options": {"call": config["call"], "host": arguments.target, "load-schedule": "const",
+                    "metadata": config.get("metadata"), **schedule},
         "count": len(run.details), "total": int(total * 1e9), "rps": len(run.details) / total,
         "errorDistribution": count(run.details, "error"),
         "statusCodeDistribution": count(run.details, "status"), "details": run.details,

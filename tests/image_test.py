@@ -62,7 +62,7 @@ class ImageTest(o.Case):
         return o.run(*command[:-1], server.pid, env=variables).returncode == 0
 
     def test_every_interface_unless_told_otherwise(self):
-        self.assertEqual(self.variables["TESSERA_LISTEN"], "0.0.0.0:50051")
+        self.assertEqual(self.variables["TESSERA_LISTEN"], "[::]:50051")
         self.assertIn("50051", self.only("EXPOSE"))
 
     def test_other_flags_leave_the_address_alone(self):
@@ -92,6 +92,17 @@ class ImageTest(o.Case):
         self.assertEqual(addresses, [address])
         # The server's environment counts, not that of the check.
         self.assertTrue(self.healthy(server, TESSERA_LISTEN="127.0.0.1:1"))
+
+    def test_every_address_is_asked_by_ipv4(self):
+        """Which every kernel has."""
+        server, (address,) = self.start(TESSERA_LISTEN="127.0.0.1:0")
+        every = o.environment(TESSERA_LISTEN=address.replace("127.0.0.1", "[::]"))
+        with subprocess.Popen(["sleep", "1h"], env=every) as other:
+            self.addCleanup(other.kill)
+            command = json.loads(self.only("HEALTHCHECK").split("CMD", 1)[1])
+            asked = o.run(*command[:-1], other.pid, env=o.environment(**self.environment))
+            other.kill()
+        self.assertEqual(asked.returncode, 0, asked.stderr)
 
     def test_systemd_is_told(self):
         for number, path in enumerate((f"{self.folder}/notify", f"@tessera-{os.getpid()}")):

@@ -5,18 +5,24 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -328,6 +334,29 @@ TEST(Addresses, EveryKindIsServed) {
   EXPECT_NE(access(other.c_str(), F_OK), 0);
 }
 
+// As where the kernel has no IPv6.
+[[noreturn]] void ListenWithoutIpv6() {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {static_cast<unsigned short>(std::size(code)), code};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) std::_Exit(1);
+  const absl::StatusOr<TcpSockets> every = ListenTcp("[::]:0");
+  if (!every.ok() || every->address.rfind("0.0.0.0:", 0) != 0) std::_Exit(2);
+  if (ListenTcp("[::1]:0").ok()) std::_Exit(3);
+  std::_Exit(0);
+}
+
+TEST(AddressesDeathTest, EveryAddressIsThatOfIpv4WhereTheKernelHasNoOther) {
+  EXPECT_EXIT(ListenWithoutIpv6(), testing::ExitedWithCode(0), "");
+}
+
 TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
   const std::string path = SocketPath("taken");
   auto first = Listener::Open({"127.0.0.1:0", "unix:" + path}, 4);
@@ -483,6 +512,7 @@ TEST(Closing, WhoConnectsMeanwhileIsServedOrClosed) {
 TEST(Settings, ConnectionsThatSayNothingEnd) {
   Options options = TestOptions();
   options.listen = {"127.0.0.1:0"};
+  options.handshake = absl::Milliseconds(300);
   TestServer server(options);
   RawConnection silent(server.address());
   EXPECT_TRUE(silent.IsServed());

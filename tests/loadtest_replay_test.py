@@ -7,6 +7,7 @@ arguments]
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import grpc
 
@@ -93,6 +95,35 @@ class ReplayTest(unittest.TestCase):
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertRegex(run.stderr, r"dot-saturation: \d+ of \d+ calls failed")
 
+    def test_a_server_that_asks_for_tokens(self):
+        """The token is where ghz reads it, and not in the report."""
+        token = "a-token-of-no-use"
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        tokens = self.folder / "tokens"
+        tokens.write_text(f"{digest} write one\n")
+        tokens.chmod(0o600)
+        server = outsider.Server(self.folder, "--tokens", tokens)
+        self.addCleanup(server.process.wait)
+        self.addCleanup(server.process.kill)
+        slo = self.folder / "token.toml"
+        slo.write_text('[pattern.p]\nconcurrency = 1\nmetadata = { secret = "of-its-own" }\n'
+                       '[case.c]\ncall = "dot"\npattern = "p"\n')
+        (self.folder / "token").write_text(token + "\n")
+        out = self.folder / "report"
+        flags = ["--seconds", "1", "--slo", slo, "--out", out]
+        from_file = {"TESSERA_TOKEN_FILE": str(self.folder / "token")}
+        run = self.run_sh(*flags, "--target", server.address, **from_file)
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertGreater(json.loads((out / "summary.json").read_text())["c"]["calls"], 0)
+        left = "".join(path.read_text() for path in out.iterdir())
+        self.assertNotIn(token, left + run.stdout + run.stderr)
+        self.assertNotIn("of-its-own", left)
+        self.assertIn(f"Server {server.address}, version ", (out / "report.md").read_text())
+
+        run = self.run_sh(*flags, "--target", "192.0.2.1:50051", TESSERA_TOKEN=token)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("in clear", run.stderr)
+
     def test_bad_flags(self):
         for flags, wanted in [
             (["--cases", "dott"], "no case 'dott'"),
@@ -142,6 +173,8 @@ class ReplayTest(unittest.TestCase):
         self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_CA")
         self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_SERVER_NAME")
         self.assertEqual(plan.tls_keys(), {"cacert": "/ca", "cname": "tessera"})
+        with unittest.mock.patch.dict(os.environ, TESSERA_TOKEN="secret\n"):
+            self.assertEqual(plan.metadata(), {"authorization": "Bearer secret"})
         config = plan.configuration(slo, slo["case"]["dot-step"], "dot", 30)
         self.assertEqual(config["load-step-duration"], "6000ms")
         self.assertEqual(config["duration"], "30s")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,8 @@ class ReportTest(unittest.TestCase):
         folder.mkdir(exist_ok=True)
         for name, content in reports.items():
             name = name.replace("__", ".")
-            (folder / f"{name}.config.json").write_text('{"duration": "10s"}')
+            config = {"duration": "10s", "concurrency": 32, "connections": 4, "rps": 200}
+            (folder / f"{name}.config.json").write_text(json.dumps(config))
             if content is not None:
                 text = content if isinstance(content, str) else json.dumps(content)
                 (folder / f"{name}.json").write_text(text)
@@ -105,6 +107,28 @@ class ReportTest(unittest.TestCase):
         self.assertIn("| dot | 2000 | 0 | 200.0 |", page)
         self.assertIn("latency.svg", page)
         self.assertIn("<polyline", (self.folder / "out" / "latency.svg").read_text())
+
+    def test_the_report_says_what_was_measured(self):
+        measured = ghz([1] * 2000, host="gpu-host:50051")
+        (self.folder / "out").mkdir()
+        server = {"version": "1.2.3", "devices": [{"name": "cuda:0", "model": "NVIDIA H100"}]}
+        (self.folder / "out" / "server.json").write_text(json.dumps(server))
+        self.run_on(dot=measured, lenient=measured)
+        page = (self.folder / "out" / "report.md").read_text()
+        for wanted in ("Server gpu-host:50051, version 1.2.3, cuda:0 (NVIDIA H100), 2026-01-31T12:00:10Z.",
+                       "| 100/s or more, p99 20 ms or less | 32 callers, 4 connections, 200/s, 10 s |",
+                       "| 3 failed or fewer |"):
+            self.assertIn(wanted, page)
+
+    def test_every_case_has_a_row_in_the_picture(self):
+        names = [f"case-{i}-saturation" for i in range(30)]
+        figures = report.summarize(FINE)
+        picture = report.latency_plot({name: figures for name in names}, "c")
+        height = int(re.search(r'viewBox="0 0 \d+ (\d+)"', picture)[1])
+        rows = [float(re.search(rf'y="(\S+)"[^>]*>{name}<', picture)[1]) for name in names]
+        letters = 12  # high
+        self.assertGreaterEqual(min(b - a for a, b in zip(rows, rows[1:])), letters)
+        self.assertLess(rows[-1], height)
 
     def test_what_makes_it_fail(self):
         slow = ghz([i / 50 for i in range(1, 2001)])

@@ -7,10 +7,13 @@ usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test
 
 import contextlib
 import json
+import os
+import pathlib
 import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -27,7 +30,7 @@ DEPLOY = o.ROOT / "deploy"
 RULES = DEPLOY / "helm" / "tessera" / "files" / "rules.yaml"
 RULES_TEST = DEPLOY / "monitoring" / "rules_test.yaml"
 DOCUMENT = o.ROOT / "docs" / "metrics.md"
-DASHBOARD = DEPLOY / "monitoring" / "dashboard.json"
+DASHBOARD = DEPLOY / "helm" / "tessera" / "files" / "dashboard.json"
 ONES = np.ones(1000, np.float32)
 
 # --- A scrape -------------------------------------------------------------------------------------
@@ -527,6 +530,18 @@ class LifeTest(MetricsCase):
         failed.exception.close()
         self.assertEqual(self.client.dot_of_ones(), 1)  # it still serves
         server.kill()
+
+    def test_it_is_not_ready_before_its_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "filled"
+            file.touch()
+            os.utime(file, (1, 1))  # of an earlier process
+            server = self.serve("--ready-file", str(file))
+            self.assertIn(f"not ready until {file} is made", server.log())
+            self.assertEqual(self.scrape().sum("tessera_ready"), 0)
+            self.assertEqual(self.client.dot_of_ones(), 1)  # whoever fills it is served
+            file.touch()
+            self.comes(1, "tessera_ready")
 
 
 # --- Prometheus, alerts and dashboard -------------------------------------------------------------

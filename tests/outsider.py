@@ -307,10 +307,7 @@ class Client:
         return self.info().devices[0]
 
     def budget(self, name):
-        budgets = self.info().budgets
-        if Program.known_flags_only and not budgets:
-            return compute.Budget(name=name)
-        found = [budget for budget in budgets if budget.name == name]
+        found = [budget for budget in self.info().budgets if budget.name == name]
         if len(found) != 1:
             raise AssertionError(f"GetServerInfo has {len(found)} budgets named {name!r}")
         return found[0]
@@ -351,9 +348,6 @@ class Program:
     device = "cpu"
     # Whether servers on the CPU measure its strategies before they listen.
     warm_up = True
-    # Whether flags that its help does not list are left out, to try the tests on an older server.
-    known_flags_only = False
-    _help = None
     _sanitized = None
 
     @classmethod
@@ -369,22 +363,6 @@ class Program:
         """How many times longer than a plain server this one may take: servers side by side under a
         sanitizer share few cores."""
         return 5 if cls.sanitized() else 1
-
-    @classmethod
-    def flags(cls, flags):
-        if not cls.known_flags_only:
-            return list(flags)
-        if cls._help is None:
-            cls._help = subprocess.run(
-                [cls.path, "--help"], stdout=subprocess.PIPE, text=True, timeout=START_TIMEOUT_S
-            ).stdout
-        kept, keep = [], True
-        for flag in flags:
-            if flag.startswith("--"):
-                keep = flag.split("=")[0] in cls._help.replace(",", " ").split()
-            if keep:
-                kept.append(flag)
-        return kept
 
 
 def descriptors(server):
@@ -420,7 +398,7 @@ class Server:
             command = (Program.path, "--listen", listen, "--device", device)
             if not Program.warm_up and device.startswith("cpu"):
                 flags = ("--no-warm-up", *flags)
-        command = [*prefix, *command, *Program.flags(map(str, flags))]
+        command = [*prefix, *command, *map(str, flags)]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every test that docs/reliability.md names exists, and every limit of the server has its line there.
+"""Every test that a document names exists, and every limit of the server has its line in
+docs/reliability.md.
 
 usage: reliability_test.py
 """
@@ -47,6 +48,18 @@ class ReliabilityTest(unittest.TestCase):
                         count += 1
                 self.assertTrue(text is not None or "every suite" in row[-1], row)
         self.assertGreater(count, 100)
+
+    def test_tests_that_other_documents_name_exist(self):
+        tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+        cases = set(re.findall(r"def (test_\w+)", tests))
+        built = "".join((ROOT / folder / "CMakeLists.txt").read_text()
+                        for folder in (".", "tests", "kernels/bench"))
+        for document in [path for folder in ("*.md", "docs/*.md", "deploy/**/*.md")
+                         for path in ROOT.glob(folder)]:
+            for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
+                for word in re.findall(r"\btest_\w+|\b\w+_test\b", quoted):
+                    with self.subTest(document=document.name, word=word):
+                        self.assertTrue(word in cases or suite(word) is not None or word in built)
 
     def test_every_limit_has_its_line(self):
         flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"', (ROOT / "server" / "options.cc").read_text())

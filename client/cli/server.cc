@@ -138,7 +138,8 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
 }
 
 // The first address that a server listens on: a flag of its command line, or its environment, over
-// which the flag wins. 0.0.0.0 and [::] lead to this host as well.
+// which the flag wins. 0.0.0.0 leads to this host as well; so does [::], but where the kernel has
+// no IPv6.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;
@@ -159,6 +160,8 @@ std::string AddressOf(int process) {
         "--process", absl::StrCat("process ", process, " was to take a free port, which --listen ",
                                   listen, " does not tell: give --server instead"));
   }
+  constexpr absl::string_view kEveryAddress = "[::]:";
+  if (absl::StartsWith(listen, kEveryAddress)) listen.replace(0, kEveryAddress.size(), "0.0.0.0:");
   return listen;
 }
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Writes a configuration of ghz for each call of the cases that slo.toml asks for.
 
-usage: plan.py --slo FILE --out FOLDER --seconds N [--cases "NAME..."]
+usage: plan.py --slo FILE --out FOLDER --private FOLDER --seconds N [--cases "NAME..."]
 
-Prints a line for each case: its name, then the stems of its configurations in FOLDER, which run at
-the same time. Files of credentials come from TESSERA_CLIENT_TLS_CA and so on, as for `tessera`.
+Prints a line for each case: its name, then the stems of its configurations, which run at the same
+time. ghz reads those in the private folder; those in the other are the same without metadata, among
+which the token is. Credentials come from TESSERA_CLIENT_TLS_CA, TESSERA_TOKEN_FILE, TESSERA_TOKEN and
+so on, as for `tessera`, which puts the operands first and refuses a token that would be sent in
+clear.
 """
 
 import argparse
@@ -25,6 +28,13 @@ def tls_keys():
     found = {key: os.environ.get(f"TESSERA_CLIENT_TLS_{name}") for name, key in TLS.items()}
     found = {key: value for key, value in found.items() if value}
     return found if "cacert" in found else {"insecure": True}
+
+
+def metadata():
+    """What says who calls."""
+    file, token = os.environ.get("TESSERA_TOKEN_FILE"), os.environ.get("TESSERA_TOKEN", "")
+    token = (pathlib.Path(file).read_text() if file else token).strip()
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def read(path):
@@ -80,6 +90,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--slo", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--private", type=pathlib.Path, required=True)
     parser.add_argument("--seconds", type=int, required=True)
     parser.add_argument("--cases", default="")
     options = parser.parse_args()
@@ -88,11 +99,15 @@ def main():
         cases = chosen(slo, options.cases.split())
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"loadtest: {options.slo}: {error}")
+    caller = metadata()
     options.out.mkdir(parents=True, exist_ok=True)
     for name, case in cases.items():
         reports = reports_of(name, case)
         for stem, call in reports.items():
             config = {**configuration(slo, case, call, options.seconds), **tls_keys()}
+            config["metadata"] = {**config.get("metadata", {}), **caller}
+            (options.private / f"{stem}.config.json").write_text(json.dumps(config))
+            del config["metadata"]
             (options.out / f"{stem}.config.json").write_text(json.dumps(config, indent=2))
         print(name, *reports)
 

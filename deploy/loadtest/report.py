@@ -3,7 +3,8 @@
 
 usage: report.py FOLDER --slo FILE [--compare EARLIER]
 
-FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several. What it
+FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, what ghz
+was asked for in NAME.config.json, and server.json, the answer of `tessera --json info`. What it
 writes there: summary.json, which a later --compare reads from the folder EARLIER, report.md,
 latency.svg, and NAME.svg of each case in steps. It ends with 1 when a case misses its objective,
 has no report, or is worse than the earlier one by more than slo.toml allows.
@@ -13,7 +14,9 @@ ghz itself ends with 0 even when every call failed: what happened is in its stat
 
 import argparse
 import datetime
+import html
 import json
+import math
 import pathlib
 import re
 import sys
@@ -125,6 +128,45 @@ def losses(summary, before, factors):
     return found
 
 
+def objective_text(objective):
+    """As misses() reads it: "100/s or more, p99 20 ms or less, 3 failed or fewer"."""
+    found = []
+    for key, bound in objective.items():
+        if key == "rate":
+            found.append(f"{bound:g}/s or more")
+        elif key == "failed":
+            found.append(f"{bound} failed or fewer")
+        else:
+            found.append(f"{key.removesuffix('_ms')} {bound:g} ms or less")
+    return ", ".join(found) or "none failed"
+
+
+def load_text(config):
+    """What a configuration of ghz asks for: "32 callers, 4 connections, 200/s, 10 s"."""
+    found = [f"{config[key]} {word}" for key, word in
+             (("concurrency", "callers"), ("connections", "connections")) if key in config]
+    if "load-schedule" in config:
+        found.append(f"{config['load-start']} to {config['load-end']}/s")
+    elif "rps" in config:
+        found.append(f"{config['rps']}/s")
+    return ", ".join([*found, config["duration"].replace("s", " s")])
+
+
+def about(folder, reports):
+    """The server that was measured, its version and devices, and when."""
+    try:
+        server = json.loads((folder / "server.json").read_text())
+    except (OSError, ValueError):
+        server = {}
+    dates = sorted(re.sub(r"\.\d+", "", report["date"]) for report in reports.values())
+    hosts = sorted({report["options"].get("host", "") for report in reports.values()} - {""})
+    parts = [f"Server {', '.join(hosts)}"] if hosts else []
+    if "version" in server:
+        parts.append(f"version {server['version']}")
+    parts += [f"{device['name']} ({device['model']})" for device in server.get("devices", [])]
+    return ", ".join(parts + dates[:1])
+
+
 def judge(folder, slo, earlier):
     """({name: summary}, {name: ghz's report}, [what is wrong])"""
     summaries, reports, problems = {}, {}, []
@@ -144,6 +186,9 @@ def judge(folder, slo, earlier):
             if name in earlier:
                 wrong += losses(summaries[name], earlier[name], slo.get("compare", {}))
             summaries[name]["missed"] = wrong
+            summaries[name]["objective"] = objective_text(case.get("objective", {}))
+            config = json.loads((folder / f"{name}.config.json").read_text())
+            summaries[name]["load"] = load_text(config)
             problems += [f"{name}: {line}" for line in wrong]
     if not summaries and not problems:
         problems.append(f"no case was run in {folder}")
@@ -157,8 +202,10 @@ def cell(value):
     return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
-def table(summaries, earlier):
+def table(summaries, earlier, conditions=()):
+    """conditions: keys of summaries with texts, as further columns."""
     head = ["case", "calls", "failed", "calls/s", *(f"p{q} ms" for q in QUANTILES), "max ms"]
+    head += conditions
     if earlier:
         head += ["calls/s before", "p99 ms before"]
     lines = []
@@ -166,6 +213,7 @@ def table(summaries, earlier):
         line = [name + " (missed)" * bool(summary.get("missed")), str(summary["calls"])]
         line += [str(summary["failed"]), f"{summary['rate']:.1f}"]
         line += [cell(summary.get(f"p{q}_ms")) for q in QUANTILES] + [cell(summary.get("max_ms"))]
+        line += [summary[key] for key in conditions]
         if earlier:
             before = earlier.get(name, {})
             line += [cell(before.get("rate")), cell(before.get("p99_ms"))]
@@ -182,13 +230,45 @@ def plain(head, lines):
 
 
 def latency_plot(summaries, caption):
-    lines = [
-        pages.Line(name, [(100 / (100 - q), s[f"p{q}_ms"]) for q in QUANTILES])
-        for name, s in summaries.items()
-        if s.get("p50_ms")
+    """A row for each case: its quantiles from the first to the last, on a logarithmic axis."""
+    rows = [(name, [s[f"p{q}_ms"] for q in QUANTILES])
+            for name, s in summaries.items() if s.get("p50_ms")]
+    left, right, top, row = 240, 910, 74, 22
+    low = math.floor(math.log10(min(values[0] for _, values in rows)))
+    high = max(math.ceil(math.log10(max(values[-1] for _, values in rows))), low + 1)
+    bottom = top + row * len(rows)
+
+    def px(ms):
+        return round(left + (math.log10(ms) - low) / (high - low) * (right - left), 1)
+
+    def text(x, y, body, style):
+        return f'<text x="{x}" y="{y}" {style}>{html.escape(body)}</text>'
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 950 {bottom + 40}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="950" height="{bottom + 40}" fill="#ffffff"/>',
+        text(16, 20, "Latency in ms", 'font-size="15" fill="#222"'),
+        text(16, 37, caption, 'font-size="10" fill="#666"'),
     ]
-    return pages.plot("Latency in ms against the percentile", caption, lines,
-                      lambda x: f"p{100 - 100 / x:.0f}")  # fmt: skip
+    for index, q in enumerate(QUANTILES):
+        x, color = left + 60 * index, pages.COLORS[index]
+        out.append(f'<circle cx="{x}" cy="{top - 20}" r="4.5" fill="{color}"/>')
+        out.append(text(x + 9, top - 16, f"p{q}", 'fill="#222"'))
+    for decade in range(low, high + 1):
+        x = px(10.0**decade)
+        out.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="#ddd"/>')
+        out.append(text(x, bottom + 18, f"{10.0**decade:g}", 'text-anchor="middle" fill="#444"'))
+    for index, (name, values) in enumerate(rows):
+        y = top + row * index + row // 2
+        points = " ".join(f"{px(value)},{y}" for value in values)
+        out.append(text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
+        out.append(f'<polyline points="{points}" fill="none" stroke="#999" stroke-width="2"/>')
+        # The last above the others, where they are the same.
+        out += [f'<circle cx="{px(value)}" cy="{y}" r="4.5" fill="{color}"/>'
+                for value, color in zip(values, pages.COLORS)]
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
 
 
 def step_plot(name, found, caption):
@@ -200,9 +280,10 @@ def step_plot(name, found, caption):
 
 
 def write(folder, summaries, reports, problems, earlier):
-    caption = ", ".join(sorted({r["date"][:10] for r in reports.values()}))
+    caption = about(folder, reports)
     (folder / "summary.json").write_text(json.dumps(summaries, indent=2) + "\n")
-    parts = ["# Load test\n", pages.markdown(*table(summaries, earlier), f"ghz, {caption}.")]
+    figures = table(summaries, earlier, ["objective", "load"])
+    parts = [f"# Load test\n\n{caption}.\n", pages.markdown(*figures, "Measured with ghz.")]
     if any("p50_ms" in summary for summary in summaries.values()):
         (folder / "latency.svg").write_text(latency_plot(summaries, caption))
         parts.append("![Latencies of all cases](latency.svg)\n")
@@ -232,6 +313,7 @@ def main(arguments):
     summaries, reports, problems = judge(options.folder, plan.read(options.slo), earlier)
     write(options.folder, summaries, reports, problems, earlier)
     print(plain(*table(summaries, earlier)))
+    print(about(options.folder, reports))
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

@@ -19,7 +19,9 @@ usage: run.sh --target HOST:PORT --cli PATH [FLAG...]
   --out       where reports go; build/loadtest unless told
   --compare   the folder of an earlier report: being worse by more than slo.toml allows is a failure
 
-TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, as for `tessera`.
+TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, and TESSERA_TOKEN or
+TESSERA_TOKEN_FILE says who calls, as for `tessera`: with a role that may write, and to another host by
+TLS alone. Reports do not have the token.
 END
 }
 
@@ -69,11 +71,15 @@ if ((${#compare[@]})) && [[ ! -f ${compare[1]}/summary.json ]]; then
 fi
 [[ ! $out -ef ${compare[1]:-} ]] || die "--out and --compare are the same folder"
 
+# What has the token: ghz repeats its metadata in its report.
+private=$(mktemp -d)
+trap 'rm -rf "$private"' EXIT
 mkdir -p "$out"
 rm -f "$out"/*.json "$out"/*.svg "$out"/report.md
-planned=$(/usr/bin/python3 "$here/plan.py" --slo "$slo" --out "$out" --seconds "$seconds" \
-  --cases "$cases")
+planned=$(/usr/bin/python3 "$here/plan.py" --slo "$slo" --out "$out" --private "$private" \
+  --seconds "$seconds" --cases "$cases")
 
+"$cli" --server "$target" --json info >"$out/server.json"
 echo "==> Put operands on $target"
 put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 24h)
 "${put[@]}" --seed 1 --shape 4096 --name load/x
@@ -82,8 +88,14 @@ put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 2
 
 # run_ghz NAME. timeout: a server that no longer answers must not hold the test for ever.
 run_ghz() {
-  timeout $((seconds + 60)) "$ghz" --config "$out/$1.config.json" --output "$out/$1.json" \
+  timeout $((seconds + 60)) "$ghz" --config "$private/$1.config.json" --output "$private/$1.json" \
     "$target" || die "ghz ended with exit code $? in $1"
+  /usr/bin/python3 -c 'import json, sys
+report = json.load(open(sys.argv[1]))
+report["options"].pop("metadata", None)
+json.dump(report, open(sys.argv[2], "w"))' "$private/$1.json" "$out/$1.json" ||
+    die "ghz has left no report of $1"
+  rm "$private/$1.json"
 }
 
 while read -r -a names; do

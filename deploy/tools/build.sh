@@ -1,6 +1,18 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Configuring and building, for the devices of this machine or for all. Sourced by ./dev.
 
+# cpu: CUDA is left out also where nvcc is.
+only_cpu=false
+
+# choose_devices COMMAND [cpu]
+choose_devices() {
+  case ${2:-} in
+    cpu) only_cpu=true ;;
+    '') ;;
+    *) die "$1 takes cpu or nothing, not \"$2\"" ;;
+  esac
+}
+
 # The nvcc to build with; empty when there is none of CUDA 13 or newer.
 find_nvcc() {
   local nvcc release
@@ -34,6 +46,8 @@ configure() {
   nvcc=$(find_nvcc)
   if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
     devices="CPU alone, under $preset"
+  elif $only_cpu; then
+    devices="CPU alone"
   elif [[ -z $nvcc ]]; then
     devices="CPU alone, for want of nvcc 13 or newer"
   elif [[ $preset == native ]] && ! has_gpu; then

@@ -26,9 +26,11 @@ bill_of_materials() {
   } | deploy/sbom.sh document tessera-bundle "$(version)"
 }
 
-# The same sources and packages give the same bytes, in whatever folder and by whomever it is built.
+# bundle [cpu]. The same sources and packages give the same bytes, in whatever folder and by whomever it is
+# built.
 bundle() {
   if $bundled; then die "this is a bundle"; fi
+  choose_devices bundle "$@"
   install_packages xz-utils
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
   export SOURCE_DATE_EPOCH
@@ -77,7 +79,7 @@ image() {
   command -v docker >/dev/null || die "docker is not installed"
   local tag=tessera toolchain=()
   if [[ ${1:-} == cpu ]]; then
-    tag=tessera:cpu toolchain=(--build-arg TOOLCHAIN=ubuntu:24.04)
+    tag=tessera:cpu toolchain=(--build-arg TOOLCHAIN=ubuntu:24.04 --build-arg VISIBLE_GPUS=void)
     shift
   elif [[ ${1:-} == [!-]* ]]; then
     die "image takes cpu or nothing, and flags of docker build, not \"$1\""
@@ -90,13 +92,17 @@ image() {
     -t "$tag" "$@" .
 }
 
-# Debian packages of the server, the command line and the client library.
+# package [cpu]: Debian packages of the server, the command line and the client library. Their version ends in
+# +cuda or +cpu.
 package() {
   if $bundled; then die "this is a bundle"; fi
+  choose_devices package "$@"
   install_packages debhelper dpkg-dev lintian
-  local tree name
+  local tree name version
   build release tessera-server tessera manual
-  tree=$root/build/package/tessera-$(version)
+  version=$(version)+cpu
+  if [[ $(<"$built/devices.txt") == CUDA* ]]; then version=$(version)+cuda; fi
+  tree=$root/build/package/tessera-$version
   rm -rf "${tree%/*}"
   mkdir -p "$tree"
   cp -R deploy/debian "$tree/"
@@ -105,7 +111,7 @@ package() {
   done
   cp deploy/systemd/server.toml "$tree/debian/"
   printf 'tessera (%s) unstable; urgency=medium\n\n  * CHANGELOG.md of the sources lists the changes.\n\n -- %s  %s\n' \
-    "$(version)" "$(sed -n 's/^Maintainer: //p' deploy/debian/control)" \
+    "$version" "$(sed -n 's/^Maintainer: //p' deploy/debian/control)" \
     "$(git log -1 --format=%cD 2>/dev/null || date -R)" >"$tree/debian/changelog"
   TESSERA_BUILD=$built step package "Pack" \
     env -C "$tree" dpkg-buildpackage -b -us -uc

@@ -180,7 +180,7 @@ class ComposeTest(unittest.TestCase):
         self.tessera("info", "none", check=False)
         time.sleep(10)
         empty = []
-        board = json.loads((FILE.parent / "monitoring" / "dashboard.json").read_text())
+        board = json.loads((FILE.parent / "helm/tessera/files/dashboard.json").read_text())
         for panel in board["panels"]:
             for target in panel.get("targets", []):
                 query = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "5m")

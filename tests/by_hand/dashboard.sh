@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-board=$(realpath "${1:-deploy/monitoring/dashboard.json}")
+board=$(realpath "${1:-deploy/helm/tessera/files/dashboard.json}")
 readonly board modules=.cache/grafana
 mkdir -p "$modules"
 cd "$modules"

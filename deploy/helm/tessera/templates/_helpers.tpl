@@ -1,14 +1,15 @@
 {{/* The name of everything: that of the release, with "tessera" in it. */}}
 {{- define "tessera.name" -}}
-{{- if contains "tessera" .Release.Name -}}
+{{- $name := .Values.nameOverride | default "tessera" -}}
+{{- if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-tessera" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "tessera.selector" -}}
-app.kubernetes.io/name: tessera
+app.kubernetes.io/name: {{ .Values.nameOverride | default "tessera" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end -}}
@@ -20,8 +21,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* Of the pods that call the server, whose component is .component. */}}
+{{- define "tessera.clientLabels" -}}
+{{ include "tessera.labels" .root | replace "component: server" (printf "component: %s" .component) }}
+tessera-client: "true"
+{{- end -}}
+
 {{- define "tessera.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{/* What every container of the chart runs with. */}}
@@ -41,13 +48,95 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* How a client connects by TLS, from the folder with the secret. */}}
+{{/* What every pod has in the way of rights and placement, by .nodeSelector and .tolerations. */}}
+{{- define "tessera.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "tessera.user" .root | nindent 2 }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* How a client connects by TLS, from the folders with the secrets. */}}
 {{- define "tessera.client" -}}
+{{- if .Values.tls.secretName -}}
 - {name: TESSERA_CLIENT_TLS_CA, value: /etc/tessera/tls/ca.crt}
 - {name: TESSERA_CLIENT_TLS_SERVER_NAME, value: {{ .Values.tls.serverName | quote }}}
 {{- if .Values.tls.clientAuth }}
-- {name: TESSERA_CLIENT_TLS_CERT, value: /etc/tessera/tls/tls.crt}
-- {name: TESSERA_CLIENT_TLS_KEY, value: /etc/tessera/tls/tls.key}
+- {name: TESSERA_CLIENT_TLS_CERT, value: {{ include "tessera.clientFolder" . }}/tls.crt}
+- {name: TESSERA_CLIENT_TLS_KEY, value: {{ include "tessera.clientFolder" . }}/tls.key}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Has the CA of clients, and the certificate and key of one. */}}
+{{- define "tessera.clientFolder" -}}
+/etc/tessera/{{ ternary "tls-client" "tls" (ne .Values.tls.clientSecretName "") }}
+{{- end -}}
+
+{{/* The environment of a pod that calls the server: no GPU, whatever the image and the node's runtime give by default. */}}
+{{- define "tessera.clientEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- with include "tessera.client" . }}
+{{ . }}
+{{- end }}
+{{- with .Values.tokens.clientSecretName }}
+- {name: TESSERA_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+{{- end }}
+{{- end -}}
+
+{{- define "tessera.tlsMounts" -}}
+{{- if .Values.tls.secretName -}}
+- {name: tls, mountPath: /etc/tessera/tls, readOnly: true}
+{{- if .Values.tls.clientSecretName }}
+- {name: tls-client, mountPath: /etc/tessera/tls-client, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "tessera.tlsVolumes" -}}
+{{- if .Values.tls.secretName -}}
+- {name: tls, secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}}
+{{- if .Values.tls.clientSecretName }}
+- {name: tls-client, secret: {secretName: {{ .Values.tls.clientSecretName }}, defaultMode: 0440}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* All that the container has. */}}
+{{- define "tessera.devices" -}}
+{{- $names := list -}}
+{{- range until (int .Values.gpus) }}{{ $names = append $names (printf "cuda:%d" .) }}{{ end -}}
+{{- if eq (int .Values.gpus) 1 }}cuda{{ else }}{{ $names | join "," | default "cpu" | quote }}{{ end -}}
+{{- end -}}
+
+{{/* The options in .Values.env; those that other values set would be there twice, and each with a half of its effect. */}}
+{{- define "tessera.env" -}}
+{{- $taken := dict "TESSERA_LISTEN" "port" "TESSERA_DEVICE" "gpus"
+      "TESSERA_DRAIN_DELAY" "drain.delaySeconds" "TESSERA_DRAIN_TIMEOUT" "drain.timeoutSeconds"
+      "TESSERA_METRICS_LISTEN" "metrics.port" "TESSERA_READY_FILE" "waitUntilFilled"
+      "TESSERA_TLS_CERT" "tls.secretName" "TESSERA_TLS_KEY" "tls.secretName" "TESSERA_TLS_CLIENT_CA" "tls.clientAuth"
+      "TESSERA_CLIENT_TLS_CA" "tls.secretName" "TESSERA_CLIENT_TLS_SERVER_NAME" "tls.serverName"
+      "TESSERA_CLIENT_TLS_CERT" "tls.clientSecretName" "TESSERA_CLIENT_TLS_KEY" "tls.clientSecretName"
+      "TESSERA_TOKENS" "tokens.secretName" -}}
+{{- range $name, $value := .Values.env }}
+{{- if not (regexMatch "^(TESSERA_[A-Z0-9_]+|LD_LIBRARY_PATH)$" $name) }}
+{{- fail (printf "env.%s is no option of the server: --memory-limit is env.TESSERA_MEMORY_LIMIT" $name) }}
+{{- else if hasKey $taken $name }}
+{{- fail (printf "env.%s is what the value %s is for: set that" $name (get $taken $name)) }}
+{{- end }}
+- {name: {{ $name }}, value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}}
 {{- end }}
 {{- end -}}
 
