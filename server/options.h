@@ -50,9 +50,11 @@ struct Options {
   std::string ring_name;
 
   // Budgets. Sizes are bytes.
-  MemoryLimit memory_limit;                             // of the buffers of each device
-  std::uint64_t scratch_limit = 0;                      // of each device; 0: see ScratchLimit
-  std::uint64_t host_memory = 1ull << 30;               // messages, beside the buffers
+  MemoryLimit memory_limit;         // of the buffers of each device
+  std::uint64_t scratch_limit = 0;  // of each device; 0: see ScratchLimit
+  // Of messages, beside the buffers. This and shared_memory_limit are what the command line begins
+  // with on a host that has four times as much.
+  std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_buffers = 100'000;                  // drafts included
   std::uint64_t max_uploads = 128;                      // streams at once
   std::uint64_t max_downloads = 128;                    // streams at once
@@ -91,6 +93,9 @@ struct Options {
   std::uint64_t shared_memory_limit = 4ull << 30;  // bytes of all regions
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
+
+  // Variables TESSERA_* of the environment that nobody knows.
+  std::vector<std::string> unknown_variables;
 
   // How long a worker may be busy with one task, or a device owe an answer, before the device counts
   // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all

@@ -359,11 +359,11 @@ TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
     SCOPED_TRACE(text);
     write(text);
     EXPECT_EQ(ErrorReason(Home::Open(file.path(), "a").status()), "BAD_RING");
-    (*home)->Reload();
+    (*home)->Reload(/*asked=*/false);
     expect(two);
   }
   write("c h:3\na h:1\nb h:2\n");
-  (*home)->Reload();
+  (*home)->Reload(/*asked=*/false);
   expect(three);
 }
 
