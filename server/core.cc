@@ -338,11 +338,12 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
   return budgets;
 }
 
-absl::Duration Core::LongestWait(const Device& device) {
+absl::Duration Core::LongestWait(const Device& device, Executor::Counts counts) {
   if (device.lost()) return absl::ZeroDuration();
   const Place& place = *places_.at(&device);
-  return absl::FromChrono(std::max(
-      {place.compute->StopOverdue(), place.transfers->LongestRun(), place.probe->Waiting()}));
+  return std::max({place.compute->StopOverdue(counts),
+                   counts(absl::FromChrono(place.transfers->LongestRun())),
+                   counts(absl::FromChrono(place.probe->Waiting()))});
 }
 
 bool Core::IsAnswering(const Device& device) const {

@@ -163,7 +163,8 @@ class Core {
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
   // worker, or the probe. Zero once it is lost. What the CPU does can be stopped, and is, once it takes
   // far longer than expected (Executor::StopOverdue): that it waits for is only what goes on then.
-  absl::Duration LongestWait(const Device& device);
+  // counts: how much of so long a time until now does.
+  absl::Duration LongestWait(const Device& device, Executor::Counts counts);
   // Whether the device answers: its probe is not overdue.
   bool IsAnswering(const Device& device) const;
 

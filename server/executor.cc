@@ -220,22 +220,21 @@ std::chrono::steady_clock::duration Executor::LongestRun() const {
   return steady_clock::duration(longest);
 }
 
-steady_clock::duration Executor::StopOverdue() {
-  if (settings_.overrun == absl::InfiniteDuration()) return LongestRun();
+absl::Duration Executor::StopOverdue(Counts counts) {
+  if (settings_.overrun == absl::InfiniteDuration()) return counts(absl::FromChrono(LongestRun()));
   const std::int64_t now = Ticks();
-  std::int64_t longest = 0;
+  absl::Duration longest;
   const std::lock_guard lock(mutex_);
   for (const std::unique_ptr<Place>& place : places_) {
     const std::int64_t since = place->busy_since.load(std::memory_order_relaxed);
     if (place->run == 0 || since == 0) continue;
-    const absl::Duration most =
-        settings_.overrun + absl::Seconds(kOverrun * place->stream->expected_seconds());
-    const std::int64_t over = now - since - absl::ToInt64Nanoseconds(most);
-    if (over <= 0) continue;
+    const absl::Duration over = counts(absl::Nanoseconds(now - since)) - settings_.overrun -
+                                absl::Seconds(kOverrun * place->stream->expected_seconds());
+    if (over <= absl::ZeroDuration()) continue;
     place->stop.store(true, std::memory_order_relaxed);
     longest = std::max(longest, over);
   }
-  return steady_clock::duration(longest);
+  return longest;
 }
 
 void Executor::Unlink(Task& task) {

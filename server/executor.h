@@ -117,9 +117,11 @@ class Executor {
   }
   // For how long the task that has run longest has run.
   std::chrono::steady_clock::duration LongestRun() const;
+  // How much of so long a time until now counts.
+  using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
   // Tells tasks to stop that have overrun. For how long the one has gone on that did so first; where
-  // none is told to stop, LongestRun.
-  std::chrono::steady_clock::duration StopOverdue();
+  // none is ever told so, LongestRun.
+  absl::Duration StopOverdue(Counts counts);
 
  private:
   // A stream and what it is doing. Belongs to the thread that has taken it from `idle`.

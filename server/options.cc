@@ -393,8 +393,9 @@ void AddTimes(CLI::App& app, Options& options) {
               options.download_timeout);
   AddDuration(
       app, "watchdog", "2m",
-      "an operation that runs for so long turns the health service NOT_SERVING; one that goes "
-      "on for another four --max-operation-seconds of every worker loses its device; 0: never",
+      "an operation that a GPU runs for so long, or the CPU for so long after it was told to "
+      "stop, turns the health service NOT_SERVING; one that goes on for another four "
+      "--max-operation-seconds of every worker loses its device; 0: never",
       true, options.watchdog);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",

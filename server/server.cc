@@ -399,14 +399,16 @@ Server::Verdict Server::Judge(absl::Time now) {
   const Options& options = core_->options();
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
-  const auto wait_of = [&](absl::Duration wait) {
+  const auto present = [&](absl::Duration wait) {
     spans_absence |= now - wait < absence_end_;
-    const absl::Duration present = Without(wait, now);
-    stuck |= present > options.watchdog;
-    return present;
+    return Without(wait, now);
+  };
+  const auto hangs = [&](absl::Duration wait) {
+    stuck |= wait > options.watchdog;
+    return wait > limit;
   };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (wait_of(core_->LongestWait(*device)) > limit) {
+    if (hangs(core_->LongestWait(*device, present))) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -417,7 +419,7 @@ Server::Verdict Server::Judge(absl::Time now) {
   }
   bool lost = lost_devices_.size() == devices.size();
   // What hangs with a device that is lost is known.
-  if (lost_devices_.empty() && wait_of(absl::FromChrono(core_->chores().LongestRun())) > limit) {
+  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores().LongestRun())))) {
     spdlog::critical("memory has been taken or freed for {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;

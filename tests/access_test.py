@@ -253,7 +253,7 @@ class AccessTest(unittest.TestCase):
                 self.assertTrue(caller.attempt("ListBuffers").ok)
         # The server looks at the ring after the tokens.
         replace(ring, "a host-a:2\n")
-        self.assert_logs(server, f"{ring} has changed")
+        self.assert_logs(server, "--ring: the file has changed")
         self.assertEqual(server.log().count("there is no such file"), 1)
 
     def test_files_that_cannot_be_used_are_refused_at_the_start(self):
