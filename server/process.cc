@@ -72,6 +72,8 @@ sem_t profiles_wanted;
 
 // Null while the process starts.
 std::atomic<Server*> serving{nullptr};
+// Whether files are to be read again once it serves.
+std::atomic<bool> early_reload{false};
 // From the time on when the server is being made: it may have taken calls before it stands above.
 std::atomic<bool> starting{false};
 
@@ -86,18 +88,20 @@ void OnSignal(int signal) {
 
 void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
+// Has files read again if that was asked for: by whoever comes last, Serve or who handles signals.
+void ReloadIfServing() {
+  Server* const server = serving;
+  if (server != nullptr && early_reload.exchange(false)) server->RequestReload();
+}
+
 // Has files read again, for as long as nobody asks for the end; who asks for that.
 int NextStop() {
   while (true) {
     while (sem_wait(&signals_pending) != 0) {
     }
     if (reload_wanted.exchange(false)) {
-      // What a server reads that is being made, it reads as it is now.
-      if (Server* server = serving) {
-        server->RequestReload();
-      } else {
-        spdlog::info("SIGHUP: there is nothing to read again yet");
-      }
+      early_reload = true;
+      ReloadIfServing();
     }
     if (const int signal = stop_signal.exchange(0); signal != 0) return signal;
   }
@@ -162,7 +166,7 @@ void LimitDrain(Server& server, absl::Duration limit) {
 
 // Beside workers and what they share loops out among: gRPC's for cores and timers, those of
 // listeners, chores, imports, log and signals.
-std::size_t OtherThreads() { return 40 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
+std::size_t OtherThreads() { return 30 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
 
 std::size_t ThreadsNeeded(const Options& options,
                           const std::vector<std::unique_ptr<Device>>& devices) {
@@ -246,6 +250,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   Server& server = **started;
 
   serving = &server;
+  ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
   // Made while there may be threads.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
