@@ -33,11 +33,7 @@ std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<
                         const Options& options) {
   std::uint64_t free = device.FreeBytes();
   if (device.info().backend != Backend::kCpu) return free;
-  if (options.memory_limit.bytes == 0) {
-    const std::uint64_t regions = options.shared_memory.empty() ? 0 : options.shared_memory_limit;
-    const std::uint64_t others = free / 20 + options.host_memory + regions;
-    free -= std::min(free, others);
-  }
+  if (options.memory_limit.bytes == 0) free = options.LeftOfHost(free);
   const auto sharing = std::count_if(devices.begin(), devices.end(), [](const auto& other) {
     return other->info().backend == Backend::kCpu;
   });

@@ -179,6 +179,12 @@ std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
                     : static_cast<std::uint64_t>(fraction * static_cast<double>(free_bytes));
 }
 
+std::uint64_t Options::LeftOfHost(std::uint64_t free_bytes) const {
+  const std::uint64_t regions = shared_memory.empty() ? 0 : shared_memory_limit;
+  const std::uint64_t others = free_bytes / 20 + host_memory + regions;
+  return free_bytes - std::min(free_bytes, others);
+}
+
 std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
   return scratch_limit != 0 ? scratch_limit : std::max(buffers / 16, kLeastScratch);
 }

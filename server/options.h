@@ -102,6 +102,9 @@ struct Options {
   // workers of so many devices one after the other, since they may share a device, or wait for each
   // other.
   absl::Duration HangLimit(std::size_t device_count) const;
+  // What messages, regions of clients and a twentieth for the process leave of so much free memory of
+  // the host.
+  std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;

@@ -211,6 +211,16 @@ TEST(Options, Flags) {
 
 // Elsewhere 0 is without end; a drain that may take no time ends at once.
 // Operations of all workers may share a device, or wait for each other.
+TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
+  Options options;
+  options.host_memory = 100;
+  options.shared_memory_limit = 200;
+  EXPECT_EQ(options.LeftOfHost(1000), 850u);
+  options.shared_memory = "/run/shared";
+  EXPECT_EQ(options.LeftOfHost(1000), 650u);
+  EXPECT_EQ(options.LeftOfHost(300), 0u);
+}
+
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
   EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
