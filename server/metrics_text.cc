@@ -366,15 +366,16 @@ void WriteTenants(Core& core, Writer& out) {
 }
 
 void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
-  if (tls != nullptr) {
-    const CertificateLife life = tls->life();
-    out.Begin(
-        "tessera_certificate_seconds_left", "gauge",
-        "For how long the certificate of --tls-cert is still valid; negative once it is not.");
-    out.Sample({}, Seconds(absl::ToDoubleSeconds(life.end - absl::Now())));
-    out.Begin("tessera_certificate_life_seconds", "gauge", "From its first moment to its last.");
-    out.Sample({}, Seconds(absl::ToDoubleSeconds(life.end - life.begin)));
-  }
+  const CertificateLife life = tls == nullptr ? CertificateLife() : tls->life();
+  const auto certificate = [&](std::string_view name, std::string_view help, absl::Duration time) {
+    out.Begin(name, "gauge", help);
+    if (tls != nullptr) out.Sample({}, Seconds(absl::ToDoubleSeconds(time)));
+  };
+  certificate("tessera_certificate_seconds_left",
+              "For how long the certificate of --tls-cert is still valid; negative once it is not.",
+              life.end - absl::Now());
+  certificate("tessera_certificate_life_seconds", "From its first moment to its last.",
+              life.end - life.begin);
   out.Begin(
       "tessera_file_unusable", "gauge",
       "1 while a file that has changed cannot be used, so that the server goes on with what it "
