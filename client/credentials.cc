@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/error.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +37,7 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
     return Bad(absl::StrCat("cannot read ", file, ", or it is empty"), file);
   }
   if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
+  text.erase(0, text.size() - BehindByteOrderMark(text).size());
   return absl::OkStatus();
 }
 

@@ -93,6 +93,14 @@ absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes);
 // Device::RegisterHost. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
 absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std::size_t bytes);
 
+// How many threads loops on the host are shared out among by a thread that drives streams of the
+// device, itself included.
+int LoopThreads(const Device& device);
+// For a thread that drives streams of the device: loops on the host are shared out among so many
+// threads from here on, which are made now and are the thread's own, or among none. OpenMP ends the
+// process where it cannot make them.
+void PrepareThread(const Device& device, bool shares_loops);
+
 // Whether the device still answers: cheap enough to ask every second. UNAVAILABLE / DEVICE_LOST
 // when it does not, which device.lost() says from then on as well.
 absl::Status Probe(Device& device);

@@ -220,6 +220,14 @@ class Stream {
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
+  // Adds to what the stream's work is expected to take, in seconds, since whoever runs it has last
+  // set that to 0. Any thread may ask.
+  void Expect(double seconds) {
+    expected_.store(expected_seconds() + seconds, std::memory_order_relaxed);
+  }
+  void ExpectNothing() { expected_.store(0, std::memory_order_relaxed); }
+  double expected_seconds() const { return expected_.load(std::memory_order_relaxed); }
+
   // How long the device may stay ready for more after a small operation, which then begins sooner;
   // 0, as in the beginning: not at all. REQUIRES: the stream has had no work yet.
   virtual void SetLinger(std::chrono::microseconds) {}
@@ -292,6 +300,7 @@ class Stream {
  private:
   Budget* budget_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
+  std::atomic<double> expected_{0};
   Keeper* keeper_ = nullptr;
   std::uint64_t prepared_found_ = 0;
 };

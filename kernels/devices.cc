@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/host_threads.h"
 #include "kernels/guard.h"
 #include "kernels/host_memory.h"
 #ifdef TESSERA_WITH_CUDA
@@ -238,6 +239,17 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
   absl::Status status = Guard(device, [&] { registration = device.RegisterHost(memory, bytes); });
   if (!status.ok()) return status;
   return registration;
+}
+
+int LoopThreads(const Device& device) {
+  // Beside a GPU, few loops on the host are long, and memory is what they wait for.
+  constexpr int kBesideGpu = 8;
+  return device.info().backend == Backend::kCpu ? device.info().multiprocessors
+                                                : std::min(HostThreads(), kBesideGpu);
+}
+
+void PrepareThread(const Device& device, bool shares_loops) {
+  ShareLoops(shares_loops ? LoopThreads(device) : 1);
 }
 
 absl::Status Probe(Device& device) {

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <mutex>
+#include <sstream>
 #include <unordered_map>
 
 namespace tessera {
@@ -57,13 +59,21 @@ constexpr Files kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                              "total_inactive_file"};
 constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
-// The group at mount + path, which begins with '/', and all around it up to the mount's own: the
-// process must fit each of them. In a container the path may be that of the host, and only the
-// mount itself is there.
-void ApplyGroups(const std::string& mount, std::string path, const Files& files,
-                 HostMemory& memory) {
+// f(group) for the group at mount + path, which begins with '/', and all around it up to the mount's
+// own: the process must fit each of them. In a container the path may be that of the host, and only
+// the mount itself is there.
+template <class F>
+void ForGroups(const std::string& mount, std::string path, const F& f) {
   while (true) {
-    const std::string group = mount + path + "/";
+    f(mount + path + "/");
+    if (path.empty()) return;
+    path.resize(path.rfind('/'));
+  }
+}
+
+void ApplyGroups(const std::string& mount, const std::string& path, const Files& files,
+                 HostMemory& memory) {
+  ForGroups(mount, path, [&](const std::string& group) {
     const std::uint64_t limit = Figure(group + files.limit);
     if (limit < memory.total) memory.total = limit;
     const std::uint64_t used = Figure(group + files.used);
@@ -72,9 +82,7 @@ void ApplyGroups(const std::string& mount, std::string path, const Files& files,
       const std::uint64_t taken = used - cache;
       memory.free = std::min(memory.free, limit > taken ? limit - taken : 0);
     }
-    if (path.empty()) return;
-    path.resize(path.rfind('/'));
-  }
+  });
 }
 
 // The path of a line of /proc/self/cgroup, "hierarchy:controllers:path", without a '/' at its end.
@@ -82,6 +90,23 @@ std::string PathOf(const std::string& line) {
   std::string path = line.substr(line.find(':', line.find(':') + 1) + 1);
   while (!path.empty() && path.back() == '/') path.pop_back();
   return path.empty() || path[0] == '/' ? path : "";
+}
+
+// The paths of this process's group of a controller, in either version of control groups.
+struct GroupPaths {
+  std::string version1, version2;
+};
+GroupPaths PathsOf(const std::string& root, const std::string& controller) {
+  GroupPaths paths;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (line.rfind("0::", 0) == 0) paths.version2 = PathOf(line);
+    // "4:cpu,cpuacct:/path"
+    std::istringstream controllers(line.substr(0, line.rfind(':')).substr(line.find(':') + 1));
+    for (std::string one; std::getline(controllers, one, ',');)
+      if (one == controller) paths.version1 = PathOf(line);
+  }
+  return paths;
 }
 
 // Maps pages, so many that they are there, or nothing: null.
@@ -179,16 +204,31 @@ HostMemory ReadHostMemory(const std::string& root) {
   const std::string meminfo = root + "/proc/meminfo";
   HostMemory memory = {FigureOf(meminfo, "MemTotal") * 1024,
                        FigureOf(meminfo, "MemAvailable") * 1024};
-  std::string path1, path2;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (line.rfind("0::", 0) == 0) path2 = PathOf(line);
-    if (line.find(":memory:") != std::string::npos) path1 = PathOf(line);
-  }
-  ApplyGroups(root + "/sys/fs/cgroup", path2, kVersion2, memory);
-  ApplyGroups(root + "/sys/fs/cgroup/memory", path1, kVersion1, memory);
+  const GroupPaths paths = PathsOf(root, "memory");
+  ApplyGroups(root + "/sys/fs/cgroup", paths.version2, kVersion2, memory);
+  ApplyGroups(root + "/sys/fs/cgroup/memory", paths.version1, kVersion1, memory);
   memory.free = std::min(memory.free, memory.total);
   return memory;
+}
+
+int ReadCpuQuota(const std::string& root) {
+  double least = 0;  // cores; 0: no quota
+  const auto apply = [&least](double quota, double period) {
+    if (quota > 0 && period > 0)
+      least = least == 0 ? quota / period : std::min(least, quota / period);
+  };
+  const GroupPaths paths = PathsOf(root, "cpu");
+  ForGroups(root + "/sys/fs/cgroup", paths.version2, [&](const std::string& group) {
+    double quota = 0, period = 0;  // "max" is no number
+    if (std::ifstream(group + "cpu.max") >> quota >> period) apply(quota, period);
+  });
+  ForGroups(root + "/sys/fs/cgroup/cpu", paths.version1, [&](const std::string& group) {
+    double quota = 0, period = 0;  // -1 is none
+    if (std::ifstream(group + "cpu.cfs_quota_us") >> quota &&
+        std::ifstream(group + "cpu.cfs_period_us") >> period)
+      apply(quota, period);
+  });
+  return static_cast<int>(std::min(std::ceil(least), 1e6));
 }
 
 std::size_t HostAllocationBytes(std::size_t bytes) {

@@ -23,6 +23,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/word_lines.h"
 #include "server/options.h"
+#include "server/unix_socket.h"
 #include "server/user_mark.h"
 #include "spdlog/spdlog.h"
 
@@ -229,6 +230,12 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
                  "the first word is no SHA-256 in 64 hex digits, and no cn:, dns: or uri: with a "
                  "name, or uid: with a number");
     }
+    if (name == absl::StrCat(kUser, OverflowUser())) {
+      return Bad(
+          number,
+          "the kernel shows this user's number for every user that a user namespace does not "
+          "know, so that it would let in all of them");
+    }
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");
     if (!IsPlainName(words[2]))
@@ -335,9 +342,20 @@ absl::Status Access::Load() {
     tokens = text.status();
   }
   if (!tokens.ok()) {
-    return MakeError(StatusCode::kInvalidArgument, "BAD_TOKENS",
-                     absl::StrCat("cannot use ", file_, " for tokens: ", tokens.status().message()),
-                     {{"file", file_}});
+    return MakeError(
+        StatusCode::kInvalidArgument, "BAD_TOKENS",
+        absl::StrCat("cannot use ", file_, " as --tokens: ", tokens.status().message()),
+        {{"file", file_}});
+  }
+  for (const TokenFile::Line& line : tokens->lines) {
+    absl::string_view user = line.name;
+    uid_t number = 0;
+    if (absl::ConsumePrefix(&user, kUser) && absl::SimpleAtoi(user, &number) && !HasUser(number)) {
+      spdlog::warn(
+          "--tokens: {} lets nobody in: the server runs in a user namespace (of a container, "
+          "or PrivateUsers= of systemd) that does not have this user",
+          line.name);
+    }
   }
   for (const auto& [name, quotas] : tokens->quotas) tenants_.Named(name).SetQuotas(quotas);
   auto table = std::make_shared<const Table>(*tokens, tenants_);
@@ -347,15 +365,16 @@ absl::Status Access::Load() {
   return absl::OkStatus();
 }
 
-void Access::Reload() {
-  if (!restricted() || StampOf(file_) == stamp_) return;
+void Access::Reload(bool asked) {
+  if (!restricted() || (!asked && StampOf(file_) == stamp_)) return;
   const absl::Status status = Load();
+  stale_.store(!status.ok(), std::memory_order_relaxed);
   if (status.ok()) {
-    spdlog::info("tokens: the file has changed and is in use");
+    spdlog::info("--tokens: the file {} and is in use",
+                 asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("tokens: {}; the tokens in use stay",
-                  std::string_view(message.data(), message.size()));
+    spdlog::error("{}; what was in use stays", std::string_view(message.data(), message.size()));
   }
 }
 
@@ -374,7 +393,7 @@ const Access::Table& Access::Current() const {
 bool Access::names_certificates() const { return restricted() && Current().names_certificates(); }
 
 bool Access::KnowsUser(uid_t user) const {
-  return !restricted() || user == geteuid() || NamesUser(user);
+  return !restricted() || IsOwnUser(user) || NamesUser(user);
 }
 
 bool Access::NamesUser(uid_t user) const { return restricted() && Current().NamesUser(user); }

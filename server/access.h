@@ -102,9 +102,11 @@ class Access {
   // Whether a user has a line.
   bool NamesUser(uid_t user) const;
 
-  // Reads the file again if it has changed. One that cannot be used is logged, and what is in use
-  // stays. Not for several threads at once.
-  void Reload();
+  // Reads the file again if it has changed, or if that is asked for, and logs what came of it. What is
+  // in use stays where the file cannot be used. Not for several threads at once.
+  void Reload(bool asked);
+  // Whether the file, as it was last read, could not be used.
+  bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
   // The lines in use.
@@ -117,6 +119,7 @@ class Access {
   const std::string file_;
   Tenants& tenants_;
   FileStamp stamp_;  // when the file was last read
+  std::atomic<bool> stale_{false};
   // Differs from that of every other table of the process.
   std::atomic<std::uint64_t> generation_{0};
   mutable std::mutex mutex_;

@@ -50,7 +50,8 @@ bool BufferService::ServeStream(std::string_view method, StreamExchange& exchang
   const auto begin = [&]<class Call>(std::string_view name, LiveCalls<Call>& live) {
     const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
     if (!caller.ok()) {
-      LogFailedCall(name, exchange.context().peer(), caller.status(), exchange.trace().id());
+      LogFailedCall({.method = name, .strategy = "", .trace = exchange.trace()},
+                    exchange.context().peer(), caller.status());
       core_.metrics().Count({.rpc = name}, caller.status());
       exchange.Refuse(ToGrpc(caller.status()));
       return true;

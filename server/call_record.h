@@ -4,15 +4,16 @@
 #include <string_view>
 
 #include "absl/time/time.h"
+#include "server/tenant.h"
 #include "server/trace.h"
 
 namespace tessera {
 
-// Of a caller that the server knows. Its texts outlive its use; times are those of SteadyNow.
+// Its texts outlive its use; times are those of SteadyNow.
 struct CallRecord {
   std::string_view method;    // of the server's, without its service
   std::string_view strategy;  // that ran or was asked for, by a client's own words; empty: none
-  std::string_view tenant;    // empty: the server has none
+  const Tenant* tenant = nullptr;  // whose it is; null: nobody's that the server knows
   Trace trace;
   absl::Time accepted;
   absl::Time begun = absl::InfinitePast();  // on a worker; until then, and of transfers, infinite
@@ -21,6 +22,10 @@ struct CallRecord {
   absl::Duration copies = absl::ZeroDuration();  // of transfers: between host and device, in all
   absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0: not measured
 
+  // Empty: the server knows no tenants.
+  std::string_view tenant_name() const {
+    return tenant == nullptr ? std::string_view() : std::string_view(tenant->name());
+  }
   bool has_begun() const { return begun != absl::InfinitePast(); }
   absl::Duration total() const { return ended - accepted; }
   absl::Duration queue() const { return has_begun() ? begun - accepted : waited; }

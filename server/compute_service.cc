@@ -40,6 +40,29 @@ void SetRange(const LaunchLimits::Range& range, MakeRange make) {
   out->set_max(range.max);
 }
 
+void AddTenants(Core& core, v1::GetServerInfoResponse& response) {
+  const auto limit = [](const Quota& quota) {
+    return quota.limit() == kUnlimited ? 0 : quota.limit();
+  };
+  for (Tenant* tenant : core.tenants().All()) {
+    if (tenant->name().empty()) continue;
+    const BufferStore& store = tenant->store();
+    v1::TenantUsage& out = *response.add_tenants();
+    out.set_name(tenant->name());
+    out.set_buffers(store.own_count().used());
+    std::uint64_t bytes = 0;
+    for (const std::unique_ptr<Device>& device : core.devices())
+      bytes += store.own_bytes(*device).used();
+    out.set_buffer_bytes(bytes);
+    out.set_calls(tenant->calls().used());
+    out.set_ended_calls(tenant->ended_calls());
+    out.set_refused_calls(tenant->refused_calls());
+    out.set_buffers_quota(limit(store.own_count()));
+    out.set_buffer_bytes_quota(limit(store.own_bytes(core.FirstDevice())));
+    out.set_calls_quota(limit(tenant->calls()));
+  }
+}
+
 // One operation: its operands from acceptance to its end, and how its answer is filled in.
 template <class Request, class Response>
 class OperationCall final : public DeviceCall {
@@ -362,6 +385,7 @@ void ComputeService::GetServerInfo(
                      buffers.used());
           add_budget("calls", calls.limit(), calls.used());
         }
+        if (whole && core_.access().restricted()) AddTenants(core_, *response);
         v1::Limits* limits = response->mutable_limits();
         limits->set_max_message_bytes(options.max_message);
         limits->set_max_inline_result_bytes(kMaxInlineResult);

@@ -26,10 +26,14 @@ constexpr int kChoreThreads = 4;
 // hold.
 constexpr std::size_t kWaitingChores = 1024;
 
-// What buffers may take of a device: devices of the CPU share the host's memory.
-std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<Device>>& devices) {
-  const std::uint64_t free = device.FreeBytes();
+// What buffers may take of a device. Devices of the CPU share the host's memory, with each other and,
+// where --memory-limit is a part of what is free, with messages, regions of clients and what the
+// process needs beside.
+std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<Device>>& devices,
+                        const Options& options) {
+  std::uint64_t free = device.FreeBytes();
   if (device.info().backend != Backend::kCpu) return free;
+  if (options.memory_limit.bytes == 0) free = options.LeftOfHost(free);
   const auto sharing = std::count_if(devices.begin(), devices.end(), [](const auto& other) {
     return other->info().backend == Backend::kCpu;
   });
@@ -37,10 +41,11 @@ std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<
 }
 
 std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
-                                       const MemoryLimit& limit) {
+                                       const Options& options) {
   std::vector<BufferStore::Place> places;
   for (const std::unique_ptr<Device>& device : devices) {
-    places.push_back({device.get(), limit.Resolve(FreeBytes(*device, devices))});
+    places.push_back(
+        {device.get(), options.memory_limit.Resolve(FreeBytes(*device, devices, options))});
   }
   return places;
 }
@@ -62,12 +67,12 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
-      tenants_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
-                                                         .max_ttl = options_.max_ttl,
-                                                         .idle_draft = options_.upload_timeout,
-                                                         .buffers = options_.max_buffers,
-                                                         .ranges = options_.max_ranges,
-                                                         .foreign = Foreign()}),
+      tenants_(Places(devices_, options_), {.default_ttl = options_.default_ttl,
+                                            .max_ttl = options_.max_ttl,
+                                            .idle_draft = options_.upload_timeout,
+                                            .buffers = options_.max_buffers,
+                                            .ranges = options_.max_ranges,
+                                            .foreign = Foreign()}),
       metrics_(ListStrategies(Pointers(devices_))),
       chores_(kChoreThreads, kWaitingChores) {}
 
@@ -79,9 +84,20 @@ std::function<absl::Status(std::string_view)> Core::Foreign() {
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
   static_cast<void>(HostMemoryError());  // made while there is memory
+  // What is measured here is too small to share out.
+  for (const std::unique_ptr<Device>& device : devices)
+    PrepareThread(*device, /*shares_loops=*/false);
   for (const std::unique_ptr<Device>& device : devices) {
-    const std::uint64_t free = FreeBytes(*device, devices);
+    const std::uint64_t free = FreeBytes(*device, devices, options);
     const std::uint64_t limit = options.memory_limit.Resolve(free);
+    if (limit == 0) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
+                       absl::StrCat("nothing is left for buffers of device ", device->info().name,
+                                    ": of its memory ", device->FreeBytes(),
+                                    " bytes are free, and --host-memory and, where it is on, "
+                                    "--shared-memory-limit take all of it"),
+                       {{"field", "memory-limit"}, {"limit", "0"}});
+    }
     if (limit > free) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
                        absl::StrCat("--memory-limit is ", limit, " bytes, device ",
@@ -122,7 +138,11 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
          .reserve = reserve,
          .queue_length = options.queue,
          .spin = absl::ToChronoMicroseconds(options.spin),
-         .scratch = &place->scratch},
+         .scratch = &place->scratch,
+         .shares_loops = true,
+         .overrun = device->info().backend == Backend::kCpu
+                        ? absl::Seconds(options.max_operation_seconds)
+                        : absl::InfiniteDuration()},
         [&](Stream& stream) {
           absl::Status status;
           if (options.warm_up) {
@@ -187,7 +207,8 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
                   .queue = call.queue(),
                   .run = call.run()},
                  status);
-  if (!status.ok()) LogFailedCall(call.method, peer(), status, call.trace.id());
+  if (call.tenant != nullptr) call.tenant->CountCall(absl::IsResourceExhausted(status));
+  if (!status.ok()) LogFailedCall(call, peer(), status);
   if (call.total() > options_.slow_call) {
     metrics_.CountSlow(call.method);
     LogSlowCall(call, peer(), status.code());
@@ -314,11 +335,12 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
   return budgets;
 }
 
-absl::Duration Core::LongestWait(const Device& device) const {
+absl::Duration Core::LongestWait(const Device& device, Executor::Counts counts) {
   if (device.lost()) return absl::ZeroDuration();
   const Place& place = *places_.at(&device);
-  return absl::FromChrono(std::max(
-      {place.compute->LongestRun(), place.transfers->LongestRun(), place.probe->Waiting()}));
+  return std::max({place.compute->StopOverdue(counts),
+                   counts(absl::FromChrono(place.transfers->LongestRun())),
+                   counts(absl::FromChrono(place.probe->Waiting()))});
 }
 
 bool Core::IsAnswering(const Device& device) const {

@@ -57,8 +57,8 @@ class Core {
   Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
   // Once for each call of a caller that the server knows, before its answer leaves: counts it, logs
-  // it if it failed or was slow, and writes the spans of one that is sampled. peer: gives the text of
-  // PeerText.
+  // it if it failed or was slow, and writes the spans of one that is sampled. peer: where it came from,
+  // as gRPC says it.
   void Conclude(const CallRecord& call, const absl::Status& status,
                 absl::FunctionRef<std::string()> peer);
   // Writes the spans of calls that have ended, but waits no longer than limit.
@@ -110,6 +110,7 @@ class Core {
   absl::StatusOr<TransferPlace> TakeTransfer(StreamKind kind, Tenant& tenant, std::uint64_t memory);
   // Which names are this server's; null: all are.
   Home* home() { return home_.get(); }
+  const Home* home() const { return home_.get(); }
   // Memory of clients that transfers may go to and come from.
   SharedRegions& regions() { return regions_; }
   const Budget& shared_memory() const { return shared_memory_; }
@@ -160,8 +161,10 @@ class Core {
                           std::string_view message) const;
 
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
-  // worker, or the probe. Zero once it is lost.
-  absl::Duration LongestWait(const Device& device) const;
+  // worker, or the probe. Zero once it is lost. What the CPU does can be stopped, and is, once it takes
+  // far longer than expected (Executor::StopOverdue): that it waits for is only what goes on then.
+  // counts: how much of so long a time until now does.
+  absl::Duration LongestWait(const Device& device, Executor::Counts counts);
   // Whether the device answers: its probe is not overdue.
   bool IsAnswering(const Device& device) const;
 

@@ -1,5 +1,6 @@
 #include "server/device_call.h"
 
+#include "absl/strings/str_format.h"
 #include "kernels/base/error.h"
 #include "kernels/profiler_range.h"
 
@@ -8,6 +9,16 @@ namespace {
 
 // Up to which work is small, by the least time that it takes.
 constexpr double kSmallMicroseconds = 500;
+
+absl::Status TookTooLong(double expected, double spare) {
+  const double limit = spare + Executor::kOverrun * expected;
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
+      absl::StrFormat("the operation was stopped after %.3g s, as it was expected to take %.3g s",
+                      limit, expected),
+      {{"estimate_seconds", absl::StrFormat("%.3g", expected)},
+       {"limit_seconds", absl::StrFormat("%.3g", limit)}});
+}
 
 }  // namespace
 
@@ -48,6 +59,9 @@ void DeviceCall::Run(Stream& stream) {
   NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
+  // Told to stop, and not by the caller.
+  if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
+    status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
   const absl::Status ended = EndRequest(stream);
   Conclude(status.ok() ? ended : status);
 }
@@ -58,6 +72,7 @@ void DeviceCall::Conclude(const absl::Status& status) {
 }
 
 void DeviceCall::OnCancel() {
+  left_ = true;
   Executor* const executor = executor_;
   if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
 }

@@ -41,6 +41,7 @@ class DeviceCall : public UnaryCall, private Task {
   void OnCancel() final;
 
   std::atomic<Executor*> executor_{nullptr};
+  std::atomic<bool> left_{false};  // its client has
 };
 
 // What a call ends with whose client has left: CANCELLED.

@@ -276,7 +276,7 @@ void DownloadCall::OnSlotFree() {
 void DownloadCall::End() {
   core_.Conclude({.method = "Download",
                   .strategy = "",
-                  .tenant = tenant_.name(),
+                  .tenant = &tenant_,
                   .trace = trace(),
                   .accepted = accept_time_,
                   .ended = SteadyNow(),

@@ -12,7 +12,6 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
-#include "server/peer.h"
 #include "server/slots.h"
 #include "server/stream_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -35,7 +34,7 @@ class DownloadCall final : public StreamCall,
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
-        peer_(PeerText(context(), tenant_)) {}
+        peer_(context().peer()) {}
 
   // Once the service knows the call.
   void Begin() { StartRead(&message_); }

@@ -61,6 +61,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     Group& group = executor->groups_[i / settings.workers];
     executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(group));
   }
+  std::unique_lock lock(executor->mutex_);
+  executor->thread_prepared_.wait(lock, [&] { return executor->prepared_ == places; });
   return executor;
 }
 
@@ -97,7 +99,6 @@ absl::Status Executor::RunOrSubmit(Task& task) {
     const std::lock_guard lock(mutex_);
     if (waiting() == 0 && running_ == 0 && !group.idle.empty()) {
       NoteArrival();
-      task.stop_.store(false, std::memory_order_relaxed);
       group.least_used = std::max(group.least_used, QueueOf(group, task.share_).used);
       place = TakePlace(task);
     } else {
@@ -105,6 +106,7 @@ absl::Status Executor::RunOrSubmit(Task& task) {
     }
   }
   if (place != nullptr) {
+    PrepareThread(device_, /*shares_loops=*/false);  // less work than it takes to wake a thread
     const std::size_t share = task.share_;
     const std::int64_t took = Run(task, *place);
     const std::lock_guard lock(mutex_);
@@ -123,7 +125,7 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
         {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
   }
   NoteArrival();
-  task.stop_.store(false, std::memory_order_relaxed);
+  task.run_ = 0;
   task.queued_ = true;
   Group& group = GroupOf(task.size_);
   Queue& queue = QueueOf(group, task.share_);
@@ -164,16 +166,19 @@ void Executor::NoteArrival() {
   interval_ += (interval - interval_) / 8;
 }
 
-Executor::Place* Executor::TakePlace(const Task& task) {
+Executor::Place* Executor::TakePlace(Task& task) {
   std::vector<Place*>& idle = GroupOf(task.size_).idle;
   Place* place = idle.back();
   idle.pop_back();
+  task.run_ = place->run = ++runs_;
+  place->stop.store(false, std::memory_order_relaxed);
   if (task.size_ != TaskSize::kTiny) ++running_;
   return place;
 }
 
 bool Executor::GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took) {
   if (size != TaskSize::kTiny) --running_;
+  place.run = 0;
   Group& group = GroupOf(size);
   QueueOf(group, share).used += took;
   group.idle.push_back(&place);
@@ -182,10 +187,14 @@ bool Executor::GiveBack(Place& place, TaskSize size, std::size_t share, std::int
 
 bool Executor::Cancel(Task& task) {
   const std::lock_guard lock(mutex_);
-  task.stop_.store(true, std::memory_order_relaxed);
-  if (!task.queued_) return false;
-  Unlink(task);
-  return true;
+  if (task.queued_) {
+    Unlink(task);
+    return true;
+  }
+  for (const std::unique_ptr<Place>& place : places_)
+    if (task.run_ != 0 && place->run == task.run_)
+      place->stop.store(true, std::memory_order_relaxed);
+  return false;
 }
 
 void Executor::RefuseWaiting() {
@@ -211,6 +220,23 @@ std::chrono::steady_clock::duration Executor::LongestRun() const {
   return steady_clock::duration(longest);
 }
 
+absl::Duration Executor::StopOverdue(Counts counts) {
+  if (settings_.overrun == absl::InfiniteDuration()) return counts(absl::FromChrono(LongestRun()));
+  const std::int64_t now = Ticks();
+  absl::Duration longest;
+  const std::lock_guard lock(mutex_);
+  for (const std::unique_ptr<Place>& place : places_) {
+    const std::int64_t since = place->busy_since.load(std::memory_order_relaxed);
+    if (place->run == 0 || since == 0) continue;
+    const absl::Duration over = counts(absl::Nanoseconds(now - since)) - settings_.overrun -
+                                absl::Seconds(kOverrun * place->stream->expected_seconds());
+    if (over <= absl::ZeroDuration()) continue;
+    place->stop.store(true, std::memory_order_relaxed);
+    longest = std::max(longest, over);
+  }
+  return longest;
+}
+
 void Executor::Unlink(Task& task) {
   Group& group = GroupOf(task.size_);
   Queue& queue = QueueOf(group, task.share_);
@@ -226,8 +252,9 @@ void Executor::Unlink(Task& task) {
 
 std::int64_t Executor::Run(Task& task, Place& place) {
   const std::int64_t begin = Ticks();
+  place.stream->ExpectNothing();
   place.busy_since.store(begin, std::memory_order_relaxed);
-  place.stream->WatchStop(&task.stop_);
+  place.stream->WatchStop(&place.stop);
   task.Run(*place.stream);
   place.stream->WatchStop(nullptr);
   place.busy_since.store(0, std::memory_order_relaxed);
@@ -240,8 +267,11 @@ void Executor::Work(Group& group) {
     // Of this thread, and of those that it makes. Where it fails, nothing gives way.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
   }
+  PrepareThread(device_, settings_.shares_loops);
   Place* place = nullptr;
   std::unique_lock lock(mutex_);
+  ++prepared_;
+  thread_prepared_.notify_one();
   while (Task* task = Next(lock, group, place)) {
     const TaskSize size = task->size_;
     const std::size_t share = task->share_;

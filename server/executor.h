@@ -18,6 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/compute.h"
 
 namespace tessera {
@@ -53,8 +54,7 @@ class Task {
   Task* behind_ = nullptr;
   bool queued_ = false;
   TaskSize size_ = TaskSize::kLarge;
-  // What the stream looks at while the task runs.
-  std::atomic<bool> stop_{false};
+  std::uint64_t run_ = 0;  // which run of the executor's it has begun last; 0: none since it waits
 };
 
 // What every call is told once the device has failed for good: UNAVAILABLE / DEVICE_LOST {device}.
@@ -75,7 +75,14 @@ class Executor {
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
+    // Whether threads share loops on the host out among as many as the device's work may take, which
+    // are made at the start.
+    bool shares_loops = false;
+    // Of a device whose work stops when it is told to: a task is told so once it has taken longer than
+    // this and kOverrun times what its stream expects. Infinite: never.
+    absl::Duration overrun = absl::InfiniteDuration();
   };
+  static constexpr double kOverrun = 8;
   // Makes the streams, and calls prepare for each before the threads start.
   static absl::StatusOr<std::unique_ptr<Executor>> Start(
       Device& device, const Settings& settings,
@@ -110,6 +117,11 @@ class Executor {
   }
   // For how long the task that has run longest has run.
   std::chrono::steady_clock::duration LongestRun() const;
+  // How much of so long a time until now counts.
+  using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
+  // Tells tasks to stop that have overrun. For how long the one has gone on that did so first; where
+  // none is ever told so, LongestRun.
+  absl::Duration StopOverdue(Counts counts);
 
  private:
   // A stream and what it is doing. Belongs to the thread that has taken it from `idle`.
@@ -117,6 +129,9 @@ class Executor {
     std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
+    // What the stream looks at while the task runs.
+    std::atomic<bool> stop{false};
+    std::uint64_t run = 0;  // which one it is; 0: none. Belongs to the mutex.
   };
 
   // The tasks of one share that wait in a group, in the order in which they came.
@@ -161,7 +176,7 @@ class Executor {
   // The task that is next. REQUIRES: some wait.
   static Task* First(Group& group);
   void Unlink(Task& task);
-  Place* TakePlace(const Task& task);
+  Place* TakePlace(Task& task);
   // Whether a thread has to be woken for what waits. size, share, took: of what ran.
   bool GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took);
   void NoteArrival();
@@ -174,6 +189,9 @@ class Executor {
   std::array<Group, 2> groups_;
   std::vector<std::size_t> lengths_;  // of both queues of a share
   bool stopping_ = false;
+  std::uint64_t runs_ = 0;  // begun so far
+  int prepared_ = 0;        // threads that are ready for tasks
+  std::condition_variable thread_prepared_;
   int running_ = 0;  // tasks that are not tiny
   // When the last task came and the mean interval between tasks, in ticks of the steady clock.
   std::int64_t last_arrival_ = 0;

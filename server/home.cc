@@ -54,11 +54,13 @@ absl::Status Home::Check(std::string_view name) const {
       {{"name", std::string(name)}, {"owner", home.name}, {"address", home.address}});
 }
 
-void Home::Reload() {
-  if (StampOf(file_) == stamp_) return;
+void Home::Reload(bool asked) {
+  if (!asked && StampOf(file_) == stamp_) return;
   const absl::Status status = Load();
+  stale_.store(!status.ok(), std::memory_order_relaxed);
   if (status.ok()) {
-    spdlog::info("{} has changed and is in use", file_);
+    spdlog::info("--ring: the file {} and is in use",
+                 asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
     spdlog::error("{}; the ring in use stays", std::string_view(message.data(), message.size()));

@@ -1,6 +1,7 @@
 // Which names are this server's, where several share them.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -25,9 +26,11 @@ class Home {
   // results, whose operands are here.
   absl::Status Check(std::string_view name) const;
 
-  // Reads the file again if it has changed. One that cannot be used is logged, and the ring in use
-  // stays.
-  void Reload();
+  // Reads the file again if it has changed, or if that is asked for, and logs what came of it. The
+  // ring in use stays where the file cannot be used.
+  void Reload(bool asked);
+  // Whether the file, as it was last read, could not be used.
+  bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
   Home(std::string file, std::string server) : file_(std::move(file)), server_(std::move(server)) {}
@@ -36,6 +39,7 @@ class Home {
   const std::string file_;
   const std::string server_;
   FileStamp stamp_;
+  std::atomic<bool> stale_{false};
   mutable std::mutex mutex_;
   std::shared_ptr<const Ring> ring_;
 };

@@ -16,6 +16,8 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "server/options.h"
@@ -52,6 +54,19 @@ constexpr int kPortAttempts = 16;
 constexpr std::string_view kUnixPrefix = "unix:";
 
 bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
+
+// As clients of gRPC take an address: "%20" is a blank.
+std::string PercentDecoded(std::string_view text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool coded = text[i] == '%' && i + 2 < text.size() && absl::ascii_isxdigit(text[i + 1]) &&
+                       absl::ascii_isxdigit(text[i + 2]);
+    decoded +=
+        coded ? absl::HexStringToBytes(Absl(text.substr(i + 1, 2))) : std::string(1, text[i]);
+    if (coded) i += 2;
+  }
+  return decoded;
+}
 
 // A socket that listens; or -1, and errno says why.
 int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
@@ -219,7 +234,7 @@ std::string SourceOf(const sockaddr_storage& peer, int fd) {
   if (peer.ss_family == AF_UNIX) {
     const std::optional<uid_t> user = PeerUser(fd);
     // Longer than addresses.
-    return user.has_value() && *user != geteuid() ? absl::StrCat("user number ", *user) : "";
+    return user.has_value() && !IsOwnUser(*user) ? absl::StrCat("user number ", *user) : "";
   }
   std::string_view bytes;
   if (peer.ss_family == AF_INET) {
@@ -346,6 +361,8 @@ Listener::~Listener() {
 absl::Status Listener::OpenUnix(const std::string& address, const SocketAccess& access) {
   std::string path = address.substr(kUnixPrefix.size());
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
+  path = PercentDecoded(path);
+  if (path.find('\0') != path.npos) return CannotListen(address, "its path has a byte of zero");
   absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, access, address);
   if (!opened.ok()) return opened.status();
   sockets_.push_back(opened->fd);

@@ -58,16 +58,9 @@ class CallLines {
 // Whether lines are JSON.
 std::atomic<bool> json_lines{false};
 
-// Comes before the trace's id at the end of a line, for JsonFormatter. No other text has it:
-// Printable escapes control characters.
-constexpr char kTraceMark = '\x1e';
-
-// What ends a line about a call of a trace.
-std::string TraceText(std::string_view trace_id) {
-  if (trace_id.empty()) return "";
-  return json_lines ? fmt::format("{}{}", kTraceMark, trace_id)
-                    : fmt::format(" (trace {})", trace_id);
-}
+// Comes before what JsonFormatter adds to the message as fields. No other text has it: Printable
+// escapes control characters, and so do fields.
+constexpr char kFieldsMark = '\x1e';
 
 // "1.234567s".
 std::string TimeText(absl::Duration time) {
@@ -93,6 +86,52 @@ void AppendJsonString(std::string_view text, spdlog::memory_buf_t& out) {
   out.push_back('"');
 }
 
+// What a line of JSON has beside its message; of text it is nothing.
+class Fields {
+ public:
+  void Add(std::string_view name, std::string_view value) {
+    if (!json_lines || value.empty()) return;
+    fmt::format_to(std::back_inserter(text_), ",\"{}\":", name);
+    AppendJsonString(value, text_);
+  }
+  // In seconds.
+  void Add(std::string_view name, absl::Duration time) {
+    if (!json_lines || time == absl::ZeroDuration()) return;
+    fmt::format_to(std::back_inserter(text_), ",\"{}\":{:.6f}", name, absl::ToDoubleSeconds(time));
+  }
+  void AddTimes(const CallRecord& call) {
+    Add("total_seconds", call.total());
+    Add("queue_seconds", call.queue());
+    Add("run_seconds", call.run());
+    Add("kernel_seconds", call.kernel);
+    Add("copies_seconds", call.copies);
+  }
+
+  // What ends the line.
+  std::string Text() const {
+    return text_.size() == 0 ? "" : kFieldsMark + std::string(text_.data(), text_.size());
+  }
+
+ private:
+  spdlog::memory_buf_t text_;
+};
+
+// How the text of a line ends, where it is no JSON, and the begin of its fields: method, peer, tenant
+// and trace.
+std::string Who(std::string_view method, std::string_view peer, std::string_view tenant,
+                std::string_view trace_id, Fields& fields) {
+  const std::string printable = Printable(peer, kLongestText);
+  fields.Add("method", method);
+  fields.Add("peer", printable);
+  fields.Add("tenant", tenant);
+  fields.Add("trace_id", trace_id);
+  return tenant.empty() ? printable : fmt::format("{} (tenant {})", printable, tenant);
+}
+
+std::string TraceText(std::string_view trace_id) {
+  return trace_id.empty() || json_lines ? "" : fmt::format(" (trace {})", trace_id);
+}
+
 // spdlog's patterns do not escape, so quotes in a message would break a JSON pattern.
 class JsonFormatter : public spdlog::formatter {
  public:
@@ -110,12 +149,10 @@ class JsonFormatter : public spdlog::formatter {
         "{{\"time\":\"{}.{:03}Z\",\"level\":\"{}\",\"message\":", std::string_view(time, length),
         millis, std::string_view(spdlog::level::to_string_view(message.level).data()));
     const std::string_view payload(message.payload.data(), message.payload.size());
-    const std::size_t mark = payload.rfind(kTraceMark);
+    const std::size_t mark = payload.find(kFieldsMark);
     AppendJsonString(payload.substr(0, mark), out);
-    if (mark != payload.npos) {
-      fmt::format_to(std::back_inserter(out), ",\"trace_id\":");
-      AppendJsonString(payload.substr(mark + 1), out);
-    }
+    if (mark != payload.npos)
+      fmt::format_to(std::back_inserter(out), "{}", payload.substr(mark + 1));
     out.push_back('}');
     out.push_back('\n');
   }
@@ -187,8 +224,7 @@ void FlushLog(absl::Duration limit) {
   absl::SleepFor(absl::Milliseconds(5));  // the last line has left the queue before it is written
 }
 
-void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
-                   std::string_view trace_id) {
+void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status) {
   // Callers without rights hide nobody's failures, and no caller those of the server.
   static CallLines without_rights, of_server, others;
   CallLines* lines = &others;
@@ -199,10 +235,16 @@ void LogFailedCall(std::string_view method, std::string_view peer, const absl::S
   std::int64_t left_out = 0;
   if (!lines->Take(left_out)) return;
   if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
-  spdlog::warn("{} from {}: {} {}: {}{}", method, Printable(peer, kLongestText),
-               absl::StatusCodeToString(status.code()), ErrorReason(status),
+  Fields fields;
+  const std::string who = Who(call.method, peer, call.tenant_name(), call.trace.id(), fields);
+  const std::string code = absl::StatusCodeToString(status.code()), reason = ErrorReason(status);
+  fields.Add("code", code);
+  fields.Add("reason", reason);
+  fields.Add("strategy", Printable(call.strategy, kLongestText));
+  fields.AddTimes(call);
+  spdlog::warn("{} from {}: {} {}: {}{}{}", call.method, who, code, reason,
                Printable({status.message().data(), status.message().size()}, kLongestText),
-               TraceText(trace_id));
+               TraceText(call.trace.id()), fields.Text());
 }
 
 void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode code) {
@@ -220,9 +262,14 @@ void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode
   add("kernel", call.kernel);
   add("copies", call.copies);
   const std::string strategy = Printable(call.strategy, kLongestText);
-  spdlog::warn("slow: {}{}{} from {}: {} after {}{}{}", call.method, strategy.empty() ? "" : " by ",
-               strategy, Printable(peer, kLongestText), absl::StatusCodeToString(code),
-               TimeText(call.total()), parts, TraceText(call.trace.id()));
+  Fields fields;
+  const std::string who = Who(call.method, peer, call.tenant_name(), call.trace.id(), fields);
+  fields.Add("code", absl::StatusCodeToString(code));
+  fields.Add("strategy", strategy);
+  fields.AddTimes(call);
+  spdlog::warn("slow: {}{}{} from {}: {} after {}{}{}{}", call.method,
+               strategy.empty() ? "" : " by ", strategy, who, absl::StatusCodeToString(code),
+               TimeText(call.total()), parts, TraceText(call.trace.id()), fields.Text());
 }
 
 }  // namespace tessera

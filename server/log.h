@@ -23,10 +23,10 @@ void FlushLog(absl::Duration limit);
 
 // One line for a call that was refused or failed. At most ten such lines a second are written of each
 // kind: of callers without rights, of failures of the server itself (INTERNAL, DATA_LOSS, UNKNOWN), and of
-// others; the next line after that says how many were left out. trace_id: that of the call, if it has
-// one; of a line of JSON it is a field. Thread safe.
-void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
-                   std::string_view trace_id = {});
+// others; the next line after that says how many were left out. A line of JSON has as fields what is
+// known of the call: method, peer, tenant, trace_id, code, reason, strategy, and in seconds
+// total_seconds, queue_seconds, run_seconds, kernel_seconds, copies_seconds. Thread safe.
+void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status);
 
 // One line for a call that took longer than --slow-call: where its time went, as far as that is known.
 // These are a kind of their own, with ten lines a second. Thread safe.

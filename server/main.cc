@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,28 +24,31 @@
 namespace {
 
 // Descriptors 0 to 2, where they are closed, would go to sockets, and the log would be sent there.
-void OpenStandardStreams(int, char**, char**) {
+void OpenStandardStreams() {
   int descriptor = 0;
   do {
     descriptor = open("/dev/null", O_RDWR);
   } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
   if (descriptor >= 0) close(descriptor);
 }
-// Before libraries are initialised, which open descriptors of their own.
-[[gnu::section(".preinit_array"),
-  gnu::used]] void (*const before_all)(int, char**, char**) = OpenStandardStreams;
+
+// Before libraries are initialised: they open descriptors of their own, and OpenBLAS raises SIGINT
+// where it cannot make its threads, which is said better once there is a log.
+void BeforeAll(int, char**, char**) {
+  OpenStandardStreams();
+  std::signal(SIGINT, SIG_IGN);
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_all)(int, char**,
+                                                                       char**) = BeforeAll;
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  tessera::IgnoreStraySignals();
   int exit_code = 0;
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
   if (!options.has_value()) return exit_code;
-  // The reader of the log, or of a connection, may leave: a write that fails says so.
-  std::signal(SIGPIPE, SIG_IGN);
-  // So does one beyond the size that a file may have (ulimit -f).
-  std::signal(SIGXFSZ, SIG_IGN);
   // As glibc comes, it maps memory for every large message and unmaps it again, and page faults
   // take half of an upload's time. What these may keep idle is 16 MiB for each of 8 arenas.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
@@ -52,6 +57,8 @@ int main(int argc, char** argv) {
   // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   tessera::SetUpLog(options->log_level, options->log_json);
+  for (const std::string& name : options->unknown_variables)
+    spdlog::warn("the variable {} has no effect: it is no option of the server (--help)", name);
   tessera::WatchSignals();
 
   std::vector<std::unique_ptr<tessera::Device>> devices;
@@ -68,4 +75,9 @@ int main(int argc, char** argv) {
     devices.push_back(*std::move(device));
   }
   return tessera::Serve(*options, std::move(devices));
+} catch (const std::system_error& error) {
+  std::cerr
+      << "the server cannot start, as a thread cannot be made (ulimit -u, pids.max, ulimit -v): "
+      << error.what() << std::endl;
+  std::_Exit(tessera::kExitFailure);
 }

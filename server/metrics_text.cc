@@ -352,11 +352,47 @@ void WriteServer(Core& core, bool ready, Writer& out) {
   out.Sample({}, pages * sysconf(_SC_PAGESIZE));
 }
 
+void WriteTenants(Core& core, Writer& out) {
+  const auto each = [&](std::string_view name, std::string_view help, auto value) {
+    out.Begin(name, "counter", help);
+    for (const Tenant* tenant : core.tenants().All())
+      out.Sample({{"tenant", tenant->name()}}, (tenant->*value)());
+  };
+  each("tessera_tenant_calls_total", "Calls that have ended, of callers that the server knows.",
+       &Tenant::ended_calls);
+  each("tessera_tenant_refused_total",
+       "Those that were refused because a quota, a queue, memory or places were used up.",
+       &Tenant::refused_calls);
+}
+
+void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
+  const CertificateLife life = tls == nullptr ? CertificateLife() : tls->life();
+  const auto certificate = [&](std::string_view name, std::string_view help, absl::Duration time) {
+    out.Begin(name, "gauge", help);
+    if (tls != nullptr) out.Sample({}, Seconds(absl::ToDoubleSeconds(time)));
+  };
+  certificate("tessera_certificate_seconds_left",
+              "For how long the certificate of --tls-cert is still valid; negative once it is not.",
+              life.end - absl::Now());
+  certificate("tessera_certificate_life_seconds", "From its first moment to its last.",
+              life.end - life.begin);
+  out.Begin(
+      "tessera_file_unusable", "gauge",
+      "1 while a file that has changed cannot be used, so that the server goes on with what it "
+      "had before.");
+  if (tls != nullptr) out.Sample({{"file", "tls"}}, tls->stale() ? 1 : 0);
+  if (core.access().restricted()) out.Sample({{"file", "tokens"}}, core.access().stale() ? 1 : 0);
+  if (core.home() != nullptr) out.Sample({{"file", "ring"}}, core.home()->stale() ? 1 : 0);
+}
+
 }  // namespace
 
-std::string MetricsText(Core& core, bool ready, const std::vector<GpuFigures>& gpus) {
+std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
+                        const std::vector<GpuFigures>& gpus) {
   Writer out;
   WriteServer(core, ready, out);
+  WriteFiles(core, tls, out);
+  WriteTenants(core, out);
   WriteCalls(core.metrics(), out);
   WriteTransfers(core.metrics(), out);
   WriteDevices(core, out);

@@ -6,11 +6,13 @@
 
 #include "server/core.h"
 #include "server/gpu_monitor.h"
+#include "server/tls.h"
 
 namespace tessera {
 
-// ready: whether the health service says so of the services. gpus: what the driver tells of the core's
-// devices.
-std::string MetricsText(Core& core, bool ready, const std::vector<GpuFigures>& gpus);
+// ready: whether the health service says so of the services. tls: null: without. gpus: what the driver
+// tells of the core's devices.
+std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
+                        const std::vector<GpuFigures>& gpus);
 
 }  // namespace tessera

@@ -1,24 +1,33 @@
 #include "server/options.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/error.h"
+#include "kernels/base/word_lines.h"
+#include "kernels/host_memory.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
+constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
 constexpr double kMostSeconds = 1e9;  // of an operation, by estimate
 
 std::string EnvironmentName(std::string flag) {
@@ -40,7 +49,10 @@ class BelowEnvironment : public CLI::ConfigTOML {
   explicit BelowEnvironment(const CLI::App& app) : app_(app) {}
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    std::vector<CLI::ConfigItem> found = CLI::ConfigTOML::from_config(input);
+    std::stringstream text;
+    text << input.rdbuf();
+    text.str(std::string(BehindByteOrderMark(text.str())));
+    std::vector<CLI::ConfigItem> found = CLI::ConfigTOML::from_config(text);
     for (const CLI::ConfigItem& item : found) {
       if (item.parents.empty() && app_.get_option_no_throw("--" + item.name) != nullptr) continue;
       throw CLI::ConfigError("'" + LineName(item) + "' of the configuration file is no option");
@@ -165,6 +177,12 @@ bool IsPort(std::string_view text) {
 std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
   return bytes != 0 ? bytes
                     : static_cast<std::uint64_t>(fraction * static_cast<double>(free_bytes));
+}
+
+std::uint64_t Options::LeftOfHost(std::uint64_t free_bytes) const {
+  const std::uint64_t regions = shared_memory.empty() ? 0 : shared_memory_limit;
+  const std::uint64_t others = free_bytes / 20 + host_memory + regions;
+  return free_bytes - std::min(free_bytes, others);
 }
 
 std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
@@ -295,20 +313,24 @@ void AddSockets(CLI::App& app, Options& options) {
 
 // How much there may be of what.
 void AddLimits(CLI::App& app, Options& options) {
-  AddText(app, "memory-limit", "BYTES|%", "90%",
-          "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start",
-          [&options](const std::string& text) -> std::string {
-            absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
-            if (!limit.ok()) return std::string(limit.status().message());
-            options.memory_limit = *limit;
-            return "";
-          });
+  AddText(
+      app, "memory-limit", "BYTES|%", "90%",
+      "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start; on "
+      "the CPU of what --host-memory, --shared-memory-limit and a twentieth leave of that",
+      [&options](const std::string& text) -> std::string {
+        absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
+        if (!limit.ok()) return std::string(limit.status().message());
+        options.memory_limit = *limit;
+        return "";
+      });
   AddBytes(app, "scratch-limit", "",
            "memory of a device for operations while they run: copies of strided operands, inline "
            "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
            1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
-  AddBytes(app, "host-memory", "1Gi", "memory for messages: requests, uploads, answers", 16 << 20,
-           1ull << 62, "of 16Mi or more", options.host_memory);
+  AddBytes(app, "host-memory", "1Gi",
+           "memory for messages: requests, uploads, answers; by default a quarter of the host's or "
+           "the control group's, and no more than this",
+           kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
   AddCount(app, "max-buffers", "buffers at once, those being written included", std::uint64_t{1},
            std::uint64_t{1} << 32, options.max_buffers);
   AddCount(app, "max-uploads", "upload streams at once", std::uint64_t{1}, std::uint64_t{1} << 20,
@@ -377,8 +399,9 @@ void AddTimes(CLI::App& app, Options& options) {
               options.download_timeout);
   AddDuration(
       app, "watchdog", "2m",
-      "an operation that runs for so long turns the health service NOT_SERVING; one that goes "
-      "on for another four --max-operation-seconds of every worker loses its device; 0: never",
+      "an operation that a GPU runs for so long, or the CPU for so long after it was told to "
+      "stop, turns the health service NOT_SERVING; one that goes on for another four "
+      "--max-operation-seconds of every worker loses its device; 0: never",
       true, options.watchdog);
   AddFile(app, "ready-file",
           "not ready in the health service until somebody makes this file, or writes to it again, "
@@ -430,10 +453,32 @@ void AddSharedMemory(CLI::App& app, Options& options) {
                  "transfers that need no messages")
       ->type_name("PATH")
       ->envname(EnvironmentName("shared-memory"));
-  AddBytes(app, "shared-memory-limit", "4Gi", "memory that all clients may share with the server",
-           4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
+  AddBytes(app, "shared-memory-limit", "4Gi",
+           "memory that all clients may share with the server; by default as --host-memory", 4096,
+           1ull << 62, "of 4Ki or more", options.shared_memory_limit);
   AddCount(app, "max-shared-regions", "regions of memory that clients may share at once",
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
+}
+
+// Variables of the environment that begin like those of options, and are none: of the server, of its
+// clients, or of a service that Kubernetes tells its pods of.
+std::vector<std::string> UnknownVariables(const CLI::App& app) {
+  std::set<std::string> known = {"TESSERA_CONFIG", "TESSERA_SERVER", "TESSERA_TOKEN",
+                                 "TESSERA_TOKEN_FILE"};
+  for (const CLI::Option* option : app.get_options()) known.insert(option->get_envname());
+  std::vector<std::string> unknown;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(*variable, absl::MaxSplits('=', 1));
+    const auto& [name, value] = parts;
+    const bool of_pods = absl::StrContains(name, "_SERVICE_HOST") ||
+                         absl::StrContains(name, "_SERVICE_PORT") ||
+                         absl::StrContains(name, "_PORT_") || absl::StartsWith(value, "tcp://");
+    if (absl::StartsWith(name, "TESSERA_") && !absl::StartsWith(name, "TESSERA_CLIENT_") &&
+        !of_pods && known.count(name) == 0)
+      unknown.push_back(name);
+  }
+  return unknown;
 }
 
 // What is wrong with options that each are right; "": nothing.
@@ -464,7 +509,9 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.footer(
       R"(Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; lists
 are separated by commas. Flags win over the environment, and that over the file.
-SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGUSR1: --profile.
+SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGHUP reads the files of
+--tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs what came of it; they are
+also looked at every second. SIGUSR1: --profile.
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
 
@@ -506,6 +553,12 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
   }
   if (!options.sockets.group.empty() && app.count("--socket-mode") == 0)
     options.sockets.mode = 0660;
+  // Of a host, or a control group, that is small.
+  const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
+  if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
+  if (app.count("--shared-memory-limit") == 0)
+    options.shared_memory_limit = std::min(options.shared_memory_limit, quarter);
+  options.unknown_variables = UnknownVariables(app);
   options.reflection = !no_reflection;
   options.warm_up = !no_warm_up;
   return options;

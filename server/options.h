@@ -50,9 +50,11 @@ struct Options {
   std::string ring_name;
 
   // Budgets. Sizes are bytes.
-  MemoryLimit memory_limit;                             // of the buffers of each device
-  std::uint64_t scratch_limit = 0;                      // of each device; 0: see ScratchLimit
-  std::uint64_t host_memory = 1ull << 30;               // messages, beside the buffers
+  MemoryLimit memory_limit;         // of the buffers of each device
+  std::uint64_t scratch_limit = 0;  // of each device; 0: see ScratchLimit
+  // Of messages, beside the buffers. This and shared_memory_limit are what the command line begins
+  // with on a host that has four times as much.
+  std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_buffers = 100'000;                  // drafts included
   std::uint64_t max_uploads = 128;                      // streams at once
   std::uint64_t max_downloads = 128;                    // streams at once
@@ -94,11 +96,17 @@ struct Options {
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
+  // Variables TESSERA_* of the environment that nobody knows.
+  std::vector<std::string> unknown_variables;
+
   // How long a worker may be busy with one task, or a device owe an answer, before the device counts
   // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all
   // workers of so many devices one after the other, since they may share a device, or wait for each
   // other.
   absl::Duration HangLimit(std::size_t device_count) const;
+  // What messages, regions of clients and a twentieth for the process leave of so much free memory of
+  // the host.
+  std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;

@@ -12,12 +12,15 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/compute.h"
 #include "server/log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
@@ -59,27 +62,49 @@ void NotifySystemd(std::string_view state) {
 // What the handler leaves for the thread that acts on it. A blocked mask and sigwait would not do:
 // libraries start threads before main, and a signal may be delivered to one of those.
 sem_t signals_pending;
-volatile std::sig_atomic_t last_signal = 0;
+std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that nobody has acted on
+std::atomic<bool> reload_wanted{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+              "handlers may use them");
 
 // How often SIGUSR1 has come that nobody has acted on.
 sem_t profiles_wanted;
 
 // Null while the process starts.
 std::atomic<Server*> serving{nullptr};
+// Whether files are to be read again once it serves.
+std::atomic<bool> early_reload{false};
 // From the time on when the server is being made: it may have taken calls before it stands above.
 std::atomic<bool> starting{false};
 
 void OnSignal(int signal) {
-  last_signal = signal;
+  if (signal == SIGHUP) {
+    reload_wanted = true;
+  } else {
+    stop_signal = signal;
+  }
   sem_post(&signals_pending);
 }
 
 void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
-int NextSignal() {
-  while (sem_wait(&signals_pending) != 0) {
+// Has files read again if that was asked for: by whoever comes last, Serve or who handles signals.
+void ReloadIfServing() {
+  Server* const server = serving;
+  if (server != nullptr && early_reload.exchange(false)) server->RequestReload();
+}
+
+// Has files read again, for as long as nobody asks for the end; who asks for that.
+int NextStop() {
+  while (true) {
+    while (sem_wait(&signals_pending) != 0) {
+    }
+    if (reload_wanted.exchange(false)) {
+      early_reload = true;
+      ReloadIfServing();
+    }
+    if (const int signal = stop_signal.exchange(0); signal != 0) return signal;
   }
-  return last_signal;
 }
 
 // Null where none is being made, or takes too long.
@@ -92,7 +117,7 @@ Server* AwaitServer() {
 // The first signal asks the server to stop; the second does not wait for it. Before there is a
 // server there is nothing to wait for.
 void HandleSignals() {
-  const char* name = NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT";
+  const char* name = NextStop() == SIGTERM ? "SIGTERM" : "SIGINT";
   Server* server = AwaitServer();
   if (server == nullptr) {
     spdlog::info("{}: stopped before serving", name);
@@ -101,7 +126,7 @@ void HandleSignals() {
   }
   spdlog::info("{}: draining", name);
   server->RequestStop();
-  const int second = NextSignal();
+  const int second = NextStop();
   spdlog::warn("second signal: stopping at once");
   ExitNow(*server, 128 + second);
 }
@@ -139,7 +164,50 @@ void LimitDrain(Server& server, absl::Duration limit) {
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
 }
 
+// Beside workers and what they share loops out among: gRPC's for cores and timers, those of
+// listeners, chores, imports, log and signals.
+std::size_t OtherThreads() { return 30 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
+
+std::size_t ThreadsNeeded(const Options& options,
+                          const std::vector<std::unique_ptr<Device>>& devices) {
+  std::size_t threads = OtherThreads();
+  for (const std::unique_ptr<Device>& device : devices) {
+    const int drivers = options.workers * (options.tokens.empty() ? 1 : 2);
+    threads += static_cast<std::size_t>(drivers * LoopThreads(*device) + options.transfer_workers);
+  }
+  return threads;
+}
+
+// Whether so many threads can be made, or how many: neither OpenMP nor gRPC goes on where one of
+// theirs cannot be, and every limit shows in an attempt alone.
+std::size_t ThreadsPossible(std::size_t count) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() < count) threads.emplace_back([ended] { ended.wait(); });
+  } catch (const std::system_error&) {
+  }
+  end.set_value();
+  for (std::thread& thread : threads) thread.join();
+  return threads.size();
+}
+
 }  // namespace
+
+void IgnoreStraySignals() {
+  // SIGPIPE: the reader of the log, or of a connection, may leave; SIGXFSZ: a file may not grow
+  // further (ulimit -f); a write that fails says so. Nothing asks for the others, whose default is to
+  // end the process without a drain. SIGHUP has a handler from WatchSignals on.
+  for (const int signal :
+       {SIGHUP, SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR}) {
+    struct sigaction action = {};
+    // What a library has set that was loaded before, such as a profiler, stays.
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = SIG_IGN;
+    sigaction(signal, &action, nullptr);
+  }
+}
 
 void WatchSignals() {
   static const bool watched = [] {
@@ -150,6 +218,7 @@ void WatchSignals() {
     action.sa_flags = SA_RESTART;
     sigaction(SIGTERM, &action, nullptr);
     sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGHUP, &action, nullptr);
     action.sa_handler = OnProfileSignal;
     sigaction(SIGUSR1, &action, nullptr);
     std::thread(HandleSignals).detach();
@@ -160,6 +229,17 @@ void WatchSignals() {
 
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) {
   WatchSignals();
+  const std::size_t needed = ThreadsNeeded(options, devices), possible = ThreadsPossible(needed);
+  if (possible < needed) {
+    spdlog::error(
+        "the server needs {} threads more, and {} can be made: a limit of processes (ulimit -u, "
+        "LimitNPROC=), of a control group (pids.max, TasksMax=, --pids-limit) or of addresses "
+        "(ulimit -v) is too small; --workers and --transfer-workers need fewer threads",
+        needed, possible);
+    FlushLog(kLastLines);
+    // Not by way of libraries that would wait for the threads which they lack.
+    std::_Exit(kExitFailure);
+  }
   starting = true;
   absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));
   if (!started.ok()) {
@@ -170,12 +250,19 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   Server& server = **started;
 
   serving = &server;
+  ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
+  // Made while there may be threads.
+  const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
+  std::promise<void> drain;
+  std::thread([&server, limit, drains = drain.get_future()] {
+    drains.wait();
+    LimitDrain(server, limit);
+  }).detach();
   NotifySystemd("READY=1");
   server.Wait();
   NotifySystemd("STOPPING=1");
-  const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
-  std::thread(LimitDrain, std::ref(server), limit).detach();
+  drain.set_value();
   const bool idle = server.Drain();
   spdlog::info("stopped");
   // Not by way of destructors: the threads above still know the server, and on a lost device

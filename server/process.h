@@ -14,12 +14,18 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
+// For the begin of main: signals that ask for nothing do not end the process.
+void IgnoreStraySignals();
+
 // From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call
-// it from the main thread. SIGUSR1 begins a profiler's window, or ends it.
+// it from the main thread. SIGHUP has files read again (Server::RequestReload). SIGUSR1 begins a
+// profiler's window, or ends it.
 void WatchSignals();
 
-// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start;
-// otherwise it does not return, but ends the process. Call it once, from the main thread.
+// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start, or
+// ends the process with that where there may not be as many threads as it needs; otherwise it does
+// not return, but ends the process. Throws std::system_error where a thread cannot be made all the
+// same. Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

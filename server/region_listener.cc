@@ -55,7 +55,7 @@ void Send(int fd, const v1::RegisterRegionResponse& answer) {
 }
 
 void SendError(int fd, const absl::Status& status, bool sees_all) {
-  LogFailedCall("RegisterRegion", "shared memory", status);
+  LogFailedCall({.method = "RegisterRegion", .strategy = "", .trace = {}}, "shared memory", status);
   v1::RegisterRegionResponse answer;
   answer.set_code(static_cast<int>(status.code()));
   answer.set_message(std::string(status.message()));

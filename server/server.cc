@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "google/protobuf/message.h"
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
@@ -17,7 +18,6 @@
 #include "server/log.h"
 #include "server/metrics_text.h"
 #include "server/status_page.h"
-#include "server/tls.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -36,7 +36,7 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
-// How often the files of tokens and of the ring are looked at.
+// How often the files of TLS, of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 
 // Users of this host with lines in the file of --tokens who are told apart.
@@ -52,6 +52,9 @@ constexpr absl::Duration kForbearance = absl::Minutes(1);
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
 // answer.
 constexpr int kKeepaliveMs = 60'000;
+
+// How often a client may ask whether the server is there.
+constexpr int kPingsMs = 10'000;
 
 // glibc keeps what was freed between pieces that are in use: after many large messages at once that
 // would be all of them.
@@ -93,7 +96,9 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  // Pings that clients may send, also without calls: gRPC takes others for an attack.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.handshake)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
@@ -101,6 +106,23 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
       GRPC_ARG_MAX_CONNECTION_IDLE_MS,
       static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
                                               std::numeric_limits<int>::max())));
+}
+
+// What somebody wants to know who has the log alone.
+void LogOptions(const Options& options) {
+  const bool asks = !options.tls_client_ca.empty();
+  spdlog::info(
+      "tessera-server {}: TLS {}, tokens {}, imports from {}; at most {} MiB for messages, {} "
+      "buffers, "
+      "{} connections, operations of {} s",
+      TESSERA_VERSION,
+      options.tls_cert.empty() ? "off"
+      : asks                   ? "on, with certificates of clients"
+                               : "on",
+      options.tokens.empty() ? "off" : "on",
+      options.import_from.empty() ? "nobody" : absl::StrJoin(options.import_from, ", "),
+      options.host_memory >> 20, options.max_buffers, options.max_connections,
+      options.max_operation_seconds);
 }
 
 }  // namespace
@@ -115,6 +137,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
   absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
   if (!core.ok()) return core.status();
+  LogOptions(options);
   for (const std::unique_ptr<Device>& device : (*core)->devices()) {
     spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
                  device->info().model, (*core)->tenants().budget(*device).limit() >> 20,
@@ -177,29 +200,34 @@ absl::Status Server::Listen() {
   if (!listener.ok()) return listener.status();
   listener_ = *std::move(listener);
   if (absl::Status status = CheckCredentials(); !status.ok()) return status;
-  const auto add_acceptor =
-      [&](UserMark* mark) -> absl::StatusOr<std::unique_ptr<Listener::Acceptor>> {
-    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> made = MakeCredentials(mark);
-    if (!made.ok()) return made.status();
-    credentials_.push_back(*std::move(made));
+  if (!options.tls_cert.empty()) {
+    absl::StatusOr<std::shared_ptr<ServerTls>> tls =
+        ServerTls::Open({options.tls_cert, options.tls_key, options.tls_client_ca});
+    if (!tls.ok()) return tls.status();
+    tls_ = *std::move(tls);
+  }
+  const auto add_acceptor = [&](UserMark* mark) -> std::unique_ptr<Listener::Acceptor> {
+    credentials_.push_back(MakeCredentials(mark));
     return builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         credentials_.back());
   };
-  absl::StatusOr<std::unique_ptr<Listener::Acceptor>> acceptor = add_acceptor(nullptr);
-  if (!acceptor.ok()) return acceptor.status();
+  std::unique_ptr<Listener::Acceptor> acceptor = add_acceptor(nullptr);
   std::vector<Listener::User> users;
   while (core_->access().restricted() && listener_->has_unix() && users.size() < kMostUsers) {
     auto mark = std::make_unique<UserMark>();
-    absl::StatusOr<std::unique_ptr<Listener::Acceptor>> theirs = add_acceptor(mark.get());
-    if (!theirs.ok()) return theirs.status();
-    users.push_back({std::move(mark), *std::move(theirs)});
+    std::unique_ptr<Listener::Acceptor> theirs = add_acceptor(mark.get());
+    users.push_back({std::move(mark), std::move(theirs)});
   }
   queues_ = std::make_unique<CallQueues>(builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
+  // On a thread that is there when the drain begins, whatever the limit of threads is by then.
+  shutdown_ = std::async(std::launch::async, [this, at = shutdown_at_.get_future()]() mutable {
+    server_->Shutdown(absl::ToChronoTime(at.get()));
+  });
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
@@ -208,7 +236,7 @@ absl::Status Server::Listen() {
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
   stream_watch_.emplace(listener_->connections(), options.max_streams);
-  listener_->Start(*std::move(acceptor), std::move(users),
+  listener_->Start(std::move(acceptor), std::move(users),
                    [this](uid_t user) { return core_->access().NamesUser(user); });
   return absl::OkStatus();
 }
@@ -234,10 +262,8 @@ absl::Status Server::CheckCredentials() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Server::MakeCredentials(UserMark* mark) {
-  const Options& options = core_->options();
-  if (!options.tls_cert.empty())
-    return MakeTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, mark);
+std::shared_ptr<grpc::ServerCredentials> Server::MakeCredentials(UserMark* mark) const {
+  if (tls_ != nullptr) return tls_->MakeCredentials(mark);
   return mark == nullptr ? grpc::InsecureServerCredentials() : MakeMarkedCredentials(*mark);
 }
 
@@ -253,7 +279,7 @@ void Server::ServeStream(StreamExchange& exchange) {
 HttpAnswer Server::ServeHttp(std::string_view path) {
   if (path == "/metrics") {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = MetricsText(*core_, ready_, gpus_->Read(kGpuFigures))};
+            .body = MetricsText(*core_, ready_, tls_.get(), gpus_->Read(kGpuFigures))};
   }
   if (path == "/") {
     return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
@@ -290,6 +316,20 @@ void Server::RequestStop() {
   changed_.notify_all();
 }
 
+void Server::RequestReload() {
+  const std::lock_guard lock(mutex_);
+  reload_requested_ = true;
+}
+
+void Server::Reload(bool asked) {
+  Home* const home = core_->home();
+  if (asked && tls_ == nullptr && !core_->access().restricted() && home == nullptr)
+    spdlog::info("SIGHUP: there are no files of TLS, tokens or a ring to read again");
+  if (tls_ != nullptr) tls_->Reload(asked);
+  core_->access().Reload(asked);
+  if (home != nullptr) home->Reload(asked);
+}
+
 Server::Reason Server::Wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return stop_requested_ || devices_lost_; });
@@ -323,16 +363,15 @@ bool Server::Drain() {
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
   // Closes the listeners and sends GOAWAY, then waits for what is in progress.
-  const std::future<void> shutdown =
-      std::async(std::launch::async, [this, end] { server_->Shutdown(absl::ToChronoTime(end)); });
+  shutdown_at_.set_value(end);
   const bool idle = core_->admission().WaitIdle(end - absl::Now());
   if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
-  } else if (shutdown.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
+  } else if (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
     // Watchers of the health service never end by themselves.
     grpc_server_cancel_all_calls(server_->c_server());
   }
-  shutdown.wait();
+  shutdown_.wait();
   core_->FlushSpans(kFlush);
   return idle;
 }
@@ -371,14 +410,16 @@ Server::Verdict Server::Judge(absl::Time now) {
   const Options& options = core_->options();
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
-  const auto wait_of = [&](absl::Duration wait) {
+  const auto present = [&](absl::Duration wait) {
     spans_absence |= now - wait < absence_end_;
-    const absl::Duration present = Without(wait, now);
-    stuck |= present > options.watchdog;
-    return present;
+    return Without(wait, now);
+  };
+  const auto hangs = [&](absl::Duration wait) {
+    stuck |= wait > options.watchdog;
+    return wait > limit;
   };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (wait_of(core_->LongestWait(*device)) > limit) {
+    if (hangs(core_->LongestWait(*device, present))) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -389,7 +430,7 @@ Server::Verdict Server::Judge(absl::Time now) {
   }
   bool lost = lost_devices_.size() == devices.size();
   // What hangs with a device that is lost is known.
-  if (lost_devices_.empty() && wait_of(absl::FromChrono(core_->chores().LongestRun())) > limit) {
+  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores().LongestRun())))) {
     spdlog::critical("memory has been taken or freed for {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;
@@ -418,6 +459,7 @@ void Server::Tend() {
   const absl::Time start = absl::Now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
+    const bool asked = std::exchange(reload_requested_, false);
     lock.unlock();
     const absl::Time now = SteadyNow();
     NoteAbsence(now);
@@ -427,10 +469,9 @@ void Server::Tend() {
     core_->chores().Release(core_->tenants().Sweep(now));
     if (!forbearing) EndIdle(now);
     LogDroppedLines();
-    if (now >= next_reload) {
+    if (asked || now >= next_reload) {
       next_reload = now + kReloadInterval;
-      core_->access().Reload();
-      if (core_->home() != nullptr) core_->home()->Reload();
+      Reload(asked);
     }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;

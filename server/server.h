@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,7 @@
 #include "server/reflection.h"
 #include "server/shared_memory_service.h"
 #include "server/stream_watch.h"
+#include "server/tls.h"
 
 namespace tessera {
 
@@ -34,7 +36,7 @@ class Server {
  public:
   // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
   // INSECURE_LISTENER {address} for one beyond loopback with neither TLS nor --insecure; the errors
-  // of MakeTlsCredentials and of the devices.
+  // of ServerTls and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
@@ -54,6 +56,9 @@ class Server {
   enum class Reason { kStopRequested, kDevicesLost };
   // Makes Wait return; callable from any thread, more than once.
   void RequestStop();
+  // Has the files of TLS, tokens and ring read again soon, changed or not, and logs what came of each;
+  // callable from any thread, more than once.
+  void RequestReload();
   // Blocks until someone asks for the end or all devices have failed for good.
   Reason Wait();
 
@@ -84,7 +89,9 @@ class Server {
   // Whether the addresses that are listened to may be served as the options say.
   absl::Status CheckCredentials();
   // Of connections that bear the mark; null: none.
-  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(UserMark* mark);
+  std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark) const;
+  // Looks at the files that may change while it serves; asked: reads them whether they have or not.
+  void Reload(bool asked);
   void ServeStream(StreamExchange& exchange);
   HttpAnswer ServeHttp(std::string_view path);
   // Tells the health service; with the mutex.
@@ -118,11 +125,14 @@ class Server {
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
   std::optional<StreamWatch> stream_watch_;  // of its connections
+  std::shared_ptr<ServerTls> tls_;           // null: without
   // They outlive server_, which asks them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
+  std::promise<absl::Time> shutdown_at_;  // until when calls may go on
+  std::future<void> shutdown_;            // of server_
   // That Tend has noticed; of each, whether what waits for it is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
   // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because of
@@ -134,6 +144,7 @@ class Server {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_requested_ = false;
+  bool reload_requested_ = false;
   bool devices_lost_ = false;
   bool draining_ = false;
   bool stuck_ = false;  // Verdict::stuck

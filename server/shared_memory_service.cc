@@ -1,11 +1,10 @@
 #include "server/shared_memory_service.h"
 
-#include <unistd.h>
-
 #include <utility>
 
 #include "server/shared_transfer.h"
 #include "server/unary_call.h"
+#include "server/unix_socket.h"
 
 namespace tessera {
 namespace {
@@ -20,7 +19,7 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(C
   absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
       options.shared_memory, options.sockets, options.max_shared_regions + kHandshakes,
       {.admits = [&core](uid_t user) { return core.access().KnowsUser(user); },
-       .shares = [&core](uid_t user) { return core.tenants().several() && user != geteuid(); },
+       .shares = [&core](uid_t user) { return core.tenants().several() && !IsOwnUser(user); },
        .sees_all = !core.access().restricted()},
       core.regions(), core.chores());
   if (!listener.ok()) return listener.status();

@@ -230,7 +230,7 @@ void SpanFile::Append(const Entry& entry, std::string& lines) {
   line.AddInteger("rpc.grpc.status_code", static_cast<std::int64_t>(entry.code));
   line.AddText("error.type", entry.reason);
   line.AddText("tessera.strategy", entry.strategy);
-  line.AddText("tessera.tenant", call.tenant);
+  line.AddText("tessera.tenant", call.tenant_name());
   line.AddSeconds("tessera.kernel_seconds", call.kernel);
   line.AddSeconds("tessera.queue_seconds", call.waited);
   line.AddSeconds("tessera.copy_seconds", call.copies);

@@ -46,6 +46,15 @@ class Tenant {
   BufferStore& store() { return *store_; }
   const Quota& calls() const { return calls_; }
 
+  // Of calls that have ended: all, and those that were refused because something had no more room
+  // (RESOURCE_EXHAUSTED): a quota, a queue, memory, places.
+  void CountCall(bool refused) const {
+    ended_.fetch_add(1, std::memory_order_relaxed);
+    if (refused) refused_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::uint64_t ended_calls() const { return ended_.load(std::memory_order_relaxed); }
+  std::uint64_t refused_calls() const { return refused_.load(std::memory_order_relaxed); }
+
   // From now on; what is held stays.
   void SetQuotas(const Quotas& quotas);
   // A call in flight, until what is returned ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS {quota,
@@ -61,6 +70,7 @@ class Tenant {
   const std::unique_ptr<BufferStore> store_;
   Quota calls_;
   std::array<Quota, kStreamKinds> streams_;
+  mutable std::atomic<std::uint64_t> ended_{0}, refused_{0};
 };
 
 // All of them. Thread safe. A tenant stays to the end, because others hold on to its buffers.

@@ -4,8 +4,8 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
-#include <array>
-#include <mutex>
+#include <algorithm>
+#include <ctime>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,10 +13,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/base/error.h"
-#include "server/watched_file.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -106,93 +106,35 @@ Key ParseKey(const std::string& text) {
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
 }
 
-// What gRPC asks for the certificate. Thread safe.
-class CertificateSource {
- public:
-  explicit CertificateSource(TlsFiles files) : files_(std::move(files)) {}
+// The time of a certificate's, or nothing that anyone waits for.
+absl::Time TimeOf(const ASN1_TIME* time, absl::Time otherwise) {
+  std::tm utc = {};
+  return ASN1_TIME_to_tm(time, &utc) == 1 ? absl::FromTM(utc, absl::UTCTimeZone()) : otherwise;
+}
 
-  // Reads the files, and keeps what they hold for Fetch if it can be used.
-  absl::Status Load() {
-    const std::lock_guard lock(mutex_);
-    return LoadLocked();
-  }
+std::string DayText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
+}
 
-  static grpc_ssl_certificate_config_reload_status Fetch(
-      void* source, grpc_ssl_server_certificate_config** config) {
-    return static_cast<CertificateSource*>(source)->FetchInto(config);
-  }
+// How long before its end a certificate is warned of: an eighth of its life, as those of a day are
+// renewed shortly before it, and no more than this.
+constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
+// How often.
+constexpr absl::Duration kNoticeInterval = absl::Hours(24);
 
- private:
-  grpc_ssl_certificate_config_reload_status FetchInto(grpc_ssl_server_certificate_config** config) {
-    const std::lock_guard lock(mutex_);
-    if (StampsNow() != stamps_) {
-      const absl::Status status = LoadLocked();
-      if (status.ok()) {
-        spdlog::info("TLS: the files have changed and are in use");
-      } else {
-        const absl::string_view message = status.message();
-        spdlog::error("TLS: {}; the certificate in use stays",
-                      std::string_view(message.data(), message.size()));
-      }
-    }
-    if (!std::exchange(fresh_, false)) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    const grpc_ssl_pem_key_cert_pair pair = {key_.c_str(), certificate_.c_str()};
-    // gRPC 1.51 aborts without roots, also where it asks no client for a certificate and so never
-    // uses them: some certificate has to stand there.
-    const std::string& roots = client_ca_.empty() ? certificate_ : client_ca_;
-    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
-    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
-  }
-
-  absl::Status LoadLocked() {
-    stamps_ = StampsNow();  // before the contents: what changes meanwhile is read again
-    absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
-    if (!certificate.ok()) return certificate.status();
-    absl::StatusOr<std::string> key = ReadFile(files_.key);
-    if (!key.ok()) return key.status();
-    const std::vector<Certificate> chain = ParseCertificates(*certificate);
-    if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
-    const Key parsed_key = ParseKey(*key);
-    if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
-    if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
-      return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
-    std::string client_ca;
-    if (!files_.client_ca.empty()) {
-      absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
-      if (!text.ok()) return text.status();
-      if (ParseCertificates(*text).empty()) return Bad(files_.client_ca, kNoCertificate);
-      client_ca = *std::move(text);
-    }
-    certificate_ = *std::move(certificate);
-    key_ = *std::move(key);
-    client_ca_ = std::move(client_ca);
-    fresh_ = true;
-    return absl::OkStatus();
-  }
-
-  std::array<FileStamp, 3> StampsNow() const {
-    return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
-  }
-
-  const TlsFiles files_;
-  std::mutex mutex_;
-  std::array<FileStamp, 3> stamps_;  // when the files were last read
-  std::string certificate_;
-  std::string key_;
-  std::string client_ca_;
-  bool fresh_ = false;  // gRPC has not got them yet
-};
+}  // namespace
 
 // gRPC's C++ interface has no credentials that ask for their certificate.
-class TlsCredentials final : public grpc::ServerCredentials {
+class ServerTls::Credentials final : public grpc::ServerCredentials {
  public:
-  TlsCredentials(std::unique_ptr<CertificateSource> source, bool with_clients, UserMark* mark)
+  Credentials(std::shared_ptr<ServerTls> source, UserMark* mark)
       : source_(std::move(source)),
         credentials_(grpc_ssl_server_credentials_create_with_options(
             grpc_ssl_server_credentials_create_options_using_config_fetcher(
-                with_clients ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                             : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-                &CertificateSource::Fetch, source_.get()))) {
+                source_->files_.client_ca.empty()
+                    ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                    : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
+                &Fetch, this))) {
     if (mark != nullptr) mark->AddTo(credentials_.get());
   }
 
@@ -203,18 +145,132 @@ class TlsCredentials final : public grpc::ServerCredentials {
     return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
   }
 
-  const std::unique_ptr<CertificateSource> source_;
+  // With every handshake.
+  static grpc_ssl_certificate_config_reload_status Fetch(
+      void* self, grpc_ssl_server_certificate_config** config) {
+    ServerTls& source = *static_cast<Credentials*>(self)->source_;
+    std::uint64_t& seen = static_cast<Credentials*>(self)->seen_;
+    const std::lock_guard lock(source.mutex_);
+    source.ReloadLocked(/*asked=*/false);
+    if (std::exchange(seen, source.generation_) == source.generation_)
+      return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const Pair& in_use = source.in_use_;
+    const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
+    // gRPC 1.51 aborts without roots, also where it asks no client for a certificate and so never
+    // uses them: some certificate has to stand there.
+    const std::string& roots = in_use.client_ca.empty() ? in_use.certificate : in_use.client_ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+  }
+
+  const std::shared_ptr<ServerTls> source_;
+  std::uint64_t seen_ = 0;  // which pair gRPC has; with the source's mutex
   const std::unique_ptr<grpc_server_credentials, Release<grpc_server_credentials_release>>
       credentials_;
 };
 
-}  // namespace
+absl::StatusOr<std::shared_ptr<ServerTls>> ServerTls::Open(const TlsFiles& files) {
+  std::shared_ptr<ServerTls> tls(new ServerTls(files));
+  const std::lock_guard lock(tls->mutex_);
+  if (absl::Status status = tls->LoadLocked(); !status.ok()) return status;
+  tls->GiveNotice();
+  return tls;
+}
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const TlsFiles& files,
-                                                                            UserMark* mark) {
-  auto source = std::make_unique<CertificateSource>(files);
-  if (absl::Status status = source->Load(); !status.ok()) return status;
-  return std::make_shared<TlsCredentials>(std::move(source), !files.client_ca.empty(), mark);
+std::shared_ptr<grpc::ServerCredentials> ServerTls::MakeCredentials(UserMark* mark) {
+  return std::make_shared<Credentials>(shared_from_this(), mark);
+}
+
+void ServerTls::Reload(bool asked) {
+  const std::lock_guard lock(mutex_);
+  ReloadLocked(asked);
+  if (absl::Now() >= next_notice_) GiveNotice();
+}
+
+CertificateLife ServerTls::life() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_.life;
+}
+
+bool ServerTls::stale() const {
+  const std::lock_guard lock(mutex_);
+  return stale_;
+}
+
+void ServerTls::ReloadLocked(bool asked) {
+  if (!asked && StampsNow() == stamps_ && absl::Now() < next_try_) return;
+  const absl::Status status = LoadLocked();
+  stale_ = !status.ok();
+  if (status.ok()) {
+    spdlog::info("TLS: the files {} and are in use",
+                 asked ? "have been read again" : "have changed");
+    GiveNotice();
+  } else {
+    const absl::string_view message = status.message();
+    spdlog::error("TLS: {}; the certificate in use stays",
+                  std::string_view(message.data(), message.size()));
+  }
+}
+
+absl::Status ServerTls::LoadLocked() {
+  stamps_ = StampsNow();  // before the contents: what changes meanwhile is read again
+  next_try_ = absl::InfiniteFuture();
+  absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
+  if (!certificate.ok()) return certificate.status();
+  absl::StatusOr<std::string> key = ReadFile(files_.key);
+  if (!key.ok()) return key.status();
+  const std::vector<Certificate> chain = ParseCertificates(*certificate);
+  if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
+  const Key parsed_key = ParseKey(*key);
+  if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
+  if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
+    return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
+  std::string client_ca;
+  if (!files_.client_ca.empty()) {
+    absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
+    if (!text.ok()) return text.status();
+    if (ParseCertificates(*text).empty()) return Bad(files_.client_ca, kNoCertificate);
+    client_ca = *std::move(text);
+  }
+  const CertificateLife life = {
+      TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
+      TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
+  const absl::Time now = absl::Now();
+  if (generation_ > 0 && in_use_.life.Covers(now) && !life.Covers(now)) {
+    if (now >= life.end)
+      return Bad(files_.certificate, absl::StrCat("it has been invalid since ", DayText(life.end)));
+    next_try_ = life.begin;
+    return Bad(files_.certificate, absl::StrCat("it is not valid before ", DayText(life.begin)));
+  }
+  in_use_ = {*std::move(certificate), *std::move(key), std::move(client_ca), life};
+  ++generation_;
+  return absl::OkStatus();
+}
+
+void ServerTls::GiveNotice() {
+  const CertificateLife& life = in_use_.life;
+  const absl::Time now = absl::Now();
+  const absl::Duration notice = std::min(kLongestNotice, (life.end - life.begin) / 8);
+  if (now >= life.end) {
+    spdlog::error("TLS: {} has been invalid since {}: clients refuse it", files_.certificate,
+                  DayText(life.end));
+  } else if (now < life.begin) {
+    spdlog::error("TLS: {} is not valid before {}: clients refuse it until then",
+                  files_.certificate, DayText(life.begin));
+  } else if (now >= life.end - notice) {
+    spdlog::warn("TLS: {} is valid until {} only", files_.certificate, DayText(life.end));
+  } else {
+    next_notice_ = life.end - notice;
+    return;
+  }
+  next_notice_ = now + kNoticeInterval;
+  // What changes before is told when it does.
+  for (const absl::Time change : {life.begin, life.end})
+    if (change > now) next_notice_ = std::min(next_notice_, change);
+}
+
+std::array<FileStamp, 3> ServerTls::StampsNow() const {
+  return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
 }
 
 }  // namespace tessera

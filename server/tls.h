@@ -1,12 +1,18 @@
 // TLS of the listeners: certificate and key from files that may be replaced while the server runs.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/security/server_credentials.h"
 #include "server/user_mark.h"
+#include "server/watched_file.h"
 
 namespace tessera {
 
@@ -17,12 +23,56 @@ struct TlsFiles {
   std::string client_ca;  // whose certificates clients have to have; empty: clients need none
 };
 
-// Credentials that look at the files with every handshake and read them again once they have
-// changed. What cannot be used then is logged, and the certificate in use stays. To be kept for as
-// long as the server that uses them. INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot
-// be used now. Messages name files and never what is in them.
-// mark: of the connections that come by them; null: none.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(
-    const TlsFiles& files, UserMark* mark = nullptr);
+// From when to when a certificate is valid.
+struct CertificateLife {
+  absl::Time begin, end;
+  bool Covers(absl::Time time) const { return begin <= time && time < end; }
+};
+
+// The files in use. Thread safe. Messages name files and never what is in them.
+class ServerTls : public std::enable_shared_from_this<ServerTls> {
+ public:
+  // INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot be used. A certificate that is
+  // not valid now is used, and logged.
+  static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
+
+  // Credentials that look at the files with every handshake, too. To be kept for as long as the
+  // server that uses them.
+  // mark: of the connections that come by them; null: none.
+  std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
+
+  // Reads the files again if they have changed, or if that is asked for, and logs what came of it.
+  // What cannot be used, or is not valid now in place of what is, leaves the certificate in use
+  // where it is. Warns before a certificate's last day, and after it, once a day.
+  void Reload(bool asked);
+
+  // Of the certificate in use.
+  CertificateLife life() const;
+  // Whether the files, as they were last read, could not be used.
+  bool stale() const;
+
+ private:
+  class Credentials;
+  struct Pair {
+    std::string certificate, key, client_ca;  // PEM
+    CertificateLife life;
+  };
+
+  explicit ServerTls(TlsFiles files) : files_(std::move(files)) {}
+  // With the mutex, as all below.
+  void ReloadLocked(bool asked);
+  absl::Status LoadLocked();
+  void GiveNotice();
+  std::array<FileStamp, 3> StampsNow() const;
+
+  const TlsFiles files_;
+  mutable std::mutex mutex_;
+  std::array<FileStamp, 3> stamps_;               // when the files were last read
+  absl::Time next_try_ = absl::InfiniteFuture();  // of files that are not valid yet
+  absl::Time next_notice_;
+  Pair in_use_;
+  std::uint64_t generation_ = 0;  // of the pair in use; 0: there is none
+  bool stale_ = false;
+};
 
 }  // namespace tessera

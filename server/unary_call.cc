@@ -5,7 +5,6 @@
 
 #include "server/convert.h"
 #include "server/log.h"
-#include "server/peer.h"
 
 namespace tessera {
 
@@ -38,7 +37,7 @@ void UnaryCall::End(const absl::Status& status) {
   const absl::Time end = end_time();
   core_.Conclude({.method = method_,
                   .strategy = strategy_,
-                  .tenant = caller().tenant->name(),
+                  .tenant = caller().tenant,
                   .trace = exchange_.trace(),
                   .accepted = accept_time_,
                   .begun = begin_time_,
@@ -46,7 +45,7 @@ void UnaryCall::End(const absl::Status& status) {
                   .waited = waited_,
                   .copies = copies_,
                   .kernel = kernel_},
-                 status, [this] { return PeerText(exchange_.context(), *caller().tenant); });
+                 status, [this] { return exchange_.context().peer(); });
   accepted_.call = Charge();  // a client that has its answer may make its next call
   exchange_.Finish(ToGrpc(status, caller().sees_all()));
 }
@@ -56,7 +55,8 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
     exchange.set_answers(core.answers());
     const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
     if (!caller.ok()) {
-      LogFailedCall(method, exchange.context().peer(), caller.status(), exchange.trace().id());
+      LogFailedCall({.method = method, .strategy = "", .trace = exchange.trace()},
+                    exchange.context().peer(), caller.status());
       core.metrics().Count({.rpc = method}, caller.status());
       return ToGrpc(caller.status());
     }
@@ -71,14 +71,13 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
       return ChargeRequest(core, exchange, *bytes);
     });
     if (status.ok()) return grpc::Status::OK;
-    const Tenant& tenant = *caller->tenant;
     core.Conclude({.method = method,
                    .strategy = "",
-                   .tenant = tenant.name(),
+                   .tenant = caller->tenant,
                    .trace = exchange.trace(),
                    .accepted = begin,
                    .ended = SteadyNow()},
-                  status, [&] { return PeerText(exchange.context(), tenant); });
+                  status, [&] { return exchange.context().peer(); });
     return ToGrpc(status, caller->sees_all());
   };
 }

@@ -7,8 +7,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <system_error>
 #include <vector>
 
@@ -47,6 +51,18 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   gid_t number = 0;
   if (absl::SimpleAtoi(group, &number)) return number;
   return std::nullopt;
+}
+
+// How many users of [first, end) are in the process's user namespace.
+std::uint64_t UsersIn(std::uint64_t first, std::uint64_t end) {
+  std::ifstream map("/proc/self/uid_map");
+  if (!map) return end - first;  // a kernel without such namespaces
+  std::uint64_t users = 0, inside = 0, outside = 0, count = 0;
+  while (map >> inside >> outside >> count) {
+    const std::uint64_t from = std::max(first, inside), to = std::min(end, inside + count);
+    if (to > from) users += to - from;
+  }
+  return users;
 }
 
 }  // namespace
@@ -122,5 +138,22 @@ std::optional<uid_t> PeerUser(int fd) {
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
   return peer.uid;
 }
+
+uid_t OverflowUser() {
+  static const uid_t user = [] {
+    uid_t number = 65534;
+    std::ifstream("/proc/sys/kernel/overflowuid") >> number;
+    return number == 0 ? 65534 : number;
+  }();
+  return user;
+}
+
+bool IsOwnUser(uid_t user) {
+  constexpr std::uint64_t kUsers = std::numeric_limits<uid_t>::max();
+  static const bool has_all = UsersIn(0, kUsers) == kUsers;
+  return user == geteuid() && (has_all || user != OverflowUser());
+}
+
+bool HasUser(uid_t user) { return UsersIn(user, std::uint64_t{user} + 1) == 1; }
 
 }  // namespace tessera

@@ -370,7 +370,7 @@ absl::Status UploadCall::Close() {
 void UploadCall::End(const absl::Status& status) {
   core_.Conclude({.method = "Upload",
                   .strategy = "",
-                  .tenant = tenant_.name(),
+                  .tenant = &tenant_,
                   .trace = trace(),
                   .accepted = accept_time_,
                   .ended = SteadyNow(),

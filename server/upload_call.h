@@ -13,7 +13,6 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
-#include "server/peer.h"
 #include "server/stream_call.h"
 #include "server/upload_message.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -33,7 +32,7 @@ class UploadCall final : public StreamCall, private Task {
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
-        peer_(PeerText(context(), tenant_)) {}
+        peer_(context().peer()) {}
 
   // Once the service knows the call.
   void Begin();

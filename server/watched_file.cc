@@ -12,6 +12,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
@@ -52,6 +53,7 @@ absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_wri
   text.resize(size);
   if (text.empty()) return absl::InvalidArgumentError("it cannot be read, or is empty");
   if (text.size() > kLargestFile) return absl::InvalidArgumentError("it is larger than 1 MiB");
+  text.erase(0, text.size() - BehindByteOrderMark(text).size());
   return text;
 }
 

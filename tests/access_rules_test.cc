@@ -13,6 +13,7 @@
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "kernels/base/error.h"
 #include "server/access.h"
+#include "server/unix_socket.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 #include "tessera/v1/shared_memory.pb.h"
@@ -88,6 +89,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {"uid:root write a", "or uid: with a number"},
       {"uid:-1 write a", "the first word is no SHA-256"},
       {"uid:4294967296 write a", "the first word is no SHA-256"},
+      {"uid:" + std::to_string(OverflowUser()) + " write a", "line 1: the kernel shows this"},
       {absl::StrCat("cn:", std::string(1025, 'x'), " write a"), "the first word is no SHA-256"},
       {"uid:7 write a\nuid:007 read b", "line 2: the first word has a line already"},
       {"dns:a.org write a\ndns:A.org read b", "line 2: the first word has a line already"},

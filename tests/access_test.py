@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import unittest
 import unittest.mock
+import urllib.request
 
 import grpc
 import numpy as np
@@ -253,7 +255,7 @@ class AccessTest(unittest.TestCase):
                 self.assertTrue(caller.attempt("ListBuffers").ok)
         # The server looks at the ring after the tokens.
         replace(ring, "a host-a:2\n")
-        self.assert_logs(server, f"{ring} has changed")
+        self.assert_logs(server, "--ring: the file has changed")
         self.assertEqual(server.log().count("there is no such file"), 1)
 
     def test_files_that_cannot_be_used_are_refused_at_the_start(self):
@@ -503,6 +505,38 @@ class AccessTest(unittest.TestCase):
         self.assert_eventually(again)
         for call in calls:
             call.cancel()
+
+    def test_an_admin_sees_what_each_tenant_has_and_is_refused(self):
+        server = self.serve(
+            line_of("a", "write", "anna", "bytes=1Mi", "buffers=2"), line_of("b", "write", "bert"),
+            line_of("admin", "admin", "staff"), flags=("--metrics-listen", "127.0.0.1:0"),
+        )  # fmt: skip
+        anna, staff = Caller(server, "a"), Caller(server, "admin")
+        anna.put("x", PIECE)
+        big = np.zeros(1 << 20, np.uint8)
+        for name in ("y", "z"):
+            end = anna.attempt("CreateBuffer", name=name, spec=o.spec_of(big))
+            self.assertEqual(end.reason, "TENANT_QUOTA_EXCEEDED")
+        self.assertEqual(anna.attempt("GetBuffer", name="none").reason, "BUFFER_NOT_FOUND")
+        self.assertEqual(list(anna.info().tenants), [])
+        tenants = {one.name: one for one in staff.info().tenants}
+        self.assertEqual(sorted(tenants), ["anna", "bert", "staff"])
+        one = tenants["anna"]
+        self.assertEqual((one.buffers, one.buffer_bytes), (1, 256))
+        self.assertEqual((one.ended_calls, one.refused_calls, one.calls), (5, 2, 0))
+        self.assertEqual((one.buffers_quota, one.buffer_bytes_quota, one.calls_quota), (2, 1 << 20, 0))
+        self.assertEqual((tenants["bert"].ended_calls, tenants["staff"].calls), (0, 1))
+        for command in (("info",), ("top", "--once")):
+            said = self.run_cli(server, *command, token="admin").stdout
+            self.assertRegex(said, r"\nanna +256 B +1 MiB +1 +2 +0 +- +\d+ +2\n")
+            self.assertNotIn("TENANT", self.run_cli(server, *command, token="a").stdout)
+        said = self.run_cli(server, "--json", "info", token="admin").stdout
+        self.assertEqual(json.loads(said)["tenants"][0]["refused_calls"], 2)
+        page = re.search(r"metrics at (\S+)/", server.log()).group(1) + "/metrics"
+        with urllib.request.urlopen(page, timeout=20) as answer:
+            text = answer.read().decode()
+        self.assertIn('\ntessera_tenant_refused_total{tenant="anna"} 2\n', text)
+        self.assertRegex(text, r'\ntessera_tenant_calls_total\{tenant="anna"\} \d+\n')
 
     def test_server_info_shows_an_admin_all_and_others_their_own(self):
         anna, bert, server = self.two("bytes=1Mi", "buffers=7")

@@ -215,6 +215,16 @@ class ServiceTest(unittest.TestCase):
                 # All else was understood.
                 self.assertIn("'soon' is not a time", run.stderr)
 
+    def test_signals_and_users_reach_it(self):
+        unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
+        # systemd takes an end by SIGHUP for one that was asked for.
+        self.assertIn("\nExecReload=/bin/kill -HUP $MAINPID\n", unit)
+        self.assertIn("\nRestart=always\n", unit)
+        # --socket-group, and uid: lines of --tokens.
+        self.assertNotRegex(unit, r"(?m)^PrivateUsers=(?!no)")
+        filters = re.findall(r"(?m)^SystemCallFilter=(\S+)$", unit)
+        self.assertGreater(filters.index("@chown"), filters.index("~@privileged"))
+
     def test_it_is_waited_for(self):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
         self.assertIn("Type=notify", unit)

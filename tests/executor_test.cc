@@ -383,6 +383,38 @@ TEST(ExecutorTest, ARunningTaskIsToldToStop) {
   EXPECT_FALSE(next.get_future().get()) << "the stream forgets";
 }
 
+TEST(ExecutorTest, WhatOverrunsIsToldToStop) {
+  FakeDevice device;
+  auto executor =
+      *Executor::Start(device, {.workers = 1, .queue_length = 3, .overrun = absl::Seconds(100)});
+  std::promise<void> begun, release;
+  std::promise<bool> stopped, next;
+  TestTask task([&](Stream& stream) {
+    stream.Expect(2);
+    stream.Expect(3);
+    begun.set_value();
+    release.get_future().wait();
+    stopped.set_value(stream.stopped());
+  });
+  ASSERT_TRUE(executor->Submit(task).ok());
+  begun.get_future().wait();
+  const auto all = [](absl::Duration wait) { return wait; };
+  // Not before 100 s and eight times the 5 s that are expected.
+  AdvanceSteadyNow(absl::Seconds(120));
+  EXPECT_EQ(executor->StopOverdue(all), absl::ZeroDuration());
+  AdvanceSteadyNow(absl::Seconds(120));
+  const auto half = [](absl::Duration wait) { return wait / 2; };
+  EXPECT_EQ(executor->StopOverdue(half), absl::ZeroDuration()) << "the process was not there";
+  EXPECT_GE(executor->StopOverdue(all), absl::Seconds(100));
+  release.set_value();
+  EXPECT_TRUE(stopped.get_future().get());
+  TestTask other([&](Stream& stream) {
+    next.set_value(stream.stopped() || stream.expected_seconds() != 0);
+  });
+  ASSERT_TRUE(executor->Submit(other).ok());
+  EXPECT_FALSE(next.get_future().get()) << "the stream forgets";
+}
+
 TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns) {
   FakeDevice device;
   Blocker blocker;

@@ -551,7 +551,7 @@ TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
 
 TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
   Options options = Impatient();
-  options.max_operation_seconds = 3600;
+  options.max_slow_operation_seconds = 3600;
   StartServer(options);
   device_->Close(Step::kBegin);
   auto running = DotAsync();
@@ -559,15 +559,37 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
   EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
   device_->Open();
-  EXPECT_TRUE(running.get().ok());
+  // It was told to stop before.
+  ExpectError(running.get(), StatusCode::FAILED_PRECONDITION, "OPERATION_TOO_LONG",
+              {{"estimate_seconds", "0"}, {"limit_seconds", "0.1"}});
   EXPECT_TRUE(
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
+}
+
+// As long as it may be long, and can be told to stop.
+TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
+  Options options = Impatient();
+  options.max_operation_seconds = 3600;
+  StartServer(options);
+  device_->Close(Step::kBegin);
+  auto running = DotAsync();
+  device_->WaitForBlocked(1);
+  const int asked = device_->Count(Step::kProbe);
+  for (int i = 0; i < 10; ++i) {
+    AdvanceSteadyNow(absl::Milliseconds(500));
+    absl::SleepFor(absl::Milliseconds(60));  // a jump beyond a second would be an absence
+  }
+  EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
+  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
 }
 
 // While it is, the clock goes on. Calls and uploads that it interrupts go on afterwards.
 TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
   Options options = OneWorker(8);
   options.watchdog = absl::Seconds(10);
+  options.max_operation_seconds = 1;
   StartServer(options);
   // Returns when the server has looked at everything since the call.
   const auto await_turn = [&] {
@@ -617,7 +639,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     return HealthOf(server_->channel(), kCompute) == Serving::kNotServing;
   }));
   device_->Open();
-  EXPECT_TRUE(running.get().ok());
+  EXPECT_EQ(running.get().error_code(), StatusCode::FAILED_PRECONDITION);
   EXPECT_TRUE(
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
   // So does the whole of what begins later.
@@ -629,7 +651,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     return HealthOf(server_->channel(), kCompute) == Serving::kNotServing;
   }));
   device_->Open();
-  EXPECT_TRUE(running.get().ok());
+  EXPECT_EQ(running.get().error_code(), StatusCode::FAILED_PRECONDITION);
 }
 
 class TwoFaultyDevicesTest : public FaultTest {

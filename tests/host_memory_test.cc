@@ -32,6 +32,7 @@ class Root {
     std::ofstream(path_ + file) << text;
   }
   HostMemory Read() const { return ReadHostMemory(path_); }
+  int Quota() const { return ReadCpuQuota(path_); }
 
  private:
   std::string path_;
@@ -76,6 +77,33 @@ TEST(HostMemoryTest, Version1) {
   root.Write("/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n");
   root.Write("/sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "1\n");
   EXPECT_EQ(root.Read().free, 250000u);
+}
+
+TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
+  Root root;
+  EXPECT_EQ(root.Quota(), 0);
+  root.Write("/proc/self/cgroup", "0::/a/b\n");
+  root.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+  EXPECT_EQ(root.Quota(), 0);
+  root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n");
+  EXPECT_EQ(root.Quota(), 3);
+  // The least of all groups around.
+  root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+  EXPECT_EQ(root.Quota(), 1);
+}
+
+TEST(HostMemoryTest, AQuotaOfVersion1) {
+  Root root;
+  root.Write("/proc/self/cgroup", "5:cpuset:/x\n4:cpu,cpuacct:/docker/x\n");
+  // Inside a container the path is that of the host, and the mount is the group itself.
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(root.Quota(), 0);
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n");
+  EXPECT_EQ(root.Quota(), 4);
+  root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "150000\n");
+  root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(root.Quota(), 2);
 }
 
 TEST(HostMemoryTest, AllocationsAreThereAtOnceAndAligned) {

@@ -374,6 +374,28 @@ class UsersTest(IdentityCase):
         self.assertEqual(Holder(server, self.ca, pair, address=address).names(), ["x"])
         self.assertEqual(Holder(server, self.ca, pair).names(), [])
 
+    def test_the_user_that_stands_for_all_others_has_no_line(self):
+        """What the kernel says of users who are not in the server's user namespace."""
+        flags = self.write("uid:65534 write anna")
+        said = o.refused("--listen", f"unix:{self.path}", *flags)
+        self.assertIn("line 1: the kernel shows this user's number for every user", said)
+        server = self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna"))
+        self.write("uid:65534 write anna", f"uid:{ANNA} write anna")
+        self.assertTrue(o.eventually(lambda: "line 1: the kernel" in server.log(), 20))
+        self.assertIn("BAD_TOKEN", self.run_as(65534, "ls").stderr)
+        self.assertEqual(self.run_as(ANNA, "ls").returncode, 0)
+
+    def test_lines_of_users_whom_a_namespace_does_not_have_are_warned_of(self):
+        unshare = ("unshare", "--user", "--map-root-user")
+        if o.run(*unshare, "true").returncode != 0:
+            self.skipTest("needs user namespaces")
+        flags = ("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna", "uid:0 read anna"))
+        server = self.serve("--listen", f"unix:{self.path}", *flags, prefix=unshare)
+        self.assertIn(f"uid:{ANNA} lets nobody in", server.log())
+        self.assertNotIn("uid:0 lets", server.log())
+        self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls").stderr)
+        self.assertEqual(self.run_as(0, "ls").returncode, 0)
+
     def test_a_user_has_half_of_shared_memory(self):
         lines = [f"uid:{ANNA} write anna", f"uid:{BERT} write bert"]
         self.serve_unix(

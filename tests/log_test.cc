@@ -74,20 +74,44 @@ TEST(LogTest, TimesOfJsonLinesHaveThreeDigitsOfMilliseconds) {
   EXPECT_THAT(text, testing::StartsWith("{\"time\":\"1970-01-01T00:00:00.007Z\""));
 }
 
-TEST(LogTest, ATraceIsAFieldOfItsOwnInJson) {
+// A call without a trace.
+CallRecord CallOf(std::string_view method) {
+  return {.method = method, .strategy = "", .trace = {}};
+}
+
+TEST(LogTest, WhatIsKnownOfACallAreFieldsInJson) {
   const std::string id = "4bf92f3577b34da6a3ce929d0e0e4736";
+  const Trace trace = ParseTraceparent("00-" + id + "-00f067aa0ba902b7-01");
+  const std::vector<BufferStore::Place> nowhere;
+  const Tenant tenant("vision", 1, std::make_unique<BufferStore>(nowhere, BufferStore::Limits{}));
+  CallRecord call{.method = "Method", .strategy = "a\"strategy", .tenant = &tenant, .trace = trace};
+  call.begun = call.accepted + absl::Milliseconds(1500);
+  call.ended = call.begun + absl::Seconds(1);
   const absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
                                         "\"a\x1e"
                                         "b\"",
                                         {});
-  EXPECT_THAT(Logged(true, [&] { LogFailedCall("Method", "peer", status, id); }),
-              testing::EndsWith("\"message\":\"Method from peer: INVALID_ARGUMENT BAD_NAME: "
-                                "\\\"a\\\\x1eb\\\"\",\"trace_id\":\"" +
-                                id + "\"}\n"));
-  EXPECT_THAT(Logged(true, [&] { LogFailedCall("Method", "peer", status); }),
-              testing::EndsWith("\\\"a\\\\x1eb\\\"\"}\n"));
-  EXPECT_THAT(Logged(false, [&] { LogFailedCall("Method", "peer", status, id); }),
-              testing::EndsWith("BAD_NAME: \"a\\x1eb\" (trace " + id + ")\n"));
+  const std::string fields =
+      R"(","method":"Method","peer":"peer","tenant":"vision","trace_id":")" + id + R"(",)";
+  const std::string times =
+      R"("strategy":"a\"strategy","total_seconds":2.500000,"queue_seconds":1.500000,)"
+      R"("run_seconds":1.000000})"
+      "\n";
+  EXPECT_THAT(
+      Logged(true, [&] { LogFailedCall(call, "peer", status); }),
+      testing::EndsWith("\"message\":\"Method from peer (tenant vision): INVALID_ARGUMENT "
+                        "BAD_NAME: \\\"a\\\\x1eb\\\"" +
+                        fields + R"("code":"INVALID_ARGUMENT","reason":"BAD_NAME",)" + times));
+  EXPECT_THAT(Logged(true, [&] { LogSlowCall(call, "peer", absl::StatusCode::kOk); }),
+              testing::EndsWith(fields + R"("code":"OK",)" + times));
+  EXPECT_THAT(Logged(true, [&] { LogFailedCall(CallOf("Method"), "peer", status); }),
+              testing::EndsWith("\\\"a\\\\x1eb\\\"\",\"method\":\"Method\",\"peer\":\"peer\","
+                                R"("code":"INVALID_ARGUMENT","reason":"BAD_NAME"})"
+                                "\n"));
+  EXPECT_THAT(Logged(false, [&] { LogFailedCall(call, "peer", status); }),
+              testing::EndsWith("Method from peer (tenant vision): INVALID_ARGUMENT BAD_NAME: "
+                                "\"a\\x1eb\" (trace " +
+                                id + ")\n"));
 }
 
 // Ten lines a second at most, and each call that had none is counted once.
@@ -98,7 +122,7 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   const std::string text = Logged(false, [&] {
     // How many bytes have been written.
     const auto call = [&] {
-      LogFailedCall("Method", "peer", status);
+      LogFailedCall(CallOf("Method"), "peer", status);
       ++calls;
       FlushLog(absl::Seconds(20));
       int bytes = 0;
@@ -125,10 +149,10 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
 TEST(LogTest, CallersWithoutRightsHideNobodysFailures) {
   const std::string text = Logged(false, [] {
     for (int i = 0; i < 100; ++i) {
-      LogFailedCall("Stranger", "peer", absl::UnauthenticatedError("no token"));
-      LogFailedCall("Careless", "peer", absl::InvalidArgumentError("no name"));
+      LogFailedCall(CallOf("Stranger"), "peer", absl::UnauthenticatedError("no token"));
+      LogFailedCall(CallOf("Careless"), "peer", absl::InvalidArgumentError("no name"));
     }
-    LogFailedCall("Damaged", "peer", absl::DataLossError("bad checksum"));
+    LogFailedCall(CallOf("Damaged"), "peer", absl::DataLossError("bad checksum"));
   });
   EXPECT_THAT(text, testing::HasSubstr("Stranger"));
   EXPECT_THAT(text, testing::HasSubstr("Careless"));

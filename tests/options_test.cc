@@ -211,6 +211,16 @@ TEST(Options, Flags) {
 
 // Elsewhere 0 is without end; a drain that may take no time ends at once.
 // Operations of all workers may share a device, or wait for each other.
+TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
+  Options options;
+  options.host_memory = 100;
+  options.shared_memory_limit = 200;
+  EXPECT_EQ(options.LeftOfHost(1000), 850u);
+  options.shared_memory = "/run/shared";
+  EXPECT_EQ(options.LeftOfHost(1000), 650u);
+  EXPECT_EQ(options.LeftOfHost(300), 0u);
+}
+
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
   EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
@@ -359,11 +369,11 @@ TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
     SCOPED_TRACE(text);
     write(text);
     EXPECT_EQ(ErrorReason(Home::Open(file.path(), "a").status()), "BAD_RING");
-    (*home)->Reload();
+    (*home)->Reload(/*asked=*/false);
     expect(two);
   }
   write("c h:3\na h:1\nb h:2\n");
-  (*home)->Reload();
+  (*home)->Reload(/*asked=*/false);
   expect(three);
 }
 

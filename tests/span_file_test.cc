@@ -18,7 +18,7 @@ namespace {
 
 CallRecord Sampled() {
   const absl::Time now = SteadyNow();
-  CallRecord call{.method = "Dot", .strategy = "fixed_tree", .tenant = "", .trace = {}};
+  CallRecord call{.method = "Dot", .strategy = "fixed_tree", .trace = {}};
   call.trace = ParseTraceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
   call.trace.span_id = MakeSpanId();
   call.accepted = now - absl::Milliseconds(3);

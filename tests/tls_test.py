@@ -8,11 +8,14 @@ usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [te
 import contextlib
 import os
 import pathlib
+import re
+import signal
 import ssl
 import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
 import grpc
 import numpy as np
@@ -174,6 +177,43 @@ class TlsTest(unittest.TestCase):
         path = self.cert
         path.unlink()
         self.assertEqual(self.dot(server), "OK")
+
+    def test_a_certificate_that_is_not_valid_takes_no_valid_ones_place(self):
+        server = self.serve("--metrics-listen", "127.0.0.1:0")
+        page_address = re.search(r"metrics at (\S+)/", server.log()).group(1)
+
+        def metric(name):
+            with urllib.request.urlopen(f"{page_address}/metrics", timeout=20) as page:
+                text = page.read().decode()
+            return float(re.search(rf"(?m)^{name}(?:{{file=\"tls\"}})? (\S+)$", text).group(1))
+
+        left = lambda: metric("tessera_certificate_seconds_left")
+        self.assertTrue(86400 < left() <= 2 * 86400, left())
+        self.assertEqual(metric("tessera_certificate_life_seconds"), 2 * 86400)
+        self.install(self.ca.issue("late", days=-1))
+        # Nobody connects, and it is noticed all the same.
+        self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log(), 20))
+        self.assertEqual(self.dot(server), "OK")
+        self.assertEqual(metric("tessera_file_unusable"), 1)
+        self.assertGreater(left(), 86400)
+        server.signal(signal.SIGHUP)
+        said = lambda: server.log().count("it has been invalid since 20") == 2
+        self.assertTrue(o.eventually(said, 20), server.log())
+        self.install(self.pair)
+        self.assertTrue(o.eventually(lambda: metric("tessera_file_unusable") == 0, 20))
+        self.assertEqual(self.dot(server), "OK")
+
+    def test_a_certificate_that_is_not_valid_is_warned_of(self):
+        self.install(self.ca.issue("expired_before", days=-1))
+        server = self.serve()
+        self.assertIn("clients refuse it", server.log())
+        self.assertEqual(self.dot(server), "UNAVAILABLE")
+        # Another takes its place, whether it is valid or not.
+        self.install(self.ca.issue("expired_too", days=-1))
+        self.assertTrue(o.eventually(lambda: "are in use" in server.log(), 20))
+        self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2, 20))
+        self.install(self.pair)
+        self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))
 
     def test_imports(self):
         """They go by the certificate of the server that asks, with its caller's token."""

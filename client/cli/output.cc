@@ -330,7 +330,37 @@ Json ToJson(const v1::GetServerInfoResponse& info) {
     entry["limit"] = budget.limit();
     entry["used"] = budget.used();
   }
+  if (info.tenants().empty()) return json;
+  json["tenants"] = Json::array();
+  for (const v1::TenantUsage& tenant : info.tenants()) {
+    const auto quota = [](std::uint64_t limit) { return limit == 0 ? Json() : Json(limit); };
+    json["tenants"].push_back({{"name", tenant.name()},
+                               {"buffers", tenant.buffers()},
+                               {"buffer_bytes", tenant.buffer_bytes()},
+                               {"calls", tenant.calls()},
+                               {"ended_calls", tenant.ended_calls()},
+                               {"refused_calls", tenant.refused_calls()},
+                               {"buffers_quota", quota(tenant.buffers_quota())},
+                               {"buffer_bytes_quota", quota(tenant.buffer_bytes_quota())},
+                               {"calls_quota", quota(tenant.calls_quota())}});
+  }
   return json;
+}
+
+void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out) {
+  if (info.tenants().empty()) return;
+  Table tenants({"TENANT", ">MEMORY", ">QUOTA", ">BUFFERS", ">QUOTA", ">CALLS", ">QUOTA", ">ENDED",
+                 ">REFUSED"});
+  const auto quota = [](std::uint64_t limit) { return limit == 0 ? "-" : absl::StrCat(limit); };
+  for (const v1::TenantUsage& tenant : info.tenants()) {
+    tenants.Add({tenant.name(), HumanBytes(tenant.buffer_bytes()),
+                 tenant.buffer_bytes_quota() == 0 ? "-" : HumanBytes(tenant.buffer_bytes_quota()),
+                 absl::StrCat(tenant.buffers()), quota(tenant.buffers_quota()),
+                 absl::StrCat(tenant.calls()), quota(tenant.calls_quota()),
+                 absl::StrCat(tenant.ended_calls()), absl::StrCat(tenant.refused_calls())});
+  }
+  out << '\n';
+  tenants.Print(out);
 }
 
 Json ToJson(const v1::ExecutionStats& stats) {

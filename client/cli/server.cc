@@ -73,6 +73,7 @@ absl::Status ServerInfo(Session& session) {
                absl::StrCat(device.waiting())});
   }
   table.Print(std::cout);
+  WriteTenants(*info, std::cout);
   return absl::OkStatus();
 }
 

@@ -151,6 +151,7 @@ class View {
                    Share(budget.used(), budget.limit())});
     }
     budgets.Print(out);
+    WriteTenants(*info_, out);
   }
 
   void WriteRates(std::ostream& out) const {

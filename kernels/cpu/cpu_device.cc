@@ -7,12 +7,9 @@
 #include <fstream>
 #include <string>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "kernels/convert.h"
 #include "kernels/cpu/gather.h"
+#include "kernels/cpu/host_threads.h"
 #include "kernels/host_memory.h"
 #include "kernels/scratch.h"
 
@@ -57,11 +54,7 @@ class CpuDevice final : public Device {
     info_.name = std::move(name);
     info_.model = CpuModel();
     info_.backend = Backend::kCpu;
-#ifdef _OPENMP
-    info_.multiprocessors = omp_get_max_threads();
-#else
-    info_.multiprocessors = 1;
-#endif
+    info_.multiprocessors = HostThreads();
     info_.memory_bytes = ReadHostMemory().total;
   }
 

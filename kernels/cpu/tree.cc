@@ -169,7 +169,7 @@ void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, 
   std::vector<std::unique_ptr<MapRows>> rows;  // of each thread
   if (map != nullptr) {
     rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));
-    for (auto& one : rows) one = std::make_unique<MapRows>(*map);
+    for (auto& one : rows) one = std::make_unique<MapRows>(*map, *shares.front().stream);
   }
   for (const TeamShare& share : shares) {
 #pragma omp parallel for schedule(static) if (n > kShared)

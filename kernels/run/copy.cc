@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include <initializer_list>
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 #include "kernels/map_range.h"
+
 #include "kernels/run/execute.h"
 #include "kernels/run/pieces.h"
 #include "kernels/run/stage.h"
@@ -15,9 +17,12 @@ namespace tessera {
 
 namespace {
 
-absl::Status CheckCopySeconds(const View& view, DType dtype, const RunOptions& options) {
+// streams: those that work for it.
+absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View& view, DType dtype,
+                              const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();
   const double estimate = options.pace->EstimateCopy(view, dtype);
+  for (Stream* const stream : streams) stream->Expect(estimate);
   if (estimate <= options.max_seconds) return absl::OkStatus();
   options.pace->ForgetCopy(view, dtype);
   return TooLong("the copy", "", estimate, options.max_seconds, "");
@@ -36,7 +41,8 @@ void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, 
 
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options) {
-  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
+  if (absl::Status status = CheckCopySeconds({&stream}, view, dtype, options); !status.ok())
+    return status;
   const Stopwatch watch;
   absl::Status status = Finished(stream, [&] {
     if (dtype == view.dtype) return stream.Gather(view, out);
@@ -58,7 +64,8 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
 
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options) {
-  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
+  if (absl::Status status = CheckCopySeconds({&from, &to}, view, dtype, options); !status.ok())
+    return status;
   if (view.elements() == 0) return absl::OkStatus();
   bool direct = false;
   absl::Status found = Guard(from.device(), [&] { direct = from.ReachesPeer(to); });

@@ -368,6 +368,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
     return stats;
   }
+  stream.Expect(stats.estimate_seconds);
   if (absl::Status status = place(problem); !status.ok()) return status;
 
   std::vector<TeamShare> shares;

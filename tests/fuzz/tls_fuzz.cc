@@ -19,9 +19,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     text.erase(0, end + 6);
   }
   tessera::TlsFiles names{files[0].path(), files[1].path(), parts == 3 ? files[2].path() : ""};
-  const auto credentials = tessera::MakeTlsCredentials(names);
-  if (!credentials.ok())
+  const auto credentials = tessera::ServerTls::Open(names);
+  if (credentials.ok()) {
+    (*credentials)->MakeCredentials();
+  } else {
     tessera::Require(tessera::ErrorReason(credentials.status()) == "BAD_CERTIFICATE",
                      "an error of another kind: " + credentials.status().ToString());
+  }
   return 0;
 }

@@ -13,8 +13,9 @@
 
 namespace tessera {
 
-MapRows::MapRows(const MapProblem& problem)
+MapRows::MapRows(const MapProblem& problem, const Stream& stream)
     : problem_(problem),
+      stream_(stream),
       operands_(problem),
       cells_(std::make_unique_for_overwrite<char[]>(
           static_cast<std::size_t>(problem.program->registers * kMapBlock * kCellBytes))) {
@@ -36,7 +37,8 @@ void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
 
 void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
   const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
-  for (std::int64_t done = 0; done < count; done += kMapBlock) {
+  // An operation of an expression may take hundreds of nanoseconds for an element.
+  for (std::int64_t done = 0; done < count && !stream_.stopped(); done += kMapBlock) {
     RunBlock(first + done, std::min(kMapBlock, count - done),
              static_cast<char*>(out) + done * size);
   }
@@ -49,8 +51,9 @@ void Run(const MapProblem& p, Stream& stream) {
   const int workers =
       static_cast<int>(std::min<std::int64_t>(chunks, stream.device().info().multiprocessors));
   std::vector<std::unique_ptr<MapRows>> rows;
-  for (int worker = 0; worker < workers; ++worker) rows.push_back(std::make_unique<MapRows>(p));
-#pragma omp parallel for schedule(static, 1) num_threads(workers)
+  for (int worker = 0; worker < workers; ++worker)
+    rows.push_back(std::make_unique<MapRows>(p, stream));
+#pragma omp parallel for schedule(static, 1) if (workers > 1)
   for (int worker = 0; worker < workers; ++worker) {
     for (std::int64_t chunk = worker; chunk < chunks && !stream.stopped(); chunk += workers) {
       const std::int64_t first = chunk * kChunk;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/cpu/map/nodes.h"
+#include "kernels/device.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -13,16 +14,17 @@ namespace tessera {
 // One thread at a time. The problem's out counts for nothing.
 class MapRows {
  public:
-  // problem outlives it.
-  explicit MapRows(const MapProblem& problem);
+  // problem and stream outlive it.
+  MapRows(const MapProblem& problem, const Stream& stream);
 
-  // Writes elements [first, first + count) of the result to out.
+  // Writes elements [first, first + count) of the result to out, until the stream is stopped.
   void Run(std::int64_t first, std::int64_t count, void* out);
 
  private:
   void RunBlock(std::int64_t first, std::int64_t count, void* out);
 
   const MapProblem& problem_;
+  const Stream& stream_;
   const MapOperands operands_;
   const std::unique_ptr<char[]> cells_;
   MapRegisters registers_;

@@ -214,7 +214,7 @@ void Run(const MatmulProblem& p, Stream& stream) {
   auto* workspaces =
       static_cast<A*>(stream.Scratch(static_cast<std::size_t>(workers * kWorkspace) * sizeof(A)));
   std::atomic<std::int64_t> next{0};
-#pragma omp parallel for schedule(static, 1) num_threads(workers)
+#pragma omp parallel for schedule(static, 1) if (workers > 1)
   for (int worker = 0; worker < workers; ++worker) {
     for (std::int64_t block = next++; block < blocks && !stream.stopped(); block = next++)
       compute_block(block / column_blocks * kBlockRows, block % column_blocks * kBlockColumns,

@@ -25,6 +25,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
   const std::int64_t tiles = (p.inner + kTile - 1) / kTile;
 #pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
   for (std::int64_t t = 0; t < p.outer * tiles; ++t) {
+    if (stream.stopped()) continue;
     const std::int64_t o = t / tiles;
     const std::int64_t first = t % tiles * kTile;
     const std::int64_t width = std::min(kTile, p.inner - first);

@@ -124,8 +124,7 @@ void Run(const TopKProblem& p, Stream& stream) {
   };
 
   if (parts == 1) {
-    const int used = static_cast<int>(places);
-#pragma omp parallel for schedule(static, 1) num_threads(used) if (p.rows * p.n > (1 << 16))
+#pragma omp parallel for schedule(static, 1) if (places > 1 && p.rows * p.n > (1 << 16))
     for (std::int64_t worker = 0; worker < places; ++worker) {
       for (std::int64_t row = worker; row < p.rows && !stream.stopped(); row += places) {
         Entry<T>* const found = entries + worker * room;

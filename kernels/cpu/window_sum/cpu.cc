@@ -83,7 +83,7 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   const Padded<T> padded = {static_cast<const T*>(p.x), p.n, p.radius, totals, first_total};
   auto* out = static_cast<typename Sum::Out*>(p.out);
 
-#pragma omp parallel for schedule(static) num_threads(workers)
+#pragma omp parallel for schedule(static) if (workers > 1)
   for (std::int64_t tile = first_total; tile < end_total; ++tile) {
     if (stream.stopped()) continue;
     Wide total = 0;
@@ -94,7 +94,7 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   }
 
   // The window of out[i] is positions [i, i + w).
-#pragma omp parallel for schedule(static, 1) num_threads(workers)
+#pragma omp parallel for schedule(static, 1) if (workers > 1)
   for (int worker = 0; worker < workers; ++worker) {
     Wide* suffix = suffixes + worker * kTile;
     for (std::int64_t tile = first_tile + worker; tile < end_tile && !stream.stopped();

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""The server as a process: signals, limits of threads and memory, its environment, what its log says at the start.
+
+usage: process_test.py --server build/bin/tessera-server [test ...]
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import tempfile
+import unittest
+
+import numpy as np
+
+import outsider as o
+from callers import Caller, line_of, replace
+
+LONG_S = 20
+ONES = np.ones(3, np.float32)
+BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = folder.name
+        o.make_stubs(cls.root)
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+
+    def serve(self, *flags, **more):
+        server = o.Server(self.folder, *flags, **more)
+        self.addCleanup(server.kill)
+        return server
+
+    def assert_logs(self, server, text, count=1):
+        said = lambda: server.log().count(text) >= count
+        self.assertTrue(o.eventually(said, LONG_S), f"{text!r} is not in\n{server.log()}")
+
+
+class SignalTest(Case):
+    def test_signals_that_ask_for_nothing_end_nothing(self):
+        server = self.serve()
+        client = server.client()
+        client.put("x", ONES)
+        for name in ("HUP", "PIPE", "USR2", "ALRM", "VTALRM", "IO", "PWR", "XFSZ", "USR1"):
+            with self.subTest(name):
+                server.signal(getattr(signal, "SIG" + name))
+                self.assertEqual(client.names(), ["x"])
+        self.assert_logs(server, "there are no files of TLS, tokens or a ring to read again")
+        self.assertEqual(server.stop(), 0)
+
+    def test_hup_reads_files_again_and_says_what_came_of_it(self):
+        tokens, ring = self.folder / "callers", self.folder / "ring"
+        replace(tokens, line_of("first") + "\n")
+        replace(ring, "here 127.0.0.1:1\n")
+        server = self.serve("--tokens", tokens, "--ring", ring, "--ring-name", "here")
+        before = (tokens.stat(), ring.stat())
+        server.signal(signal.SIGHUP)
+        for file in ("tokens", "ring"):
+            self.assert_logs(server, f"--{file}: the file has been read again and is in use")
+        self.assertEqual(before, (tokens.stat(), ring.stat()))
+        Caller(server, "first").put("x", ONES)
+        # What is wrong stays unused, and is said each time.
+        replace(tokens, "nobody\n")
+        replace(ring, "there 127.0.0.1:1\n")
+        for count in (1, 2):
+            for said in (f"cannot use {tokens} as --tokens: line 1", f"cannot use {ring} as --ring"):
+                self.assert_logs(server, said, count)
+            server.signal(signal.SIGHUP)
+        self.assertEqual(Caller(server, "first").names(), ["x"])
+        # A stop beside it is one stop.
+        server.signal(signal.SIGHUP)
+        self.assertEqual(server.stop(), 0)
+
+    def test_hup_while_it_starts(self):
+        server = self.serve(prefix=("sh", "-c", 'trap "" HUP; "$@" & kill -HUP $!; wait', "-"))
+        self.assertEqual(server.client().names(), [])
+        os.kill(int(pathlib.Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()), 15)
+        self.assertEqual(server.wait(LONG_S), 0)
+
+
+class LimitTest(Case):
+    def test_too_few_threads_are_refused_in_words(self):
+        """Of an address space without room for their stacks."""
+        command = ["prlimit", f"--as={500 << 20}", o.Program.path, "--device", "cpu"]
+        ended = o.run(*command, "--no-warm-up", "--listen", "127.0.0.1:0", "--memory-limit", "64Mi")
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        self.assertRegex(ended.stderr, r"the server needs \d+ threads more, and \d+ can be made")
+
+    @unittest.skipIf(os.geteuid(), "needs root, whom a limit of processes does not bind, to be another")
+    def test_a_limit_of_processes(self):
+        user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+        for limit in range(1, 45, 6):
+            with self.subTest(limit):
+                command = [*user, "prlimit", f"--nproc={limit}", o.Program.path, "--device", "cpu"]
+                ended = o.run(*command, "--listen", "127.0.0.1:0")
+                self.assertEqual(ended.returncode, 1, ended.stderr)
+                self.assertRegex(ended.stderr, "threads more|a thread cannot be made")
+
+    def test_operations_make_no_threads(self):
+        """Those that they share loops out among are there when it listens."""
+        server = self.serve("--workers", 3, "--no-warm-up")
+        server.client().put("m", np.ones((512, 512), np.float32))
+
+        def multiply(_):
+            client = server.client()
+            for _ in range(3):
+                x = o.resident("m")
+                client.call("Matmul", a=x, b=x)
+                client.call("Reduce", op=o.compute.REDUCE_OP_SUM, x=x)
+                client.call("TopK", x=x, k=3)
+
+        o.in_threads(1, multiply)
+        before = server.threads()
+        o.in_threads(8, multiply)
+        # Of gRPC some, for eight connections.
+        self.assertLess(server.threads() - before, 3 * (os.cpu_count() - 1) + 8)
+
+    def test_memory_for_messages_is_none_for_buffers(self):
+        server = self.serve("--host-memory", "1Gi", "--memory-limit", "100%")
+        device = server.client().device()
+        self.assertLess(device.buffer_limit_bytes, device.memory_total_bytes - (1 << 30))
+        said = o.refused("--listen", "127.0.0.1:0", "--host-memory", "4096Gi")
+        self.assertIn("nothing is left for buffers of device cpu", said)
+
+
+class StartTest(Case):
+    def test_unknown_variables_are_warned_of(self):
+        server = self.serve(
+            TESSERA_MEMRY_LIMIT="60Gi",
+            TESSERA_TOKEN="secret",
+            TESSERA_CLIENT_TLS_CA="ca.pem",
+            TESSERA_QUEUE="7",
+            TESSERA_PORT="tcp://10.0.0.1:50051",
+            TESSERA_SERVICE_PORT_GRPC="50051",
+        )
+        found = re.findall(r"the variable (\w+) has no effect", server.log())
+        self.assertEqual(found, ["TESSERA_MEMRY_LIMIT"])
+
+    def test_the_log_begins_with_what_it_serves_by(self):
+        tokens = self.folder / "callers"
+        replace(tokens, line_of("first") + "\n")
+        flags = ("--tokens", tokens, "--import-from", "10.0.0.*:50051", "--insecure")
+        line = json.loads(self.serve(*flags, "--log-format", "json").log().splitlines()[0])
+        version = self.serve().client().info().version
+        self.assertIn(f"tessera-server {version}: TLS off, tokens on, imports from 10.0.0.*:50051",
+                      line["message"])
+
+    def test_files_may_begin_with_a_byte_order_mark(self):
+        tokens, ring, config = (self.folder / name for name in ("callers", "ring", "config"))
+        replace(tokens, BYTE_ORDER_MARK + line_of("first") + "\n")
+        replace(ring, BYTE_ORDER_MARK + "here 127.0.0.1:1\r\n")
+        replace(config, f'{BYTE_ORDER_MARK}tokens = "{tokens}"\nring-name = "here"\n')
+        server = self.serve("--config", config, "--ring", ring)
+        self.assertEqual(Caller(server, "first").names(), [])
+        self.assertEqual(Caller(server).reason("ListBuffers"), "BAD_TOKEN")
+
+    def test_a_percent_sign_of_an_address(self):
+        path = self.folder / "a b"
+        server = self.serve("--listen", f"unix:{self.folder}/a%20b")
+        self.assertTrue(path.is_socket())
+        client = o.Client(f"unix:{self.folder}/a%20b")
+        self.addCleanup(client.close)
+        self.assertEqual(client.names(), [])
+        self.assertEqual(server.stop(), 0)
+        self.assertFalse(path.exists())
+
+
+if __name__ == "__main__":
+    o.main()
