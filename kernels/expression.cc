@@ -42,9 +42,16 @@ struct NodeType {
 
 // The one type for arguments that meet.
 DType CommonType(absl::Span<const NodeType> types) {
-  std::optional<DType> common;
-  for (const NodeType& type : types)
-    if (!type.is_free()) common = common ? Promote(*common, type.dtype) : type.dtype;
+  // Bytes and truth values give way to other numbers before they meet each other: the order of the
+  // arguments does not matter.
+  std::optional<DType> common, small;
+  for (const NodeType& type : types) {
+    if (type.is_free()) continue;
+    std::optional<DType>& of =
+        type.dtype == DType::kBool || IsByteInteger(type.dtype) ? small : common;
+    of = of ? Promote(*of, type.dtype) : type.dtype;
+  }
+  if (!common) common = small;
   if (common && IsByteInteger(*common)) common = DType::kI32;
   bool integer = false, real = false;
   for (const NodeType& type : types) {
@@ -92,6 +99,12 @@ bool Rounds(MapOp op) {
     default:
       return true;
   }
+}
+
+// What an operation costs of the worst operands of the type. A remainder takes as many steps as the
+// exponents are apart, of which other types than F64 have few.
+int FlopsOf(MapOp op, DType dtype) {
+  return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
 
 // Checks node by node, and then writes the instructions of those that the last one needs. Registers
@@ -286,7 +299,7 @@ class Compiler {
   }
 
   int Convert(int value, DType from, DType to) {
-    program_.flops += 1;
+    program_.flops += 2;
     return Append({.kind = Instruction::Kind::kConvert, .type = ValueTypeOf(from), .dtype = to},
                   {value, -1, -1});
   }
@@ -330,7 +343,7 @@ class Compiler {
                         .type = ValueTypeOf(common),
                         .dtype = dtype},
                        args);
-    program_.flops += InfoOf(node.op)->flops;
+    program_.flops += FlopsOf(node.op, common);
     if (!IsStoredAsValue(dtype) && InfoOf(node.op)->rule != MapRule::kSelect && Rounds(node.op))
       value_[i] = Convert(value_[i], DType::kF32, dtype);
   }
