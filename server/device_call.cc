@@ -32,7 +32,7 @@ void DeviceCall::Start() {
   });
   if (!status.ok()) {
     executor_ = nullptr;
-    Conclude(status);
+    Drop(status);
   }
 }
 
@@ -49,17 +49,19 @@ void DeviceCall::Run(Stream& stream) {
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
   const absl::Status ended = EndRequest(stream);
-  Conclude(status.ok() ? ended : status);
+  // A client that has its answer may count on the memory of what it has deleted.
+  Release(nullptr);
+  End(status.ok() ? ended : status);
 }
 
-void DeviceCall::Conclude(const absl::Status& status) {
-  Release();
+void DeviceCall::Drop(const absl::Status& status) {
+  Release(&core().chores());
   End(status);
 }
 
 void DeviceCall::OnCancel() {
   Executor* const executor = executor_;
-  if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
+  if (executor != nullptr && executor->Cancel(*this)) Drop(CallerLeft());
 }
 
 }  // namespace tessera

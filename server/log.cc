@@ -189,19 +189,23 @@ void FlushLog(absl::Duration limit) {
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
                    std::string_view trace_id) {
   // Callers without rights hide nobody's failures, and no caller those of the server.
-  static CallLines without_rights, of_server, others;
+  static CallLines without_rights, of_server, others, questions;
   CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
   if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
     lines = &of_server;
+  // Whether there is a buffer is what GetBuffer is asked: no is an answer like yes.
+  const bool expected = method == "GetBuffer" && absl::IsNotFound(status);
+  if (expected) lines = &questions;
+  const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
 
   std::int64_t left_out = 0;
   if (!lines->Take(left_out)) return;
-  if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
-  spdlog::warn("{} from {}: {} {}: {}{}", method, Printable(peer, kLongestText),
-               absl::StatusCodeToString(status.code()), ErrorReason(status),
-               Printable({status.message().data(), status.message().size()}, kLongestText),
-               TraceText(trace_id));
+  if (left_out > 0) spdlog::log(level, "{} more calls failed and were not logged", left_out);
+  spdlog::log(level, "{} from {}: {} {}: {}{}", method, Printable(peer, kLongestText),
+              absl::StatusCodeToString(status.code()), ErrorReason(status),
+              Printable({status.message().data(), status.message().size()}, kLongestText),
+              TraceText(trace_id));
 }
 
 void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode code) {

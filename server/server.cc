@@ -36,7 +36,7 @@ constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // How often the files of tokens and of the ring are looked at.
-constexpr absl::Duration kReloadInterval = absl::Seconds(1);
+constexpr std::chrono::seconds kReloadInterval{1};
 
 // Users of this host with lines in the file of --tokens who are told apart.
 constexpr std::size_t kMostUsers = 64;
@@ -119,6 +119,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
       spdlog::warn("other hosts can read the metrics: they have no TLS, and ask nobody who he is");
   }
   server->tender_ = std::thread(&Server::Tend, server.get());
+  if (server->core_->access().restricted() || server->core_->home() != nullptr)
+    server->reloader_ = std::thread(&Server::Reload, server.get());
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
 }
@@ -194,7 +196,9 @@ absl::Status Server::Listen() {
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
   health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4),
                 core_->answers());
-  queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
+  queues_->Accept([this](CallQueue& queue) {
+    new StreamExchange(streams_, queue, serve_stream_, core_->answers());
+  });
   core_->WatchConnections(listener_->connections());
   stream_watch_.emplace(listener_->connections(), options.max_streams);
   listener_->Start(*std::move(acceptor), std::move(users),
@@ -262,6 +266,7 @@ Server::~Server() {
   }
   changed_.notify_all();
   if (tender_.joinable()) tender_.join();
+  if (reloader_.joinable()) reloader_.join();
   queues_.reset();
 }
 
@@ -310,11 +315,13 @@ bool Server::Drain() {
   // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
   // all the time are told DRAINING before.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
-  const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
-  // Closes the listeners and sends GOAWAY, then waits for what is in progress.
-  const std::future<void> shutdown =
-      std::async(std::launch::async, [this, end] { server_->Shutdown(absl::ToChronoTime(end)); });
-  const bool idle = core_->admission().WaitIdle(end - absl::Now());
+  const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
+  // Closes the listeners and sends GOAWAY, then waits for what is in progress. gRPC looks at the
+  // wall clock once, now.
+  const std::future<void> shutdown = std::async(std::launch::async, [this, limit] {
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + limit));
+  });
+  const bool idle = core_->admission().WaitIdle(limit);
   if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
   } else if (shutdown.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
@@ -355,9 +362,16 @@ void Server::EndIdle(absl::Time now) {
   core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
 }
 
-Server::Verdict Server::Judge(absl::Time now) {
+Server::Verdict Server::Judge() {
   const auto& devices = core_->devices();
   const Options& options = core_->options();
+  std::map<const Device*, absl::Duration> waits;
+  for (const std::unique_ptr<Device>& device : devices)
+    waits[device.get()] = core_->LongestWait(*device);
+  const absl::Duration chore = absl::FromChrono(core_->chores().LongestRun());
+  // Behind the waits: an absence that they contain is noted, and one that comes now is in none.
+  const absl::Time now = SteadyNow();
+  NoteAbsence(now);
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
   const auto wait_of = [&](absl::Duration wait) {
@@ -367,7 +381,7 @@ Server::Verdict Server::Judge(absl::Time now) {
     return present;
   };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (wait_of(core_->LongestWait(*device)) > limit) {
+    if (wait_of(waits[device.get()]) > limit) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -378,7 +392,7 @@ Server::Verdict Server::Judge(absl::Time now) {
   }
   bool lost = lost_devices_.size() == devices.size();
   // What hangs with a device that is lost is known.
-  if (lost_devices_.empty() && wait_of(absl::FromChrono(core_->chores().LongestRun())) > limit) {
+  if (lost_devices_.empty() && wait_of(chore) > limit) {
     spdlog::critical("memory has been taken or freed for {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;
@@ -400,8 +414,18 @@ void Server::ClearLostDevices() {
   }
 }
 
+void Server::Reload() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kReloadInterval, [this] { return ending_; })) {
+    lock.unlock();
+    core_->access().Reload();
+    if (core_->home() != nullptr) core_->home()->Reload();
+    lock.lock();
+  }
+}
+
 void Server::Tend() {
-  absl::Time next_trim = SteadyNow(), next_reload = next_trim;
+  absl::Time next_trim = SteadyNow();
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
   std::unique_lock lock(mutex_);
@@ -415,19 +439,15 @@ void Server::Tend() {
     core_->chores().Release(core_->tenants().Sweep(now));
     if (!forbearing) EndIdle(now);
     LogDroppedLines();
-    if (now >= next_reload) {
-      next_reload = now + kReloadInterval;
-      core_->access().Reload();
-      if (core_->home() != nullptr) core_->home()->Reload();
-    }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      SubmitOnce(core_->chores(), trimming, [this] {
-        core_->TrimSlots();
+      // The core waits for its chores, when there is no server any more.
+      SubmitOnce(core_->chores(), trimming, [&core = *core_] {
+        core.TrimSlots();
         TrimHostMemory();
       });
     }
-    const auto [lost, stuck] = Judge(SteadyNow());
+    const auto [lost, stuck] = Judge();
     lock.lock();
     if (lost && !devices_lost_) {
       spdlog::critical("no device is left to work with: the server stops");

@@ -124,7 +124,10 @@ class CertificateSource {
 
  private:
   grpc_ssl_certificate_config_reload_status FetchInto(grpc_ssl_server_certificate_config** config) {
-    const std::lock_guard lock(mutex_);
+    // One reads the files, on a file system that may hang; meanwhile others go on with what is in
+    // use.
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     if (StampsNow() != stamps_) {
       const absl::Status status = LoadLocked();
       if (status.ok()) {

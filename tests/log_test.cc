@@ -133,6 +133,18 @@ TEST(LogTest, CallersWithoutRightsHideNobodysFailures) {
   EXPECT_THAT(text, testing::HasSubstr("Damaged"));
 }
 
+TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
+  const std::string text = Logged(false, [] {
+    const absl::Status none =
+        MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND", "there is no buffer 'x'", {});
+    for (int i = 0; i < 20; ++i) LogFailedCall("GetBuffer", "peer", none);
+    LogFailedCall("DeleteBuffer", "peer", none);
+  });
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("GetBuffer")));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("more calls")));
+  EXPECT_THAT(text, testing::HasSubstr("DeleteBuffer from peer: NOT_FOUND BUFFER_NOT_FOUND"));
+}
+
 // Standard error is a pipe that is full and that nobody reads: whoever logs goes on.
 TEST(LogTest, NobodyWaitsForAReader) {
   int ends[2];
