@@ -699,16 +699,16 @@ TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
   }
 }
 
-class LittleHostMemory : public ServiceTest {
+class LittleRoomForAnswers : public ServiceTest {
  protected:
-  LittleHostMemory() : LittleHostMemory(new FakeDevice) {}
-  explicit LittleHostMemory(FakeDevice* device)
+  LittleRoomForAnswers() : LittleRoomForAnswers(new FakeDevice) {}
+  explicit LittleRoomForAnswers(FakeDevice* device)
       : ServiceTest(WithHostMemory(16 << 10), Only(device)), device_(*device) {}
 
   FakeDevice& device_;
 };
 
-TEST_F(LittleHostMemory, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
+TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
   v1::ExecuteRequest request;
   v1::AddRequest& add = *request.add_steps()->mutable_add();
   add = AddInto("");
