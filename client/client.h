@@ -377,7 +377,9 @@ class Client {
 
   // The same calls without waiting for their answers: client/async.h.
   AsyncClient Async();
-  // Takes hold of a buffer, by its version: client/resident_buffer.h.
+  // Takes hold of a buffer, by its version: client/resident_buffer.h. A handle keeps the client's
+  // connections until it ends, and so must not be the last of them to end in a callback of Async(),
+  // whose thread they wait for.
   ResidentBuffer Hold(v1::Buffer buffer, const HoldOptions& options = {});
 
   Traffic traffic() const;

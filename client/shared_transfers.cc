@@ -255,7 +255,10 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     request.set_offset(options.offset + begin);
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
-    return Download(request);
+    absl::StatusOr<v1::DownloadSharedResponse> part = Download(request);
+    // Here, so that it counts as well where nobody asks what became of the part.
+    if (!part.ok()) Lost(part.status(), **slots);
+    return part;
   };
   absl::StatusOr<v1::DownloadSharedResponse> part = fetch(0, 0);
   if (!part.ok()) {
@@ -284,7 +287,6 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (received == size) break;
     part = ahead ? next.get() : fetch(0, received);
     if (!part.ok()) {
-      Lost(part.status(), **slots);
       if (ErrorReason(part.status()) != "VERSION_MISMATCH") return part.status();
       return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
                        absl::StrCat("'", name, "' was replaced during its download"));

@@ -44,6 +44,13 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
                    "the page token does not belong to this query", {{"field", "page_token"}});
 }
 
+// Fills in a buffer that others may delete meanwhile: this thread takes calls, and so frees no
+// memory.
+void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
+  SetBuffer(info, out);
+  core.chores().Release(std::move(info.buffer));
+}
+
 }  // namespace
 
 bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
@@ -95,7 +102,7 @@ void BufferService::CreateBuffer(
     UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
   const v1::CreateBufferRequest* request = &exchange.request();
   v1::CreateBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CreateBuffer", exchange,
+  AnswerLater(core_, "CreateBuffer", Effect::kChange, exchange,
               [this, request, response](const Caller& caller) -> absl::Status {
                 absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
                 if (!spec.ok()) return spec.status();
@@ -110,19 +117,18 @@ void BufferService::GetBuffer(
     UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
   const v1::GetBufferRequest* request = &exchange.request();
   v1::GetBufferResponse* response = &exchange.response();
-  Answer(core_, "GetBuffer", exchange, [&](const Caller& caller) -> absl::Status {
+  Answer(core_, "GetBuffer", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
     absl::StatusOr<BufferInfo> info =
         caller.tenant->store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
-    SetBuffer(*info, response->mutable_buffer());
     for (const Range& range : info->missing) {
       v1::ByteRange* out = response->add_missing();
       out->set_begin(range.begin);
       out->set_end(range.end);
     }
-    for (const BufferInfo& draft : caller.tenant->store().Drafts(request->name())) {
-      SetBuffer(draft, response->add_drafts());
-    }
+    Tell(core_, *std::move(info), response->mutable_buffer());
+    for (BufferInfo& draft : caller.tenant->store().Drafts(request->name()))
+      Tell(core_, std::move(draft), response->add_drafts());
     return absl::OkStatus();
   });
 }
@@ -131,7 +137,7 @@ void BufferService::ListBuffers(
     UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
   const v1::ListBuffersRequest* request = &exchange.request();
   v1::ListBuffersResponse* response = &exchange.response();
-  Answer(core_, "ListBuffers", exchange, [&](const Caller& caller) -> absl::Status {
+  Answer(core_, "ListBuffers", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
     if (request->page_size() < 0 || request->page_size() > kLargestPage) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
                        {{"field", "page_size"},
@@ -151,7 +157,7 @@ void BufferService::ListBuffers(
       infos.pop_back();
       response->set_next_page_token(PageToken(infos.back().buffer->name(), request->prefix()));
     }
-    for (const BufferInfo& info : infos) SetBuffer(info, response->add_buffers());
+    for (BufferInfo& info : infos) Tell(core_, std::move(info), response->add_buffers());
     return absl::OkStatus();
   });
 }
@@ -160,7 +166,7 @@ void BufferService::SealBuffer(
     UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
   const v1::SealBufferRequest* request = &exchange.request();
   v1::SealBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "SealBuffer", exchange,
+  AnswerLater(core_, "SealBuffer", Effect::kChange, exchange,
               [this, request, response](const Caller& caller) -> absl::Status {
                 std::optional<std::uint32_t> checksum;
                 if (request->has_crc32c()) checksum = request->crc32c();
@@ -176,15 +182,16 @@ void BufferService::UpdateBuffer(
     UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
   const v1::UpdateBufferRequest* request = &exchange.request();
   v1::UpdateBufferResponse* response = &exchange.response();
-  Answer(core_, "UpdateBuffer", exchange, [&](const Caller& caller) -> absl::Status {
-    std::optional<absl::Duration> ttl;
-    if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
-    absl::StatusOr<BufferInfo> info =
-        caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
-    if (!info.ok()) return info.status();
-    SetBuffer(*info, response->mutable_buffer());
-    return absl::OkStatus();
-  });
+  Answer(core_, "UpdateBuffer", Effect::kChange, exchange,
+         [&](const Caller& caller) -> absl::Status {
+           std::optional<absl::Duration> ttl;
+           if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
+           absl::StatusOr<BufferInfo> info =
+               caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
+           if (!info.ok()) return info.status();
+           Tell(core_, *std::move(info), response->mutable_buffer());
+           return absl::OkStatus();
+         });
 }
 
 namespace {
@@ -256,7 +263,10 @@ class CopyCall final : public DeviceCall {
     return absl::OkStatus();
   }
 
-  void Release() override { source_.reset(); }
+  void Release(Chores* chores) override {
+    if (chores != nullptr) chores->Release(std::move(source_));
+    source_.reset();
+  }
 
   const v1::CopyBufferRequest& request_;
   v1::CopyBufferResponse& response_;
@@ -283,7 +293,7 @@ void BufferService::LinkBuffer(
     UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
   const v1::CopyBufferRequest* request = &exchange.request();
   v1::CopyBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CopyBuffer", exchange,
+  AnswerLater(core_, "CopyBuffer", Effect::kChange, exchange,
               [request, response](const Caller& caller) -> absl::Status {
                 const std::string_view field = request->has_view()             ? "view"
                                                : request->dtype() != 0         ? "dtype"
@@ -314,7 +324,7 @@ void BufferService::ImportBuffer(
 void BufferService::DeleteBuffer(
     UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
   const v1::DeleteBufferRequest* request = &exchange.request();
-  AnswerLater(core_, "DeleteBuffer", exchange, [request](const Caller& caller) {
+  AnswerLater(core_, "DeleteBuffer", Effect::kChange, exchange, [request](const Caller& caller) {
     return caller.tenant->store().Delete(request->name(), request->version());
   });
 }

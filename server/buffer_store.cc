@@ -373,6 +373,11 @@ absl::Status BufferStore::CheckWriteLocked(const Draft& draft, std::uint64_t off
   return CheckOpenLocked(draft);
 }
 
+absl::Status BufferStore::CheckWrite(const Draft& draft, std::uint64_t offset, std::uint64_t size) {
+  const std::lock_guard lock(mutex_);
+  return CheckWriteLocked(draft, offset, size);
+}
+
 absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset,
                                               std::uint64_t size) {
   const Buffer& buffer = *draft.buffer_;
@@ -424,16 +429,36 @@ absl::Status BufferStore::CheckOpen(const Draft& draft) {
 
 absl::StatusOr<BufferInfo> BufferStore::Seal(Draft& draft, std::optional<std::uint32_t> checksum) {
   Doomed doomed;
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  return SealLocked(draft, checksum, doomed);
+  if (absl::Status status = CheckSealLocked(draft, checksum, now); !status.ok()) return status;
+  return SealLocked(draft, now, doomed);
+}
+
+absl::StatusOr<std::vector<BufferInfo>> BufferStore::SealAll(absl::Span<Draft* const> drafts) {
+  Doomed doomed;
+  const absl::Time now = SteadyNow();
+  const std::lock_guard lock(mutex_);
+  for (auto it = drafts.begin(); it != drafts.end(); ++it) {
+    const Draft& draft = **it;
+    const std::string& name = draft.buffer_->name();
+    if (absl::Status status = CheckSealLocked(draft, {}, now); !status.ok()) return status;
+    const auto same = [&](const Draft* other) { return other->buffer_->name() == name; };
+    if (!draft.replace_ && std::any_of(drafts.begin(), it, same)) return Exists(name, "exists");
+  }
+  std::vector<BufferInfo> infos;
+  infos.reserve(drafts.size());
+  for (Draft* draft : drafts) infos.push_back(SealLocked(*draft, now, doomed));
+  return infos;
 }
 
 absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_t version,
                                              std::optional<std::uint32_t> checksum) {
   Doomed doomed;
   std::shared_ptr<Draft> draft;
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  const Ready* ready = FindReady(name, SteadyNow());
+  const Ready* ready = FindReady(name, now);
   if (version != 0 && ready != nullptr &&
       (version == ready->draft_version || version == ready->buffer->version())) {
     const Buffer& buffer = *ready->buffer;
@@ -446,25 +471,33 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
     return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
   draft = *std::move(found);
-  return SealLocked(*draft, checksum, doomed);
+  if (absl::Status status = CheckSealLocked(*draft, checksum, now); !status.ok()) return status;
+  return SealLocked(*draft, now, doomed);
 }
 
-absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
-                                                   std::optional<std::uint32_t> checksum,
-                                                   Doomed& doomed) {
-  Buffer& buffer = *draft.buffer_;
+std::optional<std::uint32_t> BufferStore::ChecksumOf(const Draft& draft) {
+  return draft.kind_ == Draft::Kind::kResult
+             ? std::nullopt
+             : draft.written_.Checksum(draft.buffer_->type().bytes());
+}
+
+absl::Status BufferStore::CheckSealLocked(const Draft& draft, std::optional<std::uint32_t> checksum,
+                                          absl::Time now) {
+  const Buffer& buffer = *draft.buffer_;
   if (absl::Status status = CheckOpenLocked(draft); !status.ok()) return status;
   const std::uint64_t size = buffer.type().bytes();
   const std::vector<Range> missing = draft.written_.Missing(size, kMostMissing);
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
-  const std::optional<std::uint32_t> actual =
-      draft.kind_ == Draft::Kind::kResult ? std::nullopt : draft.written_.Checksum(size);
-  if (absl::Status status = CheckChecksum(buffer.name(), checksum, actual); !status.ok())
+  if (absl::Status status = CheckChecksum(buffer.name(), checksum, ChecksumOf(draft)); !status.ok())
     return status;
-  const absl::Time now = SteadyNow();
-  const Ready* before = FindReady(buffer.name(), now);
-  if (!draft.replace_ && before != nullptr) return Exists(buffer.name(), "exists");
+  if (!draft.replace_ && FindReady(buffer.name(), now) != nullptr)
+    return Exists(buffer.name(), "exists");
+  return absl::OkStatus();
+}
 
+BufferInfo BufferStore::SealLocked(Draft& draft, absl::Time now, Doomed& doomed) {
+  Buffer& buffer = *draft.buffer_;
+  const Ready* before = FindReady(buffer.name(), now);
   const std::uint64_t draft_version = buffer.version_;
   const std::uint64_t version = before != nullptr && before->buffer->version() > draft_version
                                     ? ++last_version_
@@ -473,7 +506,7 @@ absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
   Ready& ready = ready_[buffer.name()];
   Unlink(draft, Draft::State::kSealed, doomed);
   buffer.version_ = version;
-  buffer.checksum_ = actual;
+  buffer.checksum_ = ChecksumOf(draft);
   ready.buffer = draft.buffer_;
   CountReady(buffer, 1);
   ready.draft_version = draft_version;
@@ -870,6 +903,17 @@ absl::StatusOr<void*> ResultDraft::Open() {
 absl::StatusOr<BufferInfo> ResultDraft::Seal() {
   store_.EndWrite(*draft_, 0, spec_.type.bytes(), true);
   return store_.Seal(*draft_);
+}
+
+absl::StatusOr<std::vector<BufferInfo>> ResultDraft::SealAll(
+    absl::Span<ResultDraft* const> results) {
+  if (results.empty()) return std::vector<BufferInfo>();
+  std::vector<Draft*> drafts;
+  for (ResultDraft* result : results) {
+    result->store_.EndWrite(*result->draft_, 0, result->spec_.type.bytes(), true);
+    drafts.push_back(result->draft_.get());
+  }
+  return results.front()->store_.SealAll(drafts);
 }
 
 }  // namespace tessera

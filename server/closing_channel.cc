@@ -16,6 +16,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/clock.h"
 
 // gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in a
 // header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
@@ -134,8 +135,8 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
       outside, [sockets, channel = std::move(channel)](grpc::Channel*) mutable {
         sockets->Close();
         // What the other end has sent by then may still make a connection.
-        const absl::Time end = absl::Now() + kLongestEnd;
-        while (sockets->open() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+        const absl::Time end = SteadyNow() + kLongestEnd;
+        while (sockets->open() && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
         channel.reset();
       });
 }

@@ -215,17 +215,23 @@ class OperationCall final : public DeviceCall {
       const bool stores = std::any_of(drafts.begin(), drafts.end(),
                                       [](const auto& draft) { return draft.has_value(); });
       if (stores && stream.stopped()) return CallerLeft();
-      for (std::size_t i = 0; i < types.size(); ++i) {
-        if (!drafts[i].has_value()) continue;
-        absl::StatusOr<BufferInfo> buffer = drafts[i]->Seal();
-        if (!buffer.ok()) return buffer.status();
-        SetBuffer(*buffer, &BufferOf(response_, i));
-      }
+      absl::InlinedVector<ResultDraft*, kMostResults> results;
+      for (std::optional<ResultDraft>& draft : drafts)
+        if (draft.has_value()) results.push_back(&*draft);
+      absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
+      if (!sealed.ok()) return sealed.status();
+      auto info = sealed->begin();
+      for (std::size_t i = 0; i < types.size(); ++i)
+        if (drafts[i].has_value()) SetBuffer(*info++, &BufferOf(response_, i));
     }
     return absl::OkStatus();
   }
 
-  void Release() override { sources_.clear(); }
+  void Release(Chores* chores) override {
+    if (chores != nullptr)
+      for (Source& source : sources_) chores->Release(std::move(source.buffer));
+    sources_.clear();
+  }
 
   const Request& request_;
   Response& response_;
@@ -279,7 +285,7 @@ void ComputeService::Serve(CallQueues& queues) {
 void ComputeService::ListStrategies(
     UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange) {
   AnswerLater(
-      core_, "ListStrategies", exchange,
+      core_, "ListStrategies", Effect::kNone, exchange,
       [this, request = &exchange.request(),
        response = &exchange.response()](const Caller&) -> absl::Status {
         std::vector<Device*> devices;
@@ -333,7 +339,7 @@ void ComputeService::ListStrategies(
 void ComputeService::GetServerInfo(
     UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange) {
   AnswerLater(
-      core_, "GetServerInfo", exchange,
+      core_, "GetServerInfo", Effect::kNone, exchange,
       [this, response = &exchange.response()](const Caller& caller) {
         const bool whole = caller.sees_all();
         const BufferStore& own = caller.tenant->store();

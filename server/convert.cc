@@ -51,7 +51,8 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may go well a moment later: what it needs is there, but others hold it.
+// Whether the same call may go well a moment later: it has done nothing, and what it needs is
+// there, but others hold it.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";
@@ -61,7 +62,8 @@ bool WorthRetrying(const std::string& reason, const Figures& metadata) {
     std::uint64_t value = 0;
     return it != metadata.end() && absl::SimpleAtoi(it->second, &value) ? value : 0;
   };
-  return figure("requested") <= figure("total");
+  // Without figures memory has run out in the middle of a call, which may have done its work.
+  return metadata.contains("total") && figure("requested") <= figure("total");
 }
 
 grpc::Status WithDetails(const absl::Status& status, bool sees_all) {
@@ -110,6 +112,14 @@ v1::StepError ToStepError(const absl::Status& status, bool sees_all) {
   error.set_reason(ErrorReason(status));
   for (const auto& [key, value] : told) (*error.mutable_metadata())[key] = Shorten(value);
   return error;
+}
+
+absl::Status NoMessage(std::string_view method) {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
+      absl::StrCat("the message is no valid ", Absl(method),
+                   "Request: it is damaged or cut short, or has text that is not UTF-8"),
+      {{"field", "message"}, {"method", std::string(method)}});
 }
 
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {

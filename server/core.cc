@@ -329,9 +329,8 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
     budgets["shared_regions"] = usage(shared_regions_);
   }
   if (!options_.import_from.empty()) budgets["imports"] = usage(streams(StreamKind::kImport));
-  if (connections_ != nullptr) {
-    budgets["connections"] = {connections_->limit(), connections_->open()};
-  }
+  if (ConnectionTable* const all = connections_; all != nullptr)
+    budgets["connections"] = {all->limit(), all->open()};
   return budgets;
 }
 

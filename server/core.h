@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -197,7 +198,7 @@ class Core {
   Budget shared_memory_;
   Budget shared_regions_;
   SharedRegions regions_;
-  ConnectionTable* connections_ = nullptr;
+  std::atomic<ConnectionTable*> connections_ = nullptr;  // metrics may be asked for before
   std::unique_ptr<Home> home_;
   Tenants tenants_;
   std::unique_ptr<Access> access_;

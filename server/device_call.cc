@@ -43,7 +43,7 @@ void DeviceCall::Start() {
   });
   if (!status.ok()) {
     executor_ = nullptr;
-    Conclude(status);
+    Drop(status);
   }
 }
 
@@ -63,18 +63,20 @@ void DeviceCall::Run(Stream& stream) {
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
     status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
   const absl::Status ended = EndRequest(stream);
-  Conclude(status.ok() ? ended : status);
+  // A client that has its answer may count on the memory of what it has deleted.
+  Release(nullptr);
+  End(status.ok() ? ended : status);
 }
 
-void DeviceCall::Conclude(const absl::Status& status) {
-  Release();
+void DeviceCall::Drop(const absl::Status& status) {
+  Release(&core().chores());
   End(status);
 }
 
 void DeviceCall::OnCancel() {
   left_ = true;
   Executor* const executor = executor_;
-  if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
+  if (executor != nullptr && executor->Cancel(*this)) Drop(CallerLeft());
 }
 
 }  // namespace tessera

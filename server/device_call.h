@@ -31,13 +31,14 @@ class DeviceCall : public UnaryCall, private Task {
   virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
   // On a worker or, if it is tiny, on this thread; inside a request of the stream.
   virtual absl::Status RunOn(Stream& stream) = 0;
-  // Lets go of the operands: a client that has its answer may count on the memory of what it has
-  // deleted.
-  virtual void Release() = 0;
+  // Lets go of the operands, by way of the chores where this thread must not free memory (null:
+  // here).
+  virtual void Release(Chores* chores) = 0;
 
   void Run(Stream& stream) final;
-  void Refuse(const absl::Status& status) final { Conclude(status); }
-  void Conclude(const absl::Status& status);
+  void Refuse(const absl::Status& status) final { Drop(status); }
+  // Ends what has not run.
+  void Drop(const absl::Status& status);
   void OnCancel() final;
 
   std::atomic<Executor*> executor_{nullptr};

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "grpc/grpc.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "kernels/profiler_range.h"
@@ -65,8 +66,7 @@ void DownloadCall::OnReadDone(bool ok) {
     }
     if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "the message is no valid DownloadRequest", {{"field", "message"}});
+      return NoMessage("Download");
     }
     return Open();
   });
@@ -107,6 +107,7 @@ void DownloadCall::OnDone() {
 }
 
 void DownloadCall::EndIfIdle(absl::Time now) {
+  grpc_call* call = nullptr;
   {
     const std::lock_guard lock(mutex_);
     // Without a write and a fetch it waits for gRPC to let go of a slot.
@@ -115,8 +116,13 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
                                  "nothing was read for longer than the server waits");
     if (given_up_.ok()) return;
+    call = context().c_call();
+    grpc_call_ref(call);
   }
-  context().TryCancel();
+  // Without the mutex, as what gRPC lets go of may come back to this call; which may end at any
+  // time from here on, and its context with it.
+  grpc_call_cancel(call, nullptr);
+  grpc_call_unref(call);
 }
 
 absl::Status DownloadCall::Open() {

@@ -11,6 +11,7 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "kernels/base/error.h"
 #include "kernels/map.h"
+#include "server/convert.h"
 #include "server/map_message.h"
 
 namespace tessera {
@@ -111,17 +112,13 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
   grpc::ProtoBufferReader reader(&message);
   const bool parsed = bytes.has_value() && request->ParseFromZeroCopyStream(&reader);
   message.Clear();
-  if (!parsed) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "the message is no valid ExecuteRequest", {{"field", "message"}});
-  }
+  if (!parsed) return NoMessage("Execute");
   program_.emplace(core(), caller(), *request);
   if (program_->Stores()) {
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }
-  absl::StatusOr<Device*> device = program_->Prepare();
-  absl::Status charged = ChargeAnswer(program_->memory());
-  return charged.ok() ? device : charged;
+  if (absl::Status charged = ChargeAnswer(program_->memory()); !charged.ok()) return charged;
+  return program_->Prepare();
 }
 
 TaskSize ExecuteCall::SizeOn(const Device& device) {
@@ -131,10 +128,9 @@ TaskSize ExecuteCall::SizeOn(const Device& device) {
 }
 
 absl::Status ExecuteCall::RunOn(Stream& stream) {
-  absl::Status status = program_->Run(stream);
-  if (status.ok()) {
-    status = ChargeAnswer(program_->answer_memory());
-  }
+  absl::Status status = program_->Plan(stream);
+  if (status.ok()) status = ChargeAnswer(program_->answer_memory());
+  if (status.ok()) status = program_->Run(stream);
   if (!status.ok()) return status;
   auto* answer = google::protobuf::Arena::CreateMessage<v1::ExecuteResponse>(&*arena_);
   answer->set_queue_us(queue_us());
@@ -147,7 +143,8 @@ absl::Status ExecuteCall::RunOn(Stream& stream) {
   return written.ok() ? absl::OkStatus() : HostMemoryError();
 }
 
-void ExecuteCall::Release() {
+void ExecuteCall::Release(Chores* chores) {
+  if (chores != nullptr && program_.has_value()) program_->Release(*chores);
   program_.reset();
   arena_.reset();
 }

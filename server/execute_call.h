@@ -24,7 +24,7 @@ class ExecuteCall final : public DeviceCall {
   absl::StatusOr<Device*> Prepare() override;
   TaskSize SizeOn(const Device& device) override;
   absl::Status RunOn(Stream& stream) override;
-  void Release() override;
+  void Release(Chores* chores) override;
 
   Exchange& exchange_;
   grpc::ByteBuffer& response_;

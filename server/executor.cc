@@ -124,11 +124,13 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
         "the device has as much work waiting as the server accepts",
         {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
   }
+  // What takes memory comes first: where there is none, the task is in no list.
+  Group& group = GroupOf(task.size_);
+  Queue& queue = QueueOf(group, task.share_);
+  group.active.reserve(group.queues.size());
   NoteArrival();
   task.run_ = 0;
   task.queued_ = true;
-  Group& group = GroupOf(task.size_);
-  Queue& queue = QueueOf(group, task.share_);
   task.before_ = queue.last;
   task.behind_ = nullptr;
   if (queue.first == nullptr) {

@@ -25,13 +25,17 @@ grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {
   return grpc::ByteBuffer(&bytes, 1);
 }
 
+grpc::Status NoMessage() {
+  return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+}
+
 // Everyone who asks with no more than a name.
 UnaryExchange::Admit AdmitNames(Answers& answers) {
-  return [&answers](UnaryExchange& exchange) -> grpc::Status {
+  const auto check = [&answers](UnaryExchange& exchange) {
     exchange.set_answers(answers);
-    if (exchange.message_size() <= kLongestServiceName) return grpc::Status::OK;
-    return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+    return exchange.message_size() <= kLongestServiceName ? grpc::Status::OK : NoMessage();
   };
+  return {check, [](UnaryExchange&) { return NoMessage(); }};
 }
 
 }  // namespace
@@ -59,7 +63,7 @@ class Health::WatchCall final : public StreamCall {
             .ok();
     const std::lock_guard lock(health_.mutex_);
     if (!valid) {
-      End({grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"});
+      End(NoMessage());
     } else {
       health_.watchers_[this] = request.service();
       Tell(health_.StatusOf(request.service()));

@@ -29,7 +29,29 @@ constexpr std::chrono::seconds kCloseTime{2};
 // How long to leave connections waiting when none can be accepted.
 constexpr milliseconds kPause{100};
 
-constexpr std::string_view kHeadEnd = "\r\n\r\n";
+// All that the status page is made of is in it, but for the figures.
+constexpr std::string_view kPolicy =
+    "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
+
+// Where the empty line behind the fields ends; npos: it has not come. A line may end with LF alone.
+std::size_t HeadEnd(std::string_view head) {
+  for (std::size_t at = head.find('\n'); at != head.npos; at = head.find('\n', at + 1)) {
+    const std::string_view rest = head.substr(at + 1);
+    if (rest.starts_with("\n")) return at + 2;
+    if (rest.starts_with("\r\n")) return at + 3;
+  }
+  return head.npos;
+}
+
+// Takes the next line out of those that are left, without its end.
+std::string_view NextLine(std::string_view& lines) {
+  const std::size_t end = std::min(lines.find('\n'), lines.size());
+  std::string_view line = lines.substr(0, end);
+  lines.remove_prefix(std::min(end + 1, lines.size()));
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
 
 std::string_view Reason(int code) {
   switch (code) {
@@ -56,8 +78,9 @@ std::string Message(const HttpAnswer& answer, bool with_body = true) {
   std::string message = absl::StrCat(
       "HTTP/1.1 ", answer.code, " ", Absl(Reason(answer.code)), "\r\nContent-Type: ", answer.type,
       "\r\nContent-Length: ", answer.body.size(),
-      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n",
-      answer.code == 405 ? "Allow: GET, HEAD\r\n" : "", "\r\n");
+      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Security-Policy: ",
+      Absl(kPolicy), "\r\nConnection: close\r\n", answer.code == 405 ? "Allow: GET, HEAD\r\n" : "",
+      "\r\n");
   if (with_body) message += answer.body;
   return message;
 }
@@ -74,16 +97,13 @@ bool IsToken(std::string_view text) {
   });
 }
 
-// Whether all lines after the first are fields, and how many of them are "Host".
+// Whether all lines up to an empty one are fields, and how many of them are "Host".
 bool ParseFields(std::string_view lines, int& hosts) {
   hosts = 0;
-  while (!lines.empty()) {
-    const std::size_t end = std::min(lines.find("\r\n"), lines.size());
-    const std::string_view line = lines.substr(0, end);
-    lines.remove_prefix(std::min(end + 2, lines.size()));
+  for (std::string_view line = NextLine(lines); !line.empty(); line = NextLine(lines)) {
     const std::size_t colon = line.find(':');
     if (colon == line.npos || !IsToken(line.substr(0, colon))) return false;
-    if (line.find_first_of(std::string_view("\r\n\0", 3)) != line.npos) return false;
+    if (line.find_first_of(std::string_view("\r\0", 2)) != line.npos) return false;
     if (absl::EqualsIgnoreCase(Absl(line.substr(0, colon)), "host")) ++hosts;
   }
   return true;
@@ -187,8 +207,8 @@ bool HttpListener::Read(Connection& connection, Time now) {
   if (size < 0) return errno == EAGAIN || errno == EINTR;
   if (size == 0) return false;
   connection.head.append(bytes, static_cast<std::size_t>(size));
-  const std::size_t end = connection.head.find(kHeadEnd);
-  const bool whole = end != connection.head.npos && end + kHeadEnd.size() <= kLargestHead;
+  const std::size_t end = HeadEnd(connection.head);
+  const bool whole = end <= kLargestHead;
   if (!whole && connection.head.size() <= kLargestHead) return true;
   connection.answer =
       whole ? Answer(std::string_view(connection.head).substr(0, end)) : Failure(431);
@@ -218,8 +238,7 @@ bool HttpListener::Drop(Connection& connection) {
 }
 
 std::string HttpListener::Answer(std::string_view head) const {
-  const std::size_t line_end = std::min(head.find("\r\n"), head.size());
-  const std::string_view line = head.substr(0, line_end);
+  const std::string_view line = NextLine(head);
   const std::size_t first = line.find(' ');
   const std::size_t last = line.rfind(' ');
   if (first == line.npos || first == last) return Failure(400);
@@ -228,7 +247,7 @@ std::string HttpListener::Answer(std::string_view head) const {
   const std::string_view version = line.substr(last + 1);
   int hosts = 0;
   if (!IsToken(method) || target.find_first_of(" \r\n\t") != target.npos ||
-      !ParseFields(head.substr(std::min(line_end + 2, head.size())), hosts)) {
+      !ParseFields(head, hosts)) {
     return Failure(400);
   }
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
@@ -236,6 +255,11 @@ std::string HttpListener::Answer(std::string_view head) const {
   }
   if (hosts > 1 || (hosts == 0 && version == "HTTP/1.1")) return Failure(400);
   if (method != "GET" && method != "HEAD") return Failure(405);
+  constexpr std::string_view kScheme = "http://";
+  if (absl::StartsWithIgnoreCase(Absl(target), Absl(kScheme))) {  // as proxies are asked
+    const std::size_t path = target.find_first_of("/?", kScheme.size());
+    target = path == target.npos || target[path] == '?' ? "/" : target.substr(path);
+  }
   if (target.empty() || target[0] != '/') return Failure(400);
   target = target.substr(0, target.find('?'));
   return Message(handler_(target), method == "GET");

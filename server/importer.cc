@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/crc32c.h"
@@ -168,6 +168,7 @@ class ImportCall final : public UnaryCall {
       if (ended.status.ok()) break;
       if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
       if (!ended.transient) return ended.status;
+      last_error_ = std::string(ended.status.message());
       failures = position_ > before ? 1 : failures + 1;
       if (failures >= kMostFailures) return Unreachable(ended.status);
       Pause(std::min(kFirstPause * (1 << (failures - 1)), kLongestPause));
@@ -214,8 +215,10 @@ class ImportCall final : public UnaryCall {
     }
     if (!ended.status.ok()) context.TryCancel();
     const grpc::Status finished = reader->Finish();
-    if (!ended.status.ok() || (draft_ != nullptr && position_ == size_)) return ended;
-    if (finished.ok()) return Damaged("the stream ended too early");
+    if (!ended.status.ok()) return ended;
+    if (finished.ok() && (draft_ == nullptr || position_ < size_))
+      return Damaged("the stream ended too early");
+    if (finished.ok()) return ended;
     const std::string why =
         absl::StrCat(request_.source(), ": ", WithoutToken(finished.error_message()));
     if (IsTransient(finished.error_code())) return {absl::UnavailableError(why), true};
@@ -232,6 +235,10 @@ class ImportCall final : public UnaryCall {
       if (!message.has_buffer()) return Damaged("the first message describes no buffer");
       if (message.buffer().state() != v1::Buffer::STATE_READY)
         return Damaged("the source is not READY");
+      // By it the next attempt knows whether it finds the same array.
+      const std::uint64_t version = message.buffer().version();
+      if (version == 0 || (version_ != 0 && version != version_))
+        return Damaged("the source describes a buffer without a version, or of another one");
       if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
     } else if (message.has_buffer() && !IsSource(message.buffer())) {
       return Damaged("another buffer answers than that of which the first bytes are");
@@ -290,9 +297,11 @@ class ImportCall final : public UnaryCall {
            std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
   }
 
-  // What a source says may go to the log and to the caller, but not the token that it was sent.
+  // What a source says may go to the log and to the caller, but not the token that it was sent: the
+  // last word of the header, whatever stands before it.
   std::string WithoutToken(const std::string& text) const {
-    const absl::string_view token = absl::StripPrefix(token_, "Bearer ");
+    const absl::string_view header = absl::StripAsciiWhitespace(token_);
+    const absl::string_view token = header.substr(header.rfind(' ') + 1);
     return token.empty() ? text : absl::StrReplaceAll(text, {{token, "(token)"}});
   }
 
@@ -314,7 +323,8 @@ class ImportCall final : public UnaryCall {
     const std::string limit =
         absl::FormatDuration(core().Patience(core().options().upload_timeout));
     const std::string what =
-        absl::StrCat("nothing has come from ", request_.source(), " for ", limit);
+        absl::StrCat("nothing has come from ", request_.source(), " for ", limit,
+                     last_error_.empty() ? "" : "; the last attempt ended with ", last_error_);
     if (core().admission().closed()) {
       return MakeError(StatusCode::kUnavailable, "DRAINING",
                        absl::StrCat(what, ", and the server is stopping"), {{"limit", limit}});
@@ -356,6 +366,7 @@ class ImportCall final : public UnaryCall {
   std::uint64_t size_ = 0;
   std::uint64_t position_ = 0;
   std::optional<std::uint32_t> checksum_;  // of the whole
+  std::string last_error_;                 // of an attempt
 };
 
 Importer::Importer(Core& core)

@@ -226,15 +226,19 @@ void FlushLog(absl::Duration limit) {
 
 void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status) {
   // Callers without rights hide nobody's failures, and no caller those of the server.
-  static CallLines without_rights, of_server, others;
+  static CallLines without_rights, of_server, others, questions;
   CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
   if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
     lines = &of_server;
+  // Whether there is a buffer is what GetBuffer is asked: no is an answer like yes.
+  const bool expected = call.method == "GetBuffer" && absl::IsNotFound(status);
+  if (expected) lines = &questions;
+  const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
 
   std::int64_t left_out = 0;
   if (!lines->Take(left_out)) return;
-  if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
+  if (left_out > 0) spdlog::log(level, "{} more calls failed and were not logged", left_out);
   Fields fields;
   const std::string who = Who(call.method, peer, call.tenant_name(), call.trace.id(), fields);
   const std::string code = absl::StatusCodeToString(status.code()), reason = ErrorReason(status);
@@ -242,9 +246,9 @@ void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::St
   fields.Add("reason", reason);
   fields.Add("strategy", Printable(call.strategy, kLongestText));
   fields.AddTimes(call);
-  spdlog::warn("{} from {}: {} {}: {}{}{}", call.method, who, code, reason,
-               Printable({status.message().data(), status.message().size()}, kLongestText),
-               TraceText(call.trace.id()), fields.Text());
+  spdlog::log(level, "{} from {}: {} {}: {}{}{}", call.method, who, code, reason,
+              Printable({status.message().data(), status.message().size()}, kLongestText),
+              TraceText(call.trace.id()), fields.Text());
 }
 
 void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode code) {

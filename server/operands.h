@@ -23,7 +23,9 @@ struct Named {
   std::string_view name;
   const v1::Operand* operand;
 };
-using NamedOperands = absl::InlinedVector<Named, 2>;
+// So many have room in what holds them, more take memory of their own.
+inline constexpr std::size_t kOperandsInPlace = 2;
+using NamedOperands = absl::InlinedVector<Named, kOperandsInPlace>;
 
 // An operand as a call holds it between its acceptance and its end.
 struct Source {
@@ -41,8 +43,8 @@ struct Source {
   }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
-using Sources = absl::InlinedVector<Source, 2>;
-using Views = absl::InlinedVector<View, 2>;
+using Sources = absl::InlinedVector<Source, kOperandsInPlace>;
+using Views = absl::InlinedVector<View, kOperandsInPlace>;
 
 // The error as one of this operand.
 absl::Status OfOperand(const Named& named, const absl::Status& status);

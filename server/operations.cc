@@ -598,9 +598,11 @@ double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   const std::uint64_t bytes = type.bytes();
   if (bytes <= kMaxInlineResult - before) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
-                   "the result is too large for a response; ask for it in result.buffer",
-                   {{"size", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
+      before == 0 ? "the result is too large for a response; ask for it in result.buffer"
+                  : "the results are together too large for a response; ask for some in buffers",
+      {{"size", absl::StrCat(before + bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
 }
 
 void SetType(const ArrayType& type, v1::Tensor& out) {

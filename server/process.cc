@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/compute.h"
+#include "server/clock.h"
 #include "server/log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
@@ -109,8 +110,8 @@ int NextStop() {
 
 // Null where none is being made, or takes too long.
 Server* AwaitServer() {
-  const absl::Time end = absl::Now() + kGrace;
-  while (starting && serving == nullptr && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  const absl::Time end = SteadyNow() + kGrace;
+  while (starting && serving == nullptr && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
   return serving;
 }
 
@@ -151,14 +152,14 @@ void HandleSignals() {
 // A drain that hangs, because a device does, ends all the same; soon, once no device is left.
 void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
-  absl::Time end = absl::Now() + limit;
+  absl::Time end = SteadyNow() + limit;
   bool lost = false;
-  while (absl::Now() < end) {
+  while (SteadyNow() < end) {
     if (!lost && server.devices_lost()) {
       lost = true;
-      end = std::min(end, absl::Now() + kGrace);
+      end = std::min(end, SteadyNow() + kGrace);
     }
-    absl::SleepFor(std::min(kLook, end - absl::Now()));
+    absl::SleepFor(kLook);
   }
   spdlog::error("the server did not drain in time");
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);

@@ -135,6 +135,30 @@ std::uint64_t AddTo(std::uint64_t* total, std::uint64_t bytes) {
 
 // --- Before the queue ---
 
+NamedOperands ProgramRun::OperandsIn(const v1::Step& step) {
+  NamedOperands operands;
+  VisitRequest(step, [&](const auto& request) {
+    operands = OperandsOf(request);
+    return absl::OkStatus();
+  }).IgnoreError();
+  return operands;
+}
+
+std::uint64_t ProgramRun::memory() const {
+  std::uint64_t bytes = 0;
+  for (const v1::Step& step : request_.steps()) {
+    const std::size_t operands = OperandsIn(step).size();
+    bytes += sizeof(Step) + operands * sizeof(BufferStore::Wanted);
+    if (operands > kOperandsInPlace) bytes += operands * (sizeof(Source) + sizeof(View));
+  }
+  return bytes;
+}
+
+void ProgramRun::Release(Chores& chores) {
+  for (Step& step : steps_)
+    for (Source& source : step.sources) chores.Release(std::move(source.buffer));
+}
+
 absl::StatusOr<Device*> ProgramRun::Prepare() {
   steps_.resize(static_cast<std::size_t>(request_.steps_size()));
   for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -142,7 +166,10 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
     steps_[i].index = static_cast<std::uint32_t>(i);
     steps_[i].status = CollectSources(steps_[i], i);
   }
+  std::size_t operands = 0;
+  for (const Step& step : steps_) operands += step.sources.size();
   std::vector<BufferStore::Wanted> wanted;
+  wanted.reserve(operands);
   for (const Step& step : steps_) {
     for (const Source& source : step.sources) {
       const v1::Operand& operand = *source.named.operand;
@@ -177,7 +204,10 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
       status = MakeError(StatusCode::kInvalidArgument, "BAD_PART",
                          "a part of an array is a call of its own", {{"field", "part"}});
     }
-    for (const Named& named : OperandsOf(request)) {
+    const NamedOperands operands = OperandsOf(request);
+    step.sources.reserve(operands.size());
+    step.views.reserve(operands.size());
+    for (const Named& named : operands) {
       const v1::Operand& operand = *named.operand;
       Source source{.named = named};
       if (operand.has_tensor()) {
@@ -562,7 +592,7 @@ void ProgramRun::Inherit(Step& step) const {
 
 // --- On the stream ---
 
-absl::Status ProgramRun::Run(Stream& stream) {
+absl::Status ProgramRun::Plan(Stream& stream) {
   for (Step& step : steps_) step.status = Check(step, stream);
   const double limit = core_.options().max_operation_seconds;
   if (expected_seconds_ > limit) {
@@ -575,7 +605,10 @@ absl::Status ProgramRun::Run(Stream& stream) {
          {"limit_seconds", absl::StrFormat("%.3g", limit)}});
   }
   FindSelections(stream.device());
-  if (absl::Status status = TakeMemory(stream); !status.ok()) return status;
+  return TakeMemory(stream);
+}
+
+absl::Status ProgramRun::Run(Stream& stream) {
   const auto find = [this](const void* address) -> std::shared_ptr<const Buffer> {
     for (const Step& step : steps_)
       if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
@@ -734,12 +767,11 @@ absl::Status ProgramRun::AnswerStep(Step& step, const std::string& arrays, const
       SetValue(request, step.outcome, response);
     } else if constexpr (requires { TensorOf(response, 0); }) {
       const Destinations destinations = DestinationsOf(request);
+      absl::InlinedVector<ResultDraft*, kMostResults> results;
       for (std::size_t a = 0; a < destinations.size(); ++a) {
         const Place& place = step.places[a];
         if (place.draft != nullptr) {
-          absl::StatusOr<BufferInfo> buffer = place.draft->Seal();
-          if (!buffer.ok()) return buffer.status();
-          SetBuffer(*buffer, &BufferOf(response, a));
+          results.push_back(place.draft.get());
         } else if (!destinations[a]->has_scratch()) {
           const ArrayType& type = step.result.arrays[a];
           v1::Tensor& tensor = TensorOf(response, a);
@@ -747,6 +779,11 @@ absl::Status ProgramRun::AnswerStep(Step& step, const std::string& arrays, const
           tensor.mutable_data()->assign(arrays, place.offset, type.bytes());
         }
       }
+      absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
+      if (!sealed.ok()) return sealed.status();
+      auto info = sealed->begin();
+      for (std::size_t a = 0; a < destinations.size(); ++a)
+        if (step.places[a].draft != nullptr) SetBuffer(*info++, &BufferOf(response, a));
     }
     if (request_.stats())
       SetStats(step.outcome.stats, device, step.sources, *response.mutable_stats());

@@ -37,7 +37,7 @@ constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // How often the files of TLS, of tokens and of the ring are looked at.
-constexpr absl::Duration kReloadInterval = absl::Seconds(1);
+constexpr std::chrono::seconds kReloadInterval{1};
 
 // Users of this host with lines in the file of --tokens who are told apart.
 constexpr std::size_t kMostUsers = 64;
@@ -153,6 +153,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
       spdlog::warn("other hosts can read the metrics: they have no TLS, and ask nobody who he is");
   }
   server->tender_ = std::thread(&Server::Tend, server.get());
+  server->reloader_ = std::thread(&Server::WatchFiles, server.get());
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
 }
@@ -233,7 +234,9 @@ absl::Status Server::Listen() {
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
   health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4),
                 core_->answers());
-  queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
+  queues_->Accept([this](CallQueue& queue) {
+    new StreamExchange(streams_, queue, serve_stream_, core_->answers());
+  });
   core_->WatchConnections(listener_->connections());
   stream_watch_.emplace(listener_->connections(), options.max_streams);
   listener_->Start(std::move(acceptor), std::move(users),
@@ -299,6 +302,7 @@ Server::~Server() {
   }
   changed_.notify_all();
   if (tender_.joinable()) tender_.join();
+  if (reloader_.joinable()) reloader_.join();
   queues_.reset();
 }
 
@@ -317,8 +321,11 @@ void Server::RequestStop() {
 }
 
 void Server::RequestReload() {
-  const std::lock_guard lock(mutex_);
-  reload_requested_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    reload_requested_ = true;
+  }
+  changed_.notify_all();
 }
 
 void Server::Reload(bool asked) {
@@ -361,10 +368,11 @@ bool Server::Drain() {
   // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
   // all the time are told DRAINING before.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
-  const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
-  // Closes the listeners and sends GOAWAY, then waits for what is in progress.
-  shutdown_at_.set_value(end);
-  const bool idle = core_->admission().WaitIdle(end - absl::Now());
+  const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
+  // Closes the listeners and sends GOAWAY, then waits for what is in progress. gRPC looks at the
+  // wall clock once, now.
+  shutdown_at_.set_value(absl::Now() + limit);
+  const bool idle = core_->admission().WaitIdle(limit);
   if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
   } else if (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
@@ -405,12 +413,15 @@ void Server::EndIdle(absl::Time now) {
   core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
 }
 
-Server::Verdict Server::Judge(absl::Time now) {
+Server::Verdict Server::Judge() {
   const auto& devices = core_->devices();
   const Options& options = core_->options();
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
   const auto present = [&](absl::Duration wait) {
+    // Behind the measurement of the wait: an absence that it contains is noted.
+    const absl::Time now = SteadyNow();
+    NoteAbsence(now);
     spans_absence |= now - wait < absence_end_;
     return Without(wait, now);
   };
@@ -452,14 +463,24 @@ void Server::ClearLostDevices() {
   }
 }
 
+void Server::WatchFiles() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    changed_.wait_for(lock, kReloadInterval, [this] { return ending_ || reload_requested_; });
+    const bool asked = std::exchange(reload_requested_, false);
+    lock.unlock();
+    Reload(asked);
+    lock.lock();
+  }
+}
+
 void Server::Tend() {
-  absl::Time next_trim = SteadyNow(), next_reload = next_trim;
+  absl::Time next_trim = SteadyNow();
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
   const absl::Time start = absl::Now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
-    const bool asked = std::exchange(reload_requested_, false);
     lock.unlock();
     const absl::Time now = SteadyNow();
     NoteAbsence(now);
@@ -469,18 +490,15 @@ void Server::Tend() {
     core_->chores().Release(core_->tenants().Sweep(now));
     if (!forbearing) EndIdle(now);
     LogDroppedLines();
-    if (asked || now >= next_reload) {
-      next_reload = now + kReloadInterval;
-      Reload(asked);
-    }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      SubmitOnce(core_->chores(), trimming, [this] {
-        core_->TrimSlots();
+      // The core waits for its chores, when there is no server any more.
+      SubmitOnce(core_->chores(), trimming, [&core = *core_] {
+        core.TrimSlots();
         TrimHostMemory();
       });
     }
-    const auto [lost, stuck] = Judge(SteadyNow());
+    const auto [lost, stuck] = Judge();
     lock.lock();
     if (lost && !devices_lost_) {
       spdlog::critical("no device is left to work with: the server stops");

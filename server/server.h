@@ -103,7 +103,10 @@ class Server {
     bool stuck;  // something has waited for a device for longer than --watchdog
   };
   // Gives up devices that hang, and notes which are lost.
-  Verdict Judge(absl::Time now);
+  Verdict Judge();
+  // Reloads now and then, and when that is asked for. On a thread of its own, since the files may lie
+  // on a file system that hangs.
+  void WatchFiles();
   // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
   // and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
   void NoteAbsence(absl::Time now);
@@ -152,6 +155,7 @@ class Server {
   bool ending_ = false;
   std::atomic<bool> ready_{false};  // what the health service says of the services
   std::thread tender_;
+  std::thread reloader_;
   std::unique_ptr<GpuMonitor> gpus_;    // for the metrics; null: without
   std::unique_ptr<HttpListener> http_;  // null: without; goes before what it tells of
 };

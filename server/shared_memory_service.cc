@@ -30,7 +30,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
   AcceptUnary<v1::GetSharedMemoryRequest, v1::GetSharedMemoryResponse>(
       queues, *this, &SharedMemoryService::RequestGetSharedMemory,
       AdmitTo(core_, "GetSharedMemory"), [this](auto& exchange) {
-        Answer(core_, "GetSharedMemory", exchange, [&](const Caller& caller) {
+        Answer(core_, "GetSharedMemory", Effect::kNone, exchange, [&](const Caller& caller) {
           v1::GetSharedMemoryResponse& answer = exchange.response();
           answer.set_socket_path(listener_->path());
           answer.set_limit_bytes(core_.shared_memory().limit());

@@ -83,6 +83,10 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
   // What was allocated may lie beyond the end, if the client is out for that: whatever is missing is
   // found here, or nothing. From then on every page is there.
   if (!PopulateHost(memory, size_)) {
+    if (errno == EINVAL) {
+      return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",
+                       "the server's kernel is older than Linux 5.14, which regions need");
+    }
     return MakeError(StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
                      absl::StrCat("the file's pages cannot be mapped: ", std::strerror(errno)),
                      {{"requested", absl::StrCat(size_)}});

@@ -94,7 +94,8 @@ class SharedRegions {
   // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at
   // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
   // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
-  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED.
+  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED;
+  // FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 

@@ -48,6 +48,8 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
 
 absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind) {
   if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
+  // Before anything has been moved or made.
+  if (absl::Status charged = ChargeDescription(); !charged.ok()) return charged;
   absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
@@ -148,6 +150,8 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
+  if (absl::Status fits = store().CheckWrite(*draft_, request_.offset(), size); !fits.ok())
+    return fits;
   return Extent{&draft_->buffer().device(), size};
 }
 
@@ -170,18 +174,15 @@ absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64
 }
 
 absl::Status SharedUpload::Close() {
-  auto fill = [&]() -> absl::Status {
-    if (!request_.has_spec()) {
-      if (absl::Status status = store().CheckOpen(*draft_); !status.ok()) return status;
-      SetBuffer(store().Describe(*draft_), response_.mutable_buffer());
-      return absl::OkStatus();
-    }
-    absl::StatusOr<BufferInfo> info = store().Seal(*draft_);
-    if (!info.ok()) return info.status();
-    SetBuffer(*info, response_.mutable_buffer());
+  if (!request_.has_spec()) {
+    if (absl::Status status = store().CheckOpen(*draft_); !status.ok()) return status;
+    SetBuffer(store().Describe(*draft_), response_.mutable_buffer());
     return absl::OkStatus();
-  };
-  return Fill(response_, fill);
+  }
+  absl::StatusOr<BufferInfo> info = store().Seal(*draft_);
+  if (!info.ok()) return info.status();
+  SetBuffer(*info, response_.mutable_buffer());
+  return absl::OkStatus();
 }
 
 void SharedUpload::Release(const absl::Status& status) {
@@ -213,11 +214,6 @@ absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
 absl::Status SharedDownload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
   return CopyToHost(stream, memory() + begin,
                     static_cast<const char*>(buffer_->data()) + request_.offset() + begin, size);
-}
-
-absl::Status SharedDownload::Close() {
-  auto fill = [] { return absl::OkStatus(); };
-  return Fill(response_, fill);
 }
 
 void SharedDownload::Release(const absl::Status&) { core().chores().Release(std::move(buffer_)); }

@@ -45,8 +45,8 @@ class SharedTransfer : public UnaryCall, private Task {
   virtual absl::StatusOr<Extent> Open() = 0;
   // Moves bytes [begin, begin + size) of the range.
   virtual absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) = 0;
-  // Every byte has been moved: fills the answer.
-  virtual absl::Status Close() = 0;
+  // Every byte has been moved: fills in what the answer still lacks.
+  virtual absl::Status Close() { return absl::OkStatus(); }
   // The last: lets go of the buffer.
   virtual void Release(const absl::Status& status) = 0;
 
@@ -106,7 +106,6 @@ class SharedDownload final : public SharedTransfer {
   bool Allocates() const override { return false; }
   absl::StatusOr<Extent> Open() override;
   absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
-  absl::Status Close() override;
   void Release(const absl::Status& status) override;
 
   const v1::DownloadSharedRequest& request_;

@@ -1,5 +1,7 @@
 #include "server/stream_call.h"
 
+#include "server/clock.h"
+
 namespace tessera {
 
 // --- The call's side ---
@@ -17,10 +19,12 @@ void StreamCall::StartSendInitialMetadata() {
 }
 
 void StreamCall::Finish(const grpc::Status& status) {
+  exchange_.AwaitClient();
   exchange_.stream_.Finish(status, &exchange_.finished_);
 }
 
 void StreamCall::FinishWith(const grpc::ByteBuffer& message) {
+  exchange_.AwaitClient();
   exchange_.stream_.WriteAndFinish(message, grpc::WriteOptions(), grpc::Status::OK,
                                    &exchange_.finished_);
 }
@@ -41,10 +45,14 @@ class StreamExchange::Refused final : public StreamCall {
 };
 
 StreamExchange::StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue,
-                               const Handle& handle)
-    : service_(service), queue_(queue), handle_(handle) {
+                               const Handle& handle, Answers& answers)
+    : service_(service), queue_(queue), handle_(handle), answers_(answers) {
   context_.AsyncNotifyWhenDone(&end_);
   service_.RequestCall(&context_, &stream_, &queue_.events(), &queue_.events(), &arrived_);
+}
+
+StreamExchange::~StreamExchange() {
+  if (answer_.call != nullptr) answers_.Remove(answer_);
 }
 
 void StreamExchange::Refuse(const grpc::Status& status) { new Refused(*this, status); }
@@ -54,7 +62,7 @@ void StreamExchange::OnArrived(bool ok) {
     delete this;
     return;
   }
-  new StreamExchange(service_, queue_, handle_);
+  new StreamExchange(service_, queue_, handle_, answers_);
   trace_ = BeginTrace(context_);
   handle_(*this);
   if (stage_.exchange(Stage::kServed) == Stage::kCancelled) call_->OnCancel();
@@ -88,6 +96,8 @@ StreamExchange::EventOf* StreamExchange::Begin(EventOf& event) {
   under_way_.fetch_add(1, std::memory_order_relaxed);
   return &event;
 }
+
+void StreamExchange::AwaitClient() { answers_.Add(answer_, context_.c_call(), SteadyNow()); }
 
 void StreamExchange::LetGo() {
   if (under_way_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

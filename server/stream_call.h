@@ -5,6 +5,7 @@
 
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/grpcpp.h"
+#include "server/answers.h"
 #include "server/call_queues.h"
 #include "server/trace.h"
 
@@ -37,7 +38,8 @@ class StreamCall {
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Once, and nothing may be started behind it.
+  // Once, and nothing may be started behind it. A client that does not take the answer is broken
+  // off as one of a unary call is (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
 
@@ -54,8 +56,9 @@ class StreamExchange final {
   using Handle = std::function<void(StreamExchange&)>;
 
   // Accepts a call, and another one when it is there; handle(exchange) begins to serve it, on a
-  // thread of the queue. handle and the service outlive the queue.
-  StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle);
+  // thread of the queue. All but the queue outlive it.
+  StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
+                 Answers& answers);
   StreamExchange(const StreamExchange&) = delete;
   StreamExchange& operator=(const StreamExchange&) = delete;
 
@@ -74,7 +77,7 @@ class StreamExchange final {
   // A call without a handler.
   class Refused;
 
-  ~StreamExchange() = default;
+  ~StreamExchange();
   void OnArrived(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
@@ -82,12 +85,16 @@ class StreamExchange final {
   void OnFinished(bool);
   void OnEnd(bool);
   EventOf* Begin(EventOf& event);
+  // The answer is about to be sent.
+  void AwaitClient();
   void LetGo();
 
   grpc::AsyncGenericService& service_;
   CallQueue& queue_;
   const CallQueue::User user_{queue_};
   const Handle& handle_;
+  Answers& answers_;
+  Answers::Entry answer_;  // in the list once it has a call
   grpc::GenericServerContext context_;
   Trace trace_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};

@@ -150,8 +150,12 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       void* self, grpc_ssl_server_certificate_config** config) {
     ServerTls& source = *static_cast<Credentials*>(self)->source_;
     std::uint64_t& seen = static_cast<Credentials*>(self)->seen_;
+    {
+      // One reads the files, on a file system that may hang; others go on with what is in use.
+      const std::unique_lock reading(source.files_mutex_, std::try_to_lock);
+      if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
+    }
     const std::lock_guard lock(source.mutex_);
-    source.ReloadLocked(/*asked=*/false);
     if (std::exchange(seen, source.generation_) == source.generation_)
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const Pair& in_use = source.in_use_;
@@ -171,7 +175,7 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
 
 absl::StatusOr<std::shared_ptr<ServerTls>> ServerTls::Open(const TlsFiles& files) {
   std::shared_ptr<ServerTls> tls(new ServerTls(files));
-  const std::lock_guard lock(tls->mutex_);
+  const std::lock_guard lock(tls->files_mutex_);
   if (absl::Status status = tls->LoadLocked(); !status.ok()) return status;
   tls->GiveNotice();
   return tls;
@@ -182,7 +186,7 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls::MakeCredentials(UserMark* ma
 }
 
 void ServerTls::Reload(bool asked) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(files_mutex_);
   ReloadLocked(asked);
   if (absl::Now() >= next_notice_) GiveNotice();
 }
@@ -200,7 +204,10 @@ bool ServerTls::stale() const {
 void ServerTls::ReloadLocked(bool asked) {
   if (!asked && StampsNow() == stamps_ && absl::Now() < next_try_) return;
   const absl::Status status = LoadLocked();
-  stale_ = !status.ok();
+  {
+    const std::lock_guard lock(mutex_);
+    stale_ = !status.ok();
+  }
   if (status.ok()) {
     spdlog::info("TLS: the files {} and are in use",
                  asked ? "have been read again" : "have changed");
@@ -242,6 +249,7 @@ absl::Status ServerTls::LoadLocked() {
     next_try_ = life.begin;
     return Bad(files_.certificate, absl::StrCat("it is not valid before ", DayText(life.begin)));
   }
+  const std::lock_guard lock(mutex_);
   in_use_ = {*std::move(certificate), *std::move(key), std::move(client_ca), life};
   ++generation_;
   return absl::OkStatus();

@@ -59,13 +59,16 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   };
 
   explicit ServerTls(TlsFiles files) : files_(std::move(files)) {}
-  // With the mutex, as all below.
+  // With files_mutex_, as all below.
   void ReloadLocked(bool asked);
   absl::Status LoadLocked();
   void GiveNotice();
   std::array<FileStamp, 3> StampsNow() const;
 
   const TlsFiles files_;
+  // Held while the files are read, which may take long; mutex_ is taken within it, and nothing is read
+  // with that. The pair in use changes with both.
+  std::mutex files_mutex_;
   mutable std::mutex mutex_;
   std::array<FileStamp, 3> stamps_;               // when the files were last read
   absl::Time next_try_ = absl::InfiniteFuture();  // of files that are not valid yet

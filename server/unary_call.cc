@@ -24,6 +24,10 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status UnaryCall::ChargeDescription() {
+  return ChargeAnswer(DescriptionBytes(core_.devices().size()));
+}
+
 absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
   exchange.set_memory(Charge());
   absl::StatusOr<Charge> memory = core.TakeHostMemory(
@@ -50,8 +54,26 @@ void UnaryCall::End(const absl::Status& status) {
   exchange_.Finish(ToGrpc(status, caller().sees_all()));
 }
 
+namespace {
+
+// Counts and logs a call that ends before it is handled.
+grpc::Status Refused(Core& core, std::string_view method, UnaryExchange& exchange, absl::Time begin,
+                     const absl::Status& status) {
+  const Caller& caller = exchange.caller();
+  core.Conclude({.method = method,
+                 .strategy = "",
+                 .tenant = caller.tenant,
+                 .trace = exchange.trace(),
+                 .accepted = begin,
+                 .ended = SteadyNow()},
+                status, [&] { return exchange.context().peer(); });
+  return ToGrpc(status, caller.sees_all());
+}
+
+}  // namespace
+
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
-  return [&core, method](UnaryExchange& exchange) {
+  const auto check = [&core, method](UnaryExchange& exchange) {
     exchange.set_answers(core.answers());
     const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
     if (!caller.ok()) {
@@ -65,21 +87,17 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
     const std::size_t size = exchange.message_size();
     std::optional<std::size_t> bytes = size;
     if (size > kSmallMessage && size <= core.options().max_message) bytes = exchange.MemoryBound();
-    if (!bytes.has_value()) return NoMessage();
     const absl::Status status = Guarded([&]() -> absl::Status {
+      if (!bytes.has_value()) return NoMessage(method);
       if (absl::Status checked = core.CheckSize(size); !checked.ok()) return checked;
       return ChargeRequest(core, exchange, *bytes);
     });
-    if (status.ok()) return grpc::Status::OK;
-    core.Conclude({.method = method,
-                   .strategy = "",
-                   .tenant = caller->tenant,
-                   .trace = exchange.trace(),
-                   .accepted = begin,
-                   .ended = SteadyNow()},
-                  status, [&] { return exchange.context().peer(); });
-    return ToGrpc(status, caller->sees_all());
+    return status.ok() ? grpc::Status::OK : Refused(core, method, exchange, begin, status);
   };
+  const auto refuse = [&core, method](UnaryExchange& exchange) {
+    return Refused(core, method, exchange, SteadyNow(), NoMessage(method));
+  };
+  return {check, refuse};
 }
 
 }  // namespace tessera

@@ -14,6 +14,13 @@
 
 namespace tessera {
 
+// Whether a call only looks things up, or changes any.
+enum class Effect { kNone, kChange };
+
+// What an answer takes at most that describes a buffer: a name of 128 bytes, a shape of 8 axes, and
+// for each device a shard.
+constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
+
 // Holds its ticket and the memory of its answer as long as its exchange, which outlives it. An
 // answer that nobody takes for --download-timeout ends the call.
 class UnaryCall {
@@ -31,10 +38,19 @@ class UnaryCall {
   // Host memory for so many bytes of an answer, and of what leads to it, beside those that it has
   // been called for before. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
+  // The same for what describes a buffer, whatever buffer that is.
+  absl::Status ChargeDescription();
   // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
-  // whose objects take more than their encoding. What there is no memory for is freed at once.
+  // whose objects take more than their encoding. What there is no memory for is freed at once. The
+  // answer of a change describes one buffer at most, and is charged before body(): what is refused
+  // has not been done.
   template <class Response, class Body>
-  absl::Status Fill(Response& answer, const Body& body) {
+  absl::Status Fill(Effect effect, Response& answer, const Body& body) {
+    if (effect == Effect::kChange) {
+      absl::Status charged;
+      if constexpr (requires { answer.mutable_buffer(); }) charged = ChargeDescription();
+      return charged.ok() ? body() : charged;
+    }
     absl::Status status = body();
     if (!status.ok()) return status;
     status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
@@ -103,31 +119,31 @@ absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t byte
 // there is host memory, and logs and counts the others.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
-// A unary call that only looks things up: body(caller) gives its Status, and fills the response, at
-// once.
+// A unary call that neither takes nor frees memory: body(caller) gives its Status, and fills the
+// response (UnaryCall::Fill), at once.
 template <class Request, class Response, class Body>
-void Answer(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
-            Body body) {
+void Answer(Core& core, std::string_view method, Effect effect,
+            UnaryExchangeOf<Request, Response>& exchange, Body body) {
   UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   call.End(Guarded([&]() -> absl::Status {
     absl::Status status = call.Accept();
     const auto fill = [&] { return body(call.caller()); };
-    return status.ok() ? call.Fill(exchange.response(), fill) : status;
+    return status.ok() ? call.Fill(effect, exchange.response(), fill) : status;
   }));
 }
 
 // A unary call that may take or free memory, or ask the system: body(caller) runs on a thread of the
 // chores. Request and response live until the call is done.
 template <class Request, class Response, class Body>
-void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
-                 Body body) {
+void AnswerLater(Core& core, std::string_view method, Effect effect,
+                 UnaryExchangeOf<Request, Response>& exchange, Body body) {
   UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   const absl::Status status = Guarded([&]() -> absl::Status {
     if (absl::Status accepted = call.Accept(); !accepted.ok()) return accepted;
     return core.chores().Submit(
-        [&call, &response = exchange.response(), body = std::move(body)]() mutable {
+        [&call, effect, &response = exchange.response(), body = std::move(body)]() mutable {
           const auto fill = [&] { return body(call.caller()); };
-          call.End(Guarded([&] { return call.Fill(response, fill); }));
+          call.End(Guarded([&] { return call.Fill(effect, response, fill); }));
         },
         call.caller().tenant->number());
   });

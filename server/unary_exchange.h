@@ -33,9 +33,13 @@ class UnaryExchange {
   UnaryExchange& operator=(const UnaryExchange&) = delete;
 
   grpc::ServerContext& context() { return context_; }
-  // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller, and
-  // the memory of the request.
-  using Admit = std::function<grpc::Status(UnaryExchange&)>;
+  struct Admit {
+    // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller,
+    // and the memory of the request.
+    std::function<grpc::Status(UnaryExchange&)> check;
+    // What a call ends with that has been let in, but whose request is no valid message.
+    std::function<grpc::Status(UnaryExchange&)> refuse;
+  };
   const Caller& caller() const { return caller_; }
   void set_caller(const Caller& caller) { caller_ = caller; }
   // That of the call, from its arrival on.
@@ -89,9 +93,6 @@ class UnaryExchange {
   enum class Stage { kArriving, kHandled, kCancelled };
   std::atomic<Stage> stage_{Stage::kArriving};
 };
-
-// What a call ends with whose request is no valid message.
-inline grpc::Status NoMessage() { return {grpc::StatusCode::UNIMPLEMENTED, ""}; }
 
 // How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
 // specialisation bounds what a request may repeat (server/map_message.h).
@@ -176,7 +177,7 @@ class UnaryExchangeOf final : public UnaryExchange {
     Method(Ask a, Admit d, std::function<void(UnaryExchangeOf&)> h)
         : ask(std::move(a)), admit(std::move(d)), handle(std::move(h)) {}
     const Ask ask;
-    const Admit admit;  // none: everyone
+    const Admit admit;
     const std::function<void(UnaryExchangeOf&)> handle;
   };
 
@@ -188,13 +189,13 @@ class UnaryExchangeOf final : public UnaryExchange {
  private:
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
-    const grpc::Status admitted = method_->admit ? method_->admit(*this) : grpc::Status::OK;
+    const grpc::Status admitted = method_->admit.check(*this);
     if (!admitted.ok()) {
       Finish(admitted);
     } else if (messages_.emplace().Parse(bytes_)) {
       method_->handle(*this);
     } else {
-      Finish(NoMessage());
+      Finish(method_->admit.refuse(*this));
     }
   }
 

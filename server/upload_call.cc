@@ -141,7 +141,7 @@ absl::Status UploadCall::Take() {
   if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
     status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "a message is no valid UploadRequest, or has much beside data",
-                       {{"field", "message"}});
+                       {{"field", "message"}, {"method", "Upload"}});
   }
   if (status.ok()) {
     const v1::UploadRequest& header = message_.header();
@@ -267,7 +267,7 @@ absl::Status UploadCall::Copy(Stream& stream) {
   std::optional<std::uint32_t> checksum;
   if (size == 0) {
     absl::Status status = CheckChecksum(checksum);
-    return status.ok() ? tenant_.store().CheckOpen(*draft_) : status;
+    return status.ok() ? tenant_.store().CheckWrite(*draft_, position_, 0) : status;
   }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
   if (!follows) {

@@ -268,6 +268,11 @@ class Case(unittest.TestCase):
             assert len(next(calls[-1]).data) == o.MI
         return calls
 
+    @staticmethod
+    def one_upload():
+        """All of an upload in a message."""
+        return o.buffers.UploadRequest(name="u", data=ONE.tobytes(), spec=o.spec_of(ONE))
+
     def raw(self, server, **how):
         """A connection of HTTP/2 by hand."""
         raw = o.RawConnection(server, **how)
@@ -1299,6 +1304,12 @@ class UnreadTest(Case):
         self.assert_eventually(lambda: self.held() < 1000)
         self.assert_serves(self.client)
 
+    def test_the_response_to_an_upload_that_nobody_reads(self):
+        raw = self.raw(self.server, window=0)
+        raw.call(BUFFERS + "Upload", self.one_upload())
+        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
+        self.assert_serves(self.client)
+
     def test_an_answer_that_needs_no_token_and_nobody_reads(self):
         raw = self.raw(self.server, window=0)
         # No bytes: of any type, a message without fields.
@@ -1416,27 +1427,36 @@ class MessageTest(Case):
             self.assert_ok(unary(COMPUTE + method, message + few), method)
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
-    def test_unary_garbage(self):
+    def test_messages_that_are_none(self):
         client = self.share().client()
+        kinds = {(0, 0): "unary_unary", (1, 0): "stream_unary", (0, 1): "unary_stream"}
         for module in (o.buffers, o.compute):
             proto = descriptor_pb2.FileDescriptorProto()
             module.DESCRIPTOR.CopyToProto(proto)
             (service,) = proto.service
             for method in service.method:
-                if method.client_streaming or method.server_streaming:
-                    continue
-                call = client.channel.unary_unary(f"/tessera.v1.{service.name}/{method.name}")
-                bad = [b"\xff" * 40, b"\x0a\x7fshort"]
+                kind = kinds[method.client_streaming, method.server_streaming]
+                call = getattr(client.channel, kind)(f"/tessera.v1.{service.name}/{method.name}")
+                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01"]
+                bad.append(b"\x0a\x7f" + bytes(400))  # whose memory is counted first
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
                     with self.subTest(method.name, request=request):
-                        outcome = outcome_of(lambda m=request: call(m, timeout=LONG_S))
-                        self.assertIn(
-                            outcome.code, ("UNIMPLEMENTED", "INVALID_ARGUMENT", "INTERNAL"), outcome
+                        sent = iter([request]) if method.client_streaming else request
+                        answer = lambda m=sent, call=call: call(m, timeout=LONG_S)
+                        if method.server_streaming:
+                            outcome = outcome_of(lambda answer=answer: list(answer()))
+                        else:
+                            outcome = outcome_of(answer)
+                        self.assert_fails(
+                            outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", method=method.name
                         )
-                        if outcome.code == "INVALID_ARGUMENT":
-                            self.assertTrue(outcome.reason, outcome)
+                        self.assertIn(f"no valid {method.name}Request", outcome.text)
+        check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
+        outcome = outcome_of(lambda: check(b"\xff", timeout=LONG_S))
+        self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
+        self.assertIn("no valid HealthCheckRequest", outcome.text)
         self.assert_serves(client)
 
     def test_messages_above_the_limit(self):
@@ -1913,7 +1933,7 @@ class DrainTest(Case):
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        """Of a download, or of a response."""
+        """Of a download, or of a response, to an upload as well."""
         # The shorter of --download-timeout and what a stream may stand still for in a drain.
         servers, calls = [], []
         for timeout in ("2s", "60s"):
@@ -1921,8 +1941,12 @@ class SlowDrainTest(Case):
             servers.append(server)
             calls += self.unread_downloads(server)
             raw = self.raw(server, window=0)
-            raw.call(COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest())
-            self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
+            for call in (
+                (COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest()),
+                (BUFFERS + "Upload", self.one_upload()),
+            ):
+                raw.call(*call)
+                self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
         for server in servers:
             server.signal()
         for server, limit in zip(servers, ("2s", "5s")):

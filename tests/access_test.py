@@ -344,9 +344,11 @@ class AccessTest(unittest.TestCase):
         token = "token-" + secrets.token_urlsafe(32)
         flags = ("--import-from", "127.0.0.1:*", "--insecure")
         server = self.serve(line_of(token, "write", "anna"), flags=flags)
-        end = Caller(server, token).attempt("ImportBuffer", source=where, source_name="x", name="y")
-        self.assert_refused(end, "FAILED_PRECONDITION", "SOURCE_REFUSED")
-        self.assertIn("nothing for Bearer (token), (token)", end.text)
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            caller = Caller(server, metadata=(("authorization", f"{scheme} {token}"),))
+            end = caller.attempt("ImportBuffer", source=where, source_name="x", name="y")
+            self.assert_refused(end, "FAILED_PRECONDITION", "SOURCE_REFUSED")
+            self.assertIn(f"nothing for {scheme} (token), (token)", end.text)
         self.assert_logs(server, "SOURCE_REFUSED")
         self.assertNotIn(token, server.log())
 

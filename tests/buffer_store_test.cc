@@ -266,6 +266,27 @@ TEST_F(BufferStoreTest, ResultsAreSeenWhenTheyAreReady) {
   EXPECT_EQ(store_.budget(device_).used(), 256u);
 }
 
+TEST_F(BufferStoreTest, ResultsBecomeReadyTogetherOrNotAtAll) {
+  const auto seal = [&](const BufferSpec& first, const BufferSpec& second, bool taken = false) {
+    ResultDraft a(store_, first), b(store_, second);
+    EXPECT_TRUE(a.Open().ok());
+    EXPECT_TRUE(b.Open().ok());
+    if (taken) Make(Replacing(Spec(second.name, 1)));
+    const auto sealed = ResultDraft::SealAll({&a, &b});
+    EXPECT_TRUE(!sealed.ok() || sealed->at(1).buffer == store_.Find(second.name, 0)->buffer);
+    return ErrorReason(sealed.status());
+  };
+  const std::shared_ptr<const Buffer> before = Make(Spec("a", 1)).buffer;
+  EXPECT_EQ(seal(Replacing(Spec("a", 2)), Spec("b", 2), /*taken=*/true), "BUFFER_EXISTS");
+  EXPECT_EQ(store_.Find("a", 0)->buffer, before);
+  EXPECT_EQ(seal(Replacing(Spec("a", 2)), Replacing(Spec("b", 2))), "");
+  EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
+  // Both of one name, which the first would take from the second.
+  EXPECT_EQ(seal(Replacing(Spec("c", 1)), Spec("c", 2)), "BUFFER_EXISTS");
+  EXPECT_EQ(ErrorReason(store_.Find("c", 0).status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(seal(Spec("c", 1), Replacing(Spec("c", 2))), "");
+}
+
 TEST_F(BufferStoreTest, OperandsAreFoundAtOneMoment) {
   const BufferInfo a = Make(Spec("a", 1));
   Make(Spec("b", 1));

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <future>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +18,10 @@
 #include "google/rpc/status.pb.h"
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
+#include "server/call_queues.h"
 #include "server/convert.h"
 #include "server/operations.h"
+#include "server/unary_call.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {
@@ -51,6 +56,11 @@ TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
     if (!scratch) request.mutable_result()->mutable_buffer()->set_name("y");
     EXPECT_DOUBLE_EQ(AnswerMicroseconds(DestinationsOf(request), result, gpu), 0);
   }
+}
+
+TEST(RefusalTest, WhatMayHaveBeenDoneIsNotToBeRepeated) {
+  EXPECT_FALSE(DetailsOf(ToGrpc(HostMemoryError())).retry);
+  EXPECT_EQ(DetailsOf(ToGrpc(HostMemoryError())).reason, "HOST_MEMORY_EXHAUSTED");
 }
 
 // A client is asked to come back only for what there can be room for.
@@ -594,6 +604,202 @@ TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
   EXPECT_EQ(response.value().real(), 11);
   EXPECT_EQ(server_.used_bytes(0), Charged(8));
   EXPECT_EQ(server_.used_bytes(1), Charged(8));
+}
+
+// Another caller takes the name of the one while both are computed.
+TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
+  ASSERT_TRUE(server_.Put<float>("values", v1::DTYPE_F32, {1}, {7}).ok());
+  v1::TopKRequest request;
+  *request.mutable_x() = Named("x");
+  request.set_k(2);
+  request.mutable_values()->mutable_buffer()->set_name("values");
+  request.mutable_values()->mutable_buffer()->set_replace(true);
+  request.mutable_indices()->mutable_buffer()->set_name("indices");
+  first_.Close(FakeDevice::Step::kSynchronize);
+  auto answer = std::async(std::launch::async, [&] {
+    v1::TopKResponse response;
+    return Call(&v1::ComputeService::Stub::TopK, request, &response);
+  });
+  first_.WaitForBlocked(1);
+  ASSERT_TRUE(server_.Put<float>("indices", v1::DTYPE_F32, {1}, {8}, true, "fake:1").ok());
+  first_.Open();
+  ExpectError(answer.get(), StatusCode::ALREADY_EXISTS, "BUFFER_EXISTS", {{"name", "indices"}});
+  std::string data;
+  ASSERT_TRUE(server_.Fetch("values", &data).ok());
+  EXPECT_EQ(Values<float>(data), std::vector<float>{7});
+  ASSERT_TRUE(Delete("indices").ok());
+  v1::TopKResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::TopK, request, &response).ok());
+  ASSERT_TRUE(server_.Fetch("values", &data).ok());
+  EXPECT_EQ(Values<float>(data), (std::vector<float>{4, 3}));
+  ASSERT_TRUE(server_.Fetch("indices", &data).ok());
+  EXPECT_EQ(Values<std::int64_t>(data), (std::vector<std::int64_t>{1, 2}));
+}
+
+// --- Host memory ---------------------------------------------------------------------------------
+
+Options WithHostMemory(std::uint64_t bytes) {
+  Options options = TestOptions();
+  options.host_memory = bytes;
+  return options;
+}
+
+v1::AddRequest AddInto(const std::string& name) {
+  v1::AddRequest request;
+  *request.mutable_a() = *request.mutable_b() = Inline<float>(v1::DTYPE_F32, {1}, {1});
+  if (!name.empty()) request.mutable_result()->mutable_buffer()->set_name(name);
+  return request;
+}
+
+// Too little for an answer that describes a buffer.
+class NoRoomForAnswers : public ServiceTest {
+ protected:
+  NoRoomForAnswers() : ServiceTest(WithHostMemory(300)) {}
+};
+
+TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
+  v1::AddResponse added;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, AddInto("x"), &added).ok());
+  v1::CopyBufferRequest link;
+  link.set_source("x");
+  link.set_name("link");
+  link.set_link(true);
+  v1::CopyBufferResponse linked;
+  for (int i = 0; i < 2; ++i) {
+    ExpectError(Create("draft", {1}), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+    ExpectError(Call(&v1::BufferService::Stub::CopyBuffer, link, &linked),
+                StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+  }
+  for (const char* name : {"draft", "link"})
+    EXPECT_TRUE(Call(&v1::ComputeService::Stub::Add, AddInto(name), &added).ok()) << name;
+  EXPECT_TRUE(Delete("x").ok()) << "what answers with nothing needs no room";
+}
+
+// A name, a shape and shards that take as much as they may.
+TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
+  v1::CreateBufferResponse response;
+  v1::Buffer& buffer = *response.mutable_buffer();
+  buffer.set_name(std::string(128, 'x'));
+  buffer.set_dtype(v1::DTYPE_F32);
+  for (int axis = 0; axis < 8; ++axis) buffer.add_shape(std::int64_t{1} << 62);
+  buffer.set_size_bytes(~std::uint64_t{0});
+  buffer.set_committed_bytes(~std::uint64_t{0});
+  buffer.set_version(~std::uint64_t{0});
+  buffer.set_state(v1::Buffer::STATE_READY);
+  buffer.set_crc32c(~std::uint32_t{0});
+  *buffer.mutable_create_time() = *buffer.mutable_expire_time() =
+      ToProto(absl::FromUnixSeconds(253402300799));
+  for (std::size_t devices = 1; devices <= 16; ++devices) {
+    v1::Shard& shard = *buffer.add_shards();
+    shard.set_device("cuda:1234567890");
+    shard.set_begin(~std::uint64_t{0});
+    shard.set_end(~std::uint64_t{0});
+    buffer.set_device(shard.device());
+    EXPECT_LE(response.SpaceUsedLong() + response.ByteSizeLong(), DescriptionBytes(devices));
+  }
+}
+
+class LittleRoomForAnswers : public ServiceTest {
+ protected:
+  LittleRoomForAnswers() : LittleRoomForAnswers(new FakeDevice) {}
+  explicit LittleRoomForAnswers(FakeDevice* device)
+      : ServiceTest(WithHostMemory(16 << 10), Only(device)), device_(*device) {}
+
+  FakeDevice& device_;
+};
+
+TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
+  v1::ExecuteRequest request;
+  v1::AddRequest& add = *request.add_steps()->mutable_add();
+  add = AddInto("");
+  *add.mutable_a() = InView(add.a(), 0, {4096}, {0});
+  *add.mutable_b() = add.a();
+  add.set_timing(true);  // so that the device sees it
+  const int before = device_.Count(FakeDevice::Step::kLaunch);
+  v1::ExecuteResponse response;
+  ExpectError(Call(&v1::ComputeService::Stub::Execute, request, &response),
+              StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+  EXPECT_EQ(device_.Count(FakeDevice::Step::kLaunch), before);
+  add.mutable_result()->set_scratch(true);
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Execute, request, &response).ok());
+  EXPECT_GT(device_.Count(FakeDevice::Step::kLaunch), before);
+}
+
+// --- Callers who leave ---------------------------------------------------------------------------
+
+class OneWorker : public ServiceTest {
+ protected:
+  OneWorker() : OneWorker(new FakeDevice) {}
+  explicit OneWorker(FakeDevice* device)
+      : ServiceTest(
+            [] {
+              Options options = TestOptions();
+              options.workers = 1;
+              return options;
+            }(),
+            Only(device)),
+        device_(*device) {}
+  void TearDown() override {
+    device_.Open();
+    ServiceTest::TearDown();
+  }
+
+  FakeDevice& device_;
+};
+
+// Of operands that have been deleted meanwhile.
+TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
+  std::atomic<int> freed{0}, by_queues{0};
+  device_.OnFree([&] {
+    const CallQueue::Leave leave;  // which only a thread of a queue gets
+    by_queues += leave.granted();
+    ++freed;
+  });
+  v1::ReduceRequest reduce;
+  reduce.set_op(v1::REDUCE_OP_SUM);
+  *reduce.mutable_x() = Named("x");
+  v1::CopyBufferRequest copy;
+  copy.set_source("x");
+  copy.set_name("copy");
+  v1::ExecuteRequest execute;
+  *execute.add_steps()->mutable_reduce() = reduce;
+  grpc::CompletionQueue events;
+  const auto cancel = [&](auto prepare, const auto& request, auto response) {
+    ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+    device_.Close(FakeDevice::Step::kBegin);
+    auto held = std::async(std::launch::async, [&] {
+      v1::DotResponse answer;
+      const v1::Operand x = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
+      return Dot(x, x, &answer, "cpu_serial");
+    });
+    device_.WaitForBlocked(1);
+    grpc::ClientContext context;
+    grpc::Status status;
+    auto call = prepare(&context, request, &events);
+    call->StartCall();
+    call->Finish(&response, &status, &status);
+    ASSERT_TRUE(Eventually([&] { return server_.Info().waiting() == 1; }));
+    ASSERT_TRUE(Delete("x").ok());
+    const int before = freed;
+    context.TryCancel();
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(events.Next(&tag, &ok));
+    EXPECT_TRUE(Eventually([&] { return freed > before; }));
+    device_.Open();
+    EXPECT_TRUE(held.get().ok());
+  };
+  v1::ComputeService::Stub& compute = server_.compute();
+  cancel([&](auto&&... all) { return compute.PrepareAsyncReduce(all...); }, reduce,
+         v1::ReduceResponse());
+  cancel([&](auto&&... all) { return compute.PrepareAsyncExecute(all...); }, execute,
+         v1::ExecuteResponse());
+  cancel([&](auto&&... all) { return server_.buffers().PrepareAsyncCopyBuffer(all...); }, copy,
+         v1::CopyBufferResponse());
+  EXPECT_EQ(by_queues, 0) << "of " << freed;
+  events.Shutdown();
+  device_.OnFree(nullptr);
 }
 
 TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,6 +85,9 @@ class FakeDevice final : public Device {
     changed_.wait(lock, [&] { return blocked_ >= count; });
   }
 
+  // Called by each thread that frees memory of the device, before it does. Before there is any.
+  void OnFree(std::function<void()> on_free) { on_free_ = std::move(on_free); }
+
   // How often a step was reached.
   int Count(Step step) {
     const std::lock_guard lock(mutex_);
@@ -115,6 +119,7 @@ class FakeDevice final : public Device {
     return memory;
   }
   void Free(void* memory) noexcept override {
+    if (on_free_) on_free_();
     Reach(Step::kFree);
     cpu_->Free(memory);
     const std::lock_guard lock(mutex_);
@@ -177,6 +182,7 @@ class FakeDevice final : public Device {
 
   const std::unique_ptr<Device> cpu_;
   DeviceInfo info_;
+  std::function<void()> on_free_;
   std::mutex mutex_;
   std::condition_variable changed_;
   struct Failure {

@@ -28,7 +28,8 @@ class HealthTest : public testing::Test {
     queues_ = std::make_unique<CallQueues>(builder);
     server_ = builder.BuildAndStart();
     health_.Serve(*queues_, /*most_watches=*/2, answers_);
-    queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_); });
+    queues_->Accept(
+        [this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_, answers_); });
     stub_ = grpc::health::v1::Health::NewStub(server_->InProcessChannel({}));
   }
   ~HealthTest() override {

@@ -285,7 +285,7 @@ def test_import_checks_the_whole(server, client):
             buffer = o.buffers.Buffer(
                 name="x", dtype=1, shape=x.shape, size_bytes=x.nbytes,
                 state=self.changes.get("state", 2),
-                version=7 + self.asked * self.changes.get("replaced", 0),
+                version=self.changes.get("version", 7) + self.asked * self.changes.get("replaced", 0),
                 crc32c=o.crc32c(data) ^ self.changes.get("whole", 0),
             )  # fmt: skip
             for i in range(request.offset, len(data), size):
@@ -298,6 +298,8 @@ def test_import_checks_the_whole(server, client):
                 )
                 if "short" in self.changes:
                     return
+            if self.asked <= self.changes.get("ends", 0):
+                context.abort(self.changes["code"], "behind the last byte")
 
     cases = (
         (dict(whole=1), "DATA_LOSS", "BAD_CHECKSUM"),
@@ -307,11 +309,14 @@ def test_import_checks_the_whole(server, client):
         (dict(more=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(state=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(short=1, replaced=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
+        (dict(version=0), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
+        (dict(ends=9, code=grpc.StatusCode.DATA_LOSS), "FAILED_PRECONDITION", "SOURCE_REFUSED"),
         (dict(), "OK", ""),
         (dict(short=1), "OK", ""),  # a message an attempt is progress
         (dict(full=2), "OK", ""),
+        (dict(ends=1, code=grpc.StatusCode.UNAVAILABLE), "OK", ""),
     )
-    with servers((*FROM_HERE, "--max-imports", "10")) as (near,):
+    with servers((*FROM_HERE, "--max-imports", str(len(cases)))) as (near,):
         there = near.client()
 
         def run(i):
@@ -333,7 +338,7 @@ def test_import_checks_the_whole(server, client):
                 assert same(there, f"y{i}", x)
 
         o.in_threads(len(cases), run)
-        assert sorted(there.names()) == ["y7", "y8", "y9"]
+        assert there.names() == sorted(f"y{i}" for i, case in enumerate(cases) if case[1] == "OK")
 
 
 def test_import_keeps_tokens_to_itself(server, client):
@@ -356,6 +361,16 @@ def test_import_keeps_tokens_to_itself(server, client):
         fails(outcome, "FAILED_PRECONDITION", "SOURCE_REFUSED")
     wire.stop(None)
     assert len(found) == 1 and "authorization" not in found[0], found
+
+
+def test_an_import_that_stands_still_says_why(server, client):
+    flags = (*FROM_HERE, "--upload-timeout", "1s")
+    with servers(flags) as (near,), socket.create_server(("127.0.0.1", 0)) as nobody:
+        where = f"127.0.0.1:{nobody.getsockname()[1]}"
+        nobody.close()  # it refuses connections
+        outcome = near.client().attempt("ImportBuffer", source=where, source_name="x", name="y")
+        fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
+        assert "onnect" in outcome.text, outcome
 
 
 def test_import_of_a_server_that_dies(server, client):

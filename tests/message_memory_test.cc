@@ -1,4 +1,5 @@
-// What MessageLayout says that a message will take, against what protobuf takes.
+// What MessageLayout says that a message will take, against what protobuf takes; and what a program
+// says that it takes beside its message.
 #include "server/message_memory.h"
 
 #include <gtest/gtest.h>
@@ -8,15 +9,19 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "google/protobuf/arena.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/core.h"
+#include "server/program_run.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 
@@ -235,6 +240,38 @@ TEST_F(MessageMemoryTest, WhatIsNoMessageHasNoBound) {
        {"\x0a\x7f", "\x0b", "\x0c", "\x0a\x03\x0a\x7f\x01", "\xff\xff\xff\xff\xff\xff"})
     EXPECT_FALSE(layout.Bound(std::string_view(bytes)).has_value());
   EXPECT_FALSE(layout.Bound(std::string_view("\0", 1)).has_value());
+}
+
+TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
+  Options options;
+  options.memory_limit = {.bytes = 1 << 20};
+  options.warm_up = false;
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(*OpenDevice("cpu"));
+  const absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
+  ASSERT_TRUE(core.ok()) << core.status();
+  const Caller caller{.tenant = &(*core)->tenants().unnamed()};
+  for (const int operands : {1, 2, 3, 8}) {
+    v1::ExecuteRequest request;
+    for (int i = 0; i < 500; ++i) {
+      v1::MapRequest& map = *request.add_steps()->mutable_map();
+      map.mutable_result()->set_scratch(true);
+      for (int o = 0; o < operands; ++o) {
+        v1::Tensor& tensor = *map.add_operands()->mutable_tensor();
+        tensor.set_dtype(v1::DTYPE_F32);
+        tensor.set_data(std::string(4, '\0'));
+      }
+      map.mutable_expression()->add_nodes()->set_operand(0);
+    }
+    ProgramRun program(**core, caller, request);
+    const std::size_t before = heap_bytes;
+    most_heap_bytes = before;
+    ASSERT_TRUE(program.Prepare().ok());
+    program.LeastMicroseconds((*core)->FirstDevice());
+    const std::size_t taken = most_heap_bytes - before;
+    EXPECT_LE(taken, program.memory()) << operands << " operands";
+    EXPECT_GE(2 * taken, program.memory()) << operands << " operands";
+  }
 }
 
 }  // namespace

@@ -422,12 +422,30 @@ class HttpTest(MetricsCase):
         Scrape(body.decode())
         head, body = self.assert_code(b"GET /?a=b HTTP/1.1\r\nhost: x\r\n\r\n", 200)
         self.assertIn(b"Content-Type: text/html", head)
+        self.assertIn(b"Content-Security-Policy: default-src 'none'; ", head)
         self.assertIn(b"</html>", body)
         links = set(re.findall(rb"https?://[^\"' ]+", body))
         self.assertEqual(links, {b"http://www.w3.org/2000/svg"})
         self.assert_code(b"GET /healthz HTTP/1.0\r\n\r\n", 200)
         head, _ = self.assert_code(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200)
         self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
+
+    def test_other_ways_to_ask(self):
+        """In absolute form, as proxies do, and with lines that end with LF alone."""
+        host = b"Host: x\r\n\r\n"
+        for request, code in (
+            (b"GET http://x:1/healthz HTTP/1.1\r\n" + host, 200),
+            (b"GET HTTP://x HTTP/1.1\r\n" + host, 200),
+            (b"GET http://x?a=/none HTTP/1.1\r\n" + host, 200),
+            (b"GET http://x/none HTTP/1.1\r\n" + host, 404),
+            (b"GET ftp://x/ HTTP/1.1\r\n" + host, 400),
+            (b"GET /healthz HTTP/1.1\nHost: x\n\n", 200),
+            (b"GET /healthz HTTP/1.1\r\nHost: x\n\r\n", 200),
+            (b"GET /healthz HTTP/1.1\nHost: x\r\n\n", 200),
+            (b"GET /healthz HTTP/1.1\nHost: x\rA: b\n\n", 400),
+        ):
+            with self.subTest(request):
+                self.assert_code(request, code)
 
     def test_what_it_refuses(self):
         host = b"Host: x\r\n\r\n"

@@ -201,6 +201,12 @@ class TransferFixture : public ServiceTest {
   std::mt19937_64 random_{1};
 };
 
+inline std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.emplace_back(device);
+  return devices;
+}
+
 class TwoDevicesTest : public ServiceTest {
  protected:
   TwoDevicesTest() : TwoDevicesTest(TwoDevices()) {}

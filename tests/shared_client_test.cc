@@ -295,6 +295,31 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   EXPECT_TRUE(Get("new") == data);
 }
 
+// Nor that of the part which is fetched ahead when the caller wants no more of the array.
+TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
+  const std::string old = Pattern(2 * kSlot), data(kSlot, 'd');
+  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
+  ASSERT_TRUE(Put("old", old).ok());
+  const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
+    if (bytes.empty()) {
+      device_->Close(FakeDevice::Step::kCopyToHost);  // the first part is here
+      return absl::OkStatus();
+    }
+    device_->WaitForBlocked(1);
+    return absl::AbortedError("enough");
+  };
+  EXPECT_TRUE(absl::IsAborted(hasty.Download("old", sink).status()));
+  const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
+    std::memcpy(to.data(), data.data() + offset, to.size());
+    device_->Open();
+    absl::SleepFor(absl::Milliseconds(200));
+    return absl::OkStatus();
+  };
+  const auto buffer = hasty.Upload("new", DType::kI32, {kSlot / 4}, source);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_TRUE(Get("new") == data);
+}
+
 TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
   // An upload whose source waits until it may go on, when it has filled a slot.

@@ -195,6 +195,8 @@ def test_refusals(server, client):
     )
     outcome = client.attempt("TopK", x=rows, k=4096)
     assert outcome.reason == "RESULT_TOO_LARGE", outcome
+    assert outcome.metadata["size"] == str(100 * 4096 * (4 + 8)), outcome
+    assert "together" in outcome.text, outcome
 
 
 def program(client, *steps):
@@ -249,6 +251,21 @@ def test_programs_use_values_and_indices(server, client):
     assert eventually(
         lambda: all(d.scratch_used_bytes == 0 for d in client.info().devices), 5
     )
+
+
+def test_a_step_names_both_of_its_arrays_or_none(server, client):
+    """An earlier step has the name of the indices by the time at which they are to have it."""
+    x = o.inline(np.arange(8, dtype=np.float32))
+    client.put("values", np.full(3, 7, np.float32))
+    add = o.compute.AddRequest(a=x, b=x, result=o.into("indices", replace=True))
+    outcomes = program(
+        client,
+        o.compute.Step(add=add),
+        top_k(x, 2, values=o.into("values", replace=True), indices=o.into("indices")),
+    )
+    assert outcomes[0].ok and outcomes[1].reason == "BUFFER_EXISTS", outcomes
+    assert client.download("values") == np.full(3, 7, np.float32).tobytes()
+    assert client.download("indices") == (2 * np.arange(8, dtype=np.float32)).tobytes()
 
 
 def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):

@@ -1,21 +1,45 @@
 // Uploads and downloads while they are under way: what is read, copied, held and counted when.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "grpc/grpc.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "kernels/base/crc32c.h"
 #include "server/clock.h"
 #include "server/slots.h"
 #include "tests/service_fixture.h"
+
+namespace {
+
+std::mutex cancel_mutex;
+std::function<void()> before_cancel;  // what is done before the next call is broken off
+
+}  // namespace
+
+// In front of the library's own.
+extern "C" grpc_call_error grpc_call_cancel(grpc_call* call, void* reserved) {
+  static auto* const behind =
+      reinterpret_cast<decltype(&grpc_call_cancel)>(dlsym(RTLD_NEXT, "grpc_call_cancel"));
+  std::function<void()> before;
+  {
+    const std::lock_guard lock(cancel_mutex);
+    before.swap(before_cancel);
+  }
+  if (before) before();
+  return behind(call, reserved);
+}
 
 namespace tessera {
 namespace {
@@ -26,12 +50,6 @@ using Kind = DeviceError::Kind;
 
 // What a download may hold, and gRPC has not sent.
 constexpr int kSlotsADownload = 3;
-
-std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.emplace_back(device);
-  return devices;
-}
 
 class TransferTest : public TransferFixture {
  protected:
@@ -189,6 +207,55 @@ TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
   ASSERT_TRUE(Upload({At("x", 0, Random(10'000))}).ok());
   v1::SealBufferResponse sealed;
   EXPECT_TRUE(Seal("x", &sealed).ok()) << "a write seems to be in flight";
+}
+
+Options WithRanges(std::size_t ranges) {
+  Options options = TestOptions();
+  options.max_ranges = ranges;
+  return options;
+}
+
+class FewRanges : public TransferTest {
+ protected:
+  FewRanges() : TransferTest(WithRanges(2)) {}
+};
+
+TEST_F(FewRanges, AFailedWriteTakesWhatWasThereAndNothingElse) {
+  std::string bytes = Random(4000);
+  Reserve("x", bytes.size());
+  ASSERT_TRUE(Upload({At("x", 0, bytes.substr(0, 3000))}).ok());
+  const std::string again = bytes.substr(1000, 1000);
+  device_.Fail(Step::kCopyToDevice, Kind::kFailed);
+  ExpectError(Upload({At("x", 1000, again)}), StatusCode::INTERNAL, "CUDA_ERROR");
+  v1::GetBufferResponse got;
+  ASSERT_TRUE(Get("x", &got).ok());
+  ASSERT_EQ(got.missing_size(), 2);
+  EXPECT_EQ(got.missing(0).begin(), 1000u);
+  EXPECT_EQ(got.missing(0).end(), 2000u);
+  EXPECT_EQ(got.missing(1).begin(), 3000u);
+
+  v1::UploadRequest damaged = At("x", 1000, again);
+  damaged.set_crc32c(1);
+  for (int i = 0; i < 3; ++i) {
+    ExpectError(Upload({damaged}), StatusCode::DATA_LOSS, "BAD_CHECKSUM");
+    device_.Fail(Step::kCopyToDevice, Kind::kFailed);
+    ExpectError(Upload({At("x", 1000, again)}), StatusCode::INTERNAL, "CUDA_ERROR");
+  }
+  ASSERT_TRUE(Upload({At("x", 1000, again)}).ok()) << "it counts among the ranges";
+  ASSERT_TRUE(Upload({At("x", 3000, bytes.substr(3000))}).ok());
+  v1::SealBufferResponse sealed;
+  ASSERT_TRUE(Seal("x", &sealed).ok());
+  std::string fetched;
+  ASSERT_TRUE(server_.Fetch("x", &fetched).ok());
+  EXPECT_TRUE(fetched == bytes);
+}
+
+TEST_F(TransferTest, AnOffsetBeyondTheEndIsRefusedWithoutDataAsWell) {
+  Reserve("x", 100);
+  EXPECT_TRUE(Upload({At("x", 100, "")}).ok());
+  for (const std::uint64_t offset : {std::uint64_t{101}, ~std::uint64_t{0}})
+    ExpectError(Upload({At("x", offset, "")}), StatusCode::INVALID_ARGUMENT, "BAD_RANGE",
+                {{"offset", absl::StrCat(offset)}, {"limit", "100"}});
 }
 
 TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
@@ -652,6 +719,39 @@ TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
         grpc::SerializationTraits<v1::DownloadResponse>::Deserialize(&bytes, &response).ok());
     EXPECT_TRUE(response.data() == std::string(kSlot, '\0'));
   }
+}
+
+Options WithDownloadTimeout(absl::Duration timeout) {
+  Options options = TestOptions();
+  options.download_timeout = timeout;
+  return options;
+}
+
+class UnreadDownload : public TransferTest {
+ protected:
+  UnreadDownload() : TransferTest(WithDownloadTimeout(absl::Milliseconds(300))) {}
+};
+
+// Its reader leaves when the server has seen that it is idle, and is about to break it off.
+TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
+  Put("x", Random(8 * kSlot));
+  v1::DownloadRequest request;
+  request.set_name("x");
+  std::atomic<bool> done{false};
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>> reader;
+  {
+    const std::lock_guard lock(cancel_mutex);
+    before_cancel = [&] {
+      context.TryCancel();
+      EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+      EXPECT_TRUE(Eventually([&] { return Used("downloads") == 0; }));
+      absl::SleepFor(kAMoment);  // the call is gone by then
+      done = true;
+    };
+    reader = server_.buffers().Download(&context, request);
+  }
+  EXPECT_TRUE(Eventually([&] { return done.load(); }));
 }
 
 TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {

@@ -296,8 +296,7 @@ void CudaDevice::Trim() {
 bool CudaDevice::OpenTo(const CudaDevice& peer) {
   if (peer.ordinal() == ordinal_) return true;
   const std::lock_guard lock(peers_mutex_);
-  const auto [entry, is_new] = peers_.try_emplace(peer.ordinal(), false);
-  if (!is_new) return entry->second;
+  if (const auto known = peers_.find(peer.ordinal()); known != peers_.end()) return known->second;
   int possible = 0;
   CUDA_CHECK(cudaDeviceCanAccessPeer(&possible, peer.ordinal(), ordinal_));
   if (possible != 0) {
@@ -308,9 +307,9 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
     access.location.id = peer.ordinal();
     access.flags = cudaMemAccessFlagsProtReadWrite;
     CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
-    entry->second = true;
   }
-  return entry->second;
+  // A failure is not kept: it may have been for want of memory.
+  return peers_[peer.ordinal()] = possible != 0;
 }
 
 void* CudaDevice::Allocate(std::size_t bytes) {

@@ -65,23 +65,26 @@ class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Null: it cannot be loaded.
+  // Null: it cannot be loaded, or not now, for want of memory.
   cudaKernel_t Load() {
-    std::call_once(loaded_, [&] {
-      cudaLibrary_t library = nullptr;
-      if (cudaLibraryLoadData(&library, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0) !=
-              cudaSuccess ||
-          cudaLibraryGetKernel(&kernel_, library, kKernelName) != cudaSuccess) {
-        kernel_ = nullptr;
-        (void)cudaGetLastError();
-      }
-    });
+    const std::lock_guard lock(mutex_);
+    if (kernel_ != nullptr || broken_) return kernel_;
+    cudaLibrary_t library = nullptr;
+    cudaError_t error =
+        cudaLibraryLoadData(&library, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+    if (error == cudaSuccess) error = cudaLibraryGetKernel(&kernel_, library, kKernelName);
+    if (error != cudaSuccess) {
+      kernel_ = nullptr;
+      broken_ = error != cudaErrorMemoryAllocation;
+      (void)cudaGetLastError();
+    }
     return kernel_;
   }
 
  private:
   const std::string code_;
-  std::once_flag loaded_;
+  std::mutex mutex_;
+  bool broken_ = false;
   cudaKernel_t kernel_ = nullptr;
 };
 
