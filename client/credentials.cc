@@ -6,15 +6,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "client/address.h"
 #include "kernels/base/error.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +34,7 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
     return Bad(absl::StrCat("cannot read ", file, ", or it is empty"), file);
   }
   if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
+  text.erase(0, text.size() - BehindByteOrderMark(text).size());
   return absl::OkStatus();
 }
 
@@ -44,27 +43,11 @@ constexpr std::chrono::seconds kTokenAge{1};
 
 // The metadata of a token; file: where it comes from.
 absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
-  token = absl::StripAsciiWhitespace(token);
+  token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
   if (token.empty() || token.size() > kLongestToken ||
       !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
     return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
   return absl::StrCat("Bearer ", token);
-}
-
-// Whether what is sent to an address stays on this host. 0.0.0.0 and [::] lead here as well.
-bool StaysHere(absl::string_view address) {
-  if (absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:"))
-    return true;
-  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"})
-    if (absl::ConsumePrefix(&address, scheme)) break;
-  while (absl::ConsumePrefix(&address, "/")) {
-  }
-  const absl::string_view host = address.substr(0, address.rfind(':'));
-  if (host == "localhost" || host == "0.0.0.0" || host == "[::1]" || host == "[::]") return true;
-  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
-  return parts.size() == 4 && parts[0] == "127" &&
-         std::all_of(host.begin(), host.end(),
-                     [](unsigned char c) { return c == '.' || absl::ascii_isdigit(c); });
 }
 
 }  // namespace
@@ -74,14 +57,11 @@ Authorization::Authorization(const ClientOptions& options) : file_(options.token
   if (!file_.empty()) status_ = ReadFile(file_, token);
   has_token_ = !token.empty() || !file_.empty();
   if (!has_token_ || !status_.ok()) return;
-  if (options.tls_ca.empty()) {
-    for (const absl::string_view address : absl::StrSplit(options.server, ',')) {
-      if (StaysHere(address)) continue;
-      status_ = Bad(absl::StrCat("a token would be sent in clear to ", address,
-                                 ": no CA of the server's certificate is given"),
-                    file_);
-      return;
-    }
+  if (options.tls_ca.empty() && !StaysHere(options.server)) {
+    status_ = Bad(absl::StrCat("a token would be sent in clear to ", options.server,
+                               ": no CA of the server's certificate is given"),
+                  file_);
+    return;
   }
   absl::StatusOr<std::string> value = Bearer(token, file_);
   status_ = value.status();

@@ -9,10 +9,15 @@
 
 namespace tessera {
 
+std::string_view BehindByteOrderMark(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  return text.substr(text.substr(0, kMark.size()) == kMark ? kMark.size() : 0);
+}
+
 std::vector<WordLine> WordLines(std::string_view text) {
   std::vector<WordLine> lines;
   std::size_t number = 0;
-  for (absl::string_view line : absl::StrSplit(Absl(text), '\n')) {
+  for (absl::string_view line : absl::StrSplit(Absl(BehindByteOrderMark(text)), '\n')) {
     ++number;
     line = line.substr(0, line.find('#'));
     std::vector<absl::string_view> words =

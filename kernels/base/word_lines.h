@@ -14,7 +14,10 @@ struct WordLine {
   std::vector<absl::string_view> words;
 };
 
-// The lines that have words, which lie in the text.
+// The text behind a byte order mark of UTF-8, with which editors of Windows begin files.
+std::string_view BehindByteOrderMark(std::string_view text);
+
+// The lines that have words, which lie in the text. A byte order mark is passed over.
 std::vector<WordLine> WordLines(std::string_view text);
 
 // What such a file may call something: 1 to 64 characters of [a-zA-Z0-9._-].
