@@ -642,7 +642,8 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
   const Sink guarded = [&](const v1::Buffer& buffer, std::string_view bytes) {
     return Guarded([&] { return sink(buffer, bytes); });
   };
-  if (auto done = impl().shared().TryDownload(name, guarded, options)) return *std::move(done);
+  if (auto done = impl().shared().TryDownload(name, guarded, options, nullptr))
+    return *std::move(done);
   return impl().DownloadStream(name, guarded, options, std::nullopt, nullptr);
 }
 
@@ -702,10 +703,11 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
           next += data.size();
           return place(from, next - data.size(), data);
         };
-        const absl::Status status =
-            impl()
-                .DownloadStream(name, range, part, Impl::Place{route.server, i}, &checksums[i])
-                .status();
+        auto done = impl().shared().TryDownload(name, range, part, &checksums[i]);
+        if (!done)
+          done =
+              impl().DownloadStream(name, range, part, Impl::Place{route.server, i}, &checksums[i]);
+        const absl::Status& status = done->status();
         if (status.ok()) return;
         const std::lock_guard lock(mutex);
         if (!end.request_stop()) return;
@@ -756,6 +758,18 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
                                 options);
   if (buffer.ok() && filled != out.size()) return mismatch(*buffer);
   return buffer;
+}
+
+absl::StatusOr<v1::Buffer> Client::Download(const ResidentBuffer& buffer, const Sink& sink,
+                                            DownloadOptions options) {
+  options.version = buffer.version();
+  return Download(buffer.name(), sink, options);
+}
+
+absl::StatusOr<v1::Buffer> Client::Download(const ResidentBuffer& buffer, absl::Span<char> out,
+                                            DownloadOptions options) {
+  options.version = buffer.version();
+  return Download(buffer.name(), out, options);
 }
 
 // --- Buffers -------------------------------------------------------------------------------------

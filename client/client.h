@@ -329,6 +329,11 @@ class Client {
   // Into out, which has exactly the size of the bytes asked for.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
+  // Of a handle's version: VERSION_MISMATCH once it has been replaced.
+  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, const Sink& sink,
+                                      DownloadOptions options = {});
+  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
+                                      DownloadOptions options = {});
   // Memory for transfers without a copy in this process, of a server on this host. UNIMPLEMENTED: it
   // shares none; UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and the errors of RegisterRegionResponse.
   absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);

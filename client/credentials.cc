@@ -1,8 +1,13 @@
 #include "client/credentials.h"
 
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
 #include <algorithm>
 #include <fstream>
 #include <ios>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +41,40 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
   text.erase(0, text.size() - BehindByteOrderMark(text).size());
   return absl::OkStatus();
+}
+
+// Whether gRPC can use them; it says so in its log alone.
+absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
+  using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
+  using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
+  using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
+  const auto open = [](const std::string& text) {
+    return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), BIO_free);
+  };
+  const auto certificate = [&](const std::string& text) {
+    return Certificate(PEM_read_bio_X509(open(text).get(), nullptr, nullptr, nullptr), X509_free);
+  };
+  const auto no_password = [](char*, int, int, void*) { return -1; };
+  absl::Status status;
+  if (certificate(ssl.pem_root_certs) == nullptr)
+    status = Bad(absl::StrCat(options.tls_ca, " has no certificate in PEM"), options.tls_ca);
+  if (status.ok() && !ssl.pem_cert_chain.empty()) {
+    const Certificate own = certificate(ssl.pem_cert_chain);
+    const Key key(
+        PEM_read_bio_PrivateKey(open(ssl.pem_private_key).get(), nullptr, no_password, nullptr),
+        EVP_PKEY_free);
+    if (own == nullptr) {
+      status = Bad(absl::StrCat(options.tls_cert, " has no certificate in PEM"), options.tls_cert);
+    } else if (key == nullptr) {
+      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM that needs no password"),
+                   options.tls_key);
+    } else if (X509_check_private_key(own.get(), key.get()) != 1) {
+      status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
+                   options.tls_key);
+    }
+  }
+  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  return status;
 }
 
 constexpr std::size_t kLongestToken = 1024;
@@ -101,6 +140,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
                             std::pair(&options.tls_key, &ssl.pem_private_key)}) {
     if (absl::Status status = ReadFile(*file, *text); !status.ok()) return status;
   }
+  if (absl::Status status = CheckPem(options, ssl); !status.ok()) return status;
   return grpc::SslCredentials(ssl);
 }
 

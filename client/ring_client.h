@@ -27,6 +27,9 @@ class RingClient {
   static absl::StatusOr<RingClient> Read(const std::string& file,
                                          const ClientOptions& options = {});
 
+  RingClient(RingClient&&) noexcept = default;
+  RingClient& operator=(RingClient&&) noexcept = default;
+
   const Ring& ring() const { return ring_; }
   // The client of a buffer's home, or of a server of this ring by its name.
   Client& For(std::string_view buffer) const;

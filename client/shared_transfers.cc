@@ -231,7 +231,8 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
 // --- Downloads -----------------------------------------------------------------------------------
 
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
-    const std::string& name, const Sink& sink, const DownloadOptions& options) {
+    const std::string& name, const Sink& sink, const DownloadOptions& options,
+    std::uint32_t* checksum) {
   if (!connection_.options().shared_memory || !same_host_ ||
       (options.limit != 0 && options.limit < kLeast)) {
     return std::nullopt;
@@ -305,6 +306,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
                       {"expected", absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8))},
                       {"actual", absl::StrCat(absl::Hex(crc, absl::kZeroPad8))}});
   }
+  if (checksum != nullptr) *checksum = crc;
   return buffer;
 }
 

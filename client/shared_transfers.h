@@ -36,8 +36,10 @@ class SharedTransfers {
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
+  // checksum: unless null, of the bytes, if they are to be checked.
   std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name, const Sink& sink,
-                                                        const DownloadOptions& options);
+                                                        const DownloadOptions& options,
+                                                        std::uint32_t* checksum);
 
  private:
   // One or two parts of the memory, which a transfer has until it ends: nobody waits for one, since

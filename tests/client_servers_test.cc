@@ -225,6 +225,23 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
+  // Transfers of clients with all the patience there is, once they are cancelled.
+  options.stall_timeout = absl::InfiniteDuration();
+  for (const int streams : {1, 4}) {
+    Client patient(options);
+    std::stop_source source;
+    std::thread canceller([&] {
+      EXPECT_TRUE(Eventually([&] { return patient.traffic().sent_bytes > 0; }));
+      source.request_stop();
+    });
+    const absl::Status cancelled =
+        patient
+            .Upload("z", DType::kF32, {4 << 20}, FromMemory(Bytes(values)),
+                    {.streams = streams, .cancel = source.get_token()})
+            .status();
+    EXPECT_TRUE(absl::IsCancelled(cancelled)) << cancelled;
+    canceller.join();
+  }
   server.Signal(SIGCONT);
 }
 

@@ -1,4 +1,5 @@
 // The command line client, `tessera`: global options, one subcommand, and what its end looks like.
+#include <malloc.h>
 #include <openssl/crypto.h>
 
 #include <algorithm>
@@ -190,6 +191,9 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  // As in the server: glibc would map and unmap memory for every large message.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
   // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   // What gRPC would log of a connection, the error says.
