@@ -101,9 +101,9 @@ absl::string_view WrongWith(absl::string_view address) {
                       std::all_of(parts->port.begin(), parts->port.end(), absl::ascii_isdigit);
   if (!digits) return kForms;
   // gRPC would take it modulo 65536, and nobody can connect to 0.
-  if (!IsPort(parts->port)) return "a port is at most 65535";
+  if (!IsPort(parts->port)) return "it has a port above 65535";
   if (std::all_of(parts->port.begin(), parts->port.end(), [](char c) { return c == '0'; }))
-    return "a port is 1 to 65535";
+    return "it has port 0";
   // A zone follows a percent sign.
   if (parts->bracketed) return ParseV6(parts->host.substr(0, parts->host.find('%'))) ? "" : kForms;
   const bool name = std::all_of(parts->host.begin(), parts->host.end(), [](unsigned char c) {

@@ -106,6 +106,7 @@ absl::string_view Meaning(absl::string_view cause) {
       {"proxy", "the proxy does not connect"},
       {"connection refused", "the connection is refused"},
       {"no such file", "there is no such socket"},
+      {"settings frame", "what is there does not answer, or speaks no HTTP/2"},
       {"no route", "there is no route to it"},
       {"unreachable", "its network is not reached"},
       {"socket closed", "what answers closes the connection, as servers with TLS do"},

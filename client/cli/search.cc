@@ -405,7 +405,9 @@ class Searcher {
         exactly_.push_back(query);
       return;
     }
-    const auto clear = [&](const Neighbour& n) { return n.value >= kClose * rounding; };
+    const auto clear = [&](const Neighbour& n) {
+      return std::isfinite(n.value) && n.value >= kClose * rounding;
+    };
     const auto close = std::find_if(found.begin(), found.end(), clear) - found.begin();
     const bool all = close == static_cast<std::ptrdiff_t>(found.size());
     if (close > kFewAgain || (all && static_cast<std::int64_t>(found.size()) < vectors_.shape[0])) {
