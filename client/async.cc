@@ -73,7 +73,7 @@ AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,
                      if (absl::Status status = CheckAnswer(steps, response); !status.ok()) {
                        response = std::move(status);
                      }
-                     done(std::move(response));
+                     if (done) done(std::move(response));
                    }));
 }
 

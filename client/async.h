@@ -8,7 +8,8 @@
 // Deadlines, repetitions and errors are those of the blocking calls. Callbacks run on a thread of
 // the client's own, one at a time and without a lock held, so they may begin other calls, and
 // should not block: until one returns, no other call of this form ends. Each runs exactly once,
-// with CANCELLED if AsyncCall::Cancel or the end of the client comes first.
+// with CANCELLED if AsyncCall::Cancel or the end of the client comes first. One that throws has the
+// exception dropped, for nobody is there to take it; a null one is nobody who waits.
 //
 // Thread safe. Not to be used after the client's end, which waits for all callbacks and so must not
 // happen in one.
@@ -28,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/client.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 
@@ -50,17 +52,26 @@ class AsyncCall {
 template <class Response>
 using Callback = std::function<void(absl::StatusOr<Response>)>;
 
-// An answer that is yet to come. To let it go has no effect on the call.
+// An answer that is yet to come. Move-only. To let it go has no effect on the call.
 template <class Response>
 class Future {
  public:
   Future(std::future<absl::StatusOr<Response>> answer, AsyncCall call)
       : answer_(std::move(answer)), call_(std::move(call)) {}
 
-  // Waits for the answer; once only. Not in a callback.
-  absl::StatusOr<Response> Get() { return answer_.get(); }
+  // Waits for the answer. Not in a callback. FAILED_PRECONDITION / ANSWER_TAKEN: another Get, or a
+  // move, has taken it.
+  absl::StatusOr<Response> Get() {
+    if (!answer_.valid()) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "ANSWER_TAKEN",
+                       "the future's answer has been taken already");
+    }
+    return answer_.get();
+  }
+  // Whether Get need not wait.
   bool IsReady() const {
-    return answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    return !answer_.valid() ||
+           answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
   void Cancel() const { call_.Cancel(); }
 

@@ -1,6 +1,7 @@
 #include "client/client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -9,6 +10,7 @@
 #include "client/async.h"
 #include "client/connection.h"
 #include "client/event_loop.h"
+#include "client/guarded.h"
 #include "client/npy.h"
 #include "client/requests.h"
 #include "client/resident_buffer.h"
@@ -39,11 +41,34 @@ absl::Status BadChecksum(const std::string& name, std::string_view field, std::u
        {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
+// The array needs so many bytes, and its source has others. exact: whether more are wrong, too.
+absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
+  if (exact ? given == needed : given >= needed) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                   absl::StrCat("the array needs ", needed, " bytes, and ", given, " are given"),
+                   {{"needed", absl::StrCat(needed)}, {"given", absl::StrCat(given)}});
+}
+
+// Of shared memory, which has whole pages.
+absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::uint64_t size) {
+  const std::size_t bytes = memory.bytes().size();
+  return CheckSize(size, bytes - std::min(offset, bytes), /*exact=*/false);
+}
+
+// As many connections as are of any use.
+int StreamsOf(int wanted) { return std::clamp(wanted, 1, 64); }
+
 }  // namespace
 
 class Client::Impl : public Connection {
  public:
   using Connection::Connection;
+
+  // A connection to one server.
+  struct Place {
+    std::size_t server;
+    std::size_t channel;
+  };
 
   SharedTransfers& shared() { return shared_; }
 
@@ -53,6 +78,11 @@ class Client::Impl : public Connection {
   // A draft made beforehand, several streams of ranges, sealed in the end.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
+  // One stream, in order, through any connection or this one. checksum: of its bytes, if they are
+  // to be checked.
+  absl::StatusOr<v1::Buffer> DownloadStream(const std::string& name, const Sink& sink,
+                                            const DownloadOptions& download,
+                                            std::optional<Place> place, std::uint32_t* checksum);
   // What the server has under this name and version; 0: any.
   absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
                                             const CallOptions& call,
@@ -69,30 +99,33 @@ class Client::Impl : public Connection {
   struct Transfer {
     Transfer(const std::string& buffer, std::uint64_t bytes, const Source& from,
              const UploadOptions& how)
-        : name(buffer),
-          size(bytes),
-          source(from),
-          options(how),
-          checksums(std::max<std::uint64_t>(1, (bytes + how.chunk_bytes - 1) / how.chunk_bytes)) {}
+        : name(buffer), size(bytes), source(from), options(how) {}
 
     const std::string& name;
     const std::uint64_t size;
     const Source& source;
     const UploadOptions& options;
     const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
-    std::size_t server = 0;                // that has the draft
-    std::uint64_t version = 0;             // of the draft; 0: the stream creates the buffer
-    std::vector<std::uint32_t> checksums;  // of chunk i, written by the one stream that sends it
+    std::size_t server = 0;     // that has the draft
+    std::uint64_t version = 0;  // of the draft; 0: the stream creates the buffer
+    // Of chunk i, written by the one stream that sends it. Of several streams as many as there are
+    // chunks; of one as many as it has sent.
+    std::vector<std::uint32_t> checksums = {};
     std::mutex mutex = {};
     std::uint64_t sent = 0;              // guarded by mutex
     std::atomic<bool> abandoned{false};  // another stream failed for good
     std::atomic<bool> resumed{false};    // some stream began again
 
-    // Negative: bytes that got lost with their connection.
-    void Report(std::int64_t bytes) {
+    std::uint64_t chunks() const {
+      return std::max<std::uint64_t>(
+          1, size / options.chunk_bytes + (size % options.chunk_bytes != 0 ? 1 : 0));
+    }
+    // Negative: bytes that got lost with their connection. An error: of the caller's function.
+    absl::Status Report(std::int64_t bytes) {
       const std::lock_guard lock(mutex);
       sent += static_cast<std::uint64_t>(bytes);
-      if (options.progress) options.progress(sent);
+      if (!options.progress) return absl::OkStatus();
+      return Guarded([&] { options.progress(sent); });
     }
     // Of the whole array, once every chunk has been sent.
     std::uint32_t Checksum() const {
@@ -133,7 +166,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
   AddRoute(context, request.name());
   context.set_deadline(transfer.deadline);
   v1::UploadResponse response;
-  StallGuard guard(&context, options().stall_timeout);
+  StallGuard guard(&context, options().stall_timeout, transfer.options.cancel);
   const auto writer = (*channel)->buffers->Upload(&context, &response);
 
   absl::Status source_error;
@@ -150,7 +183,9 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
     if (transfer.options.checksums) {
       const std::uint32_t crc = Crc32c(data->data(), chunk);
       request.set_crc32c(crc);
-      transfer.checksums[range.begin / transfer.options.chunk_bytes] = crc;
+      const std::size_t number = range.begin / transfer.options.chunk_bytes;
+      if (creates && number >= transfer.checksums.size()) transfer.checksums.resize(number + 1);
+      transfer.checksums[number] = crc;
       if (creates && range.begin + chunk == range.end) {
         request.set_buffer_crc32c(transfer.Checksum());
       }
@@ -159,7 +194,11 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
     if (!writer->Write(request)) break;  // Finish tells why
     guard.Progress();
     range.begin += chunk;
-    transfer.Report(static_cast<std::int64_t>(chunk));
+    source_error = transfer.Report(static_cast<std::int64_t>(chunk));
+    if (!source_error.ok()) {
+      context.TryCancel();
+      break;
+    }
     // What only the first message needs.
     request.clear_spec();
     request.clear_offset();
@@ -170,7 +209,9 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
   if (range.begin == range.end) writer->WritesDone();
   absl::Status status = guard.Explain(FromGrpc(writer->Finish()));
   if (!source_error.ok()) return source_error;
-  if (!status.ok()) return status;
+  if (!status.ok())
+    return WithDeadline(std::move(status),
+                        transfer.options.timeout.value_or(absl::InfiniteDuration()));
   Received((*channel)->server, response);
   const std::uint64_t version = response.buffer().version();
   if (!creates && version != transfer.version) {
@@ -186,7 +227,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
   // Not idempotent: after a broken connection nobody knows whether the buffer is there. Of a server
   // that refused it, or had another checksum, one knows.
   Attempts attempts(*this, {.timeout = upload.timeout.value_or(absl::InfiniteDuration()),
-                            .patience = options().stall_timeout});
+                            .patience = options().stall_timeout,
+                            .cancel = upload.cancel});
   for (;;) {
     Range range{0, size};
     v1::UploadRequest first;
@@ -199,7 +241,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
     if (response.ok()) return std::move(*response->mutable_buffer());
     absl::Status status = response.status();
     if (!attempts.Wait(status)) return status;
-    transfer.Report(-static_cast<std::int64_t>(range.begin));
+    status = transfer.Report(-static_cast<std::int64_t>(range.begin));
+    if (!status.ok()) return status;
   }
 }
 
@@ -233,16 +276,19 @@ absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, 
     first.set_version(transfer.version);
     first.set_offset(range.begin);
     absl::Status status =
-        SendRange(transfer, Connect(transfer.server, i, transfer.deadline), std::move(first), range)
+        SendRange(transfer, Connect(transfer.server, i, transfer.deadline, transfer.options.cancel),
+                  std::move(first), range)
             .status();
-    if (status.ok() || transfer.abandoned) return status;
+    if (status.ok() || transfer.abandoned || absl::IsCancelled(status)) return status;
     // gRPC takes the first bytes of a stream that the server refuses, too.
     if (range.begin > stored && !absl::IsResourceExhausted(status)) retry.Moved();
-    if (!retry.Wait(status)) return status;
+    if (!retry.Wait(status, transfer.options.cancel)) return status;
     transfer.resumed = true;
     const absl::StatusOr<std::uint64_t> missing = FirstMissing(transfer, whole);
     if (!missing.ok()) return missing.status();
-    transfer.Report(static_cast<std::int64_t>(*missing) - static_cast<std::int64_t>(range.begin));
+    status = transfer.Report(static_cast<std::int64_t>(*missing) -
+                             static_cast<std::int64_t>(range.begin));
+    if (!status.ok()) return status;
     if (*missing > stored) retry.Progress();
     stored = range.begin = *missing;
     if (range.begin == range.end) return absl::OkStatus();
@@ -254,12 +300,12 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   request.set_name(transfer.name);
   request.set_version(transfer.version);
   if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
-  auto response = Call(request, std::nullopt, transfer.server);
+  auto response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
     // A broken stream's last message arrived after the server had been asked what it lacks, and
     // then a second time. Both had their own checksums.
     request.clear_crc32c();
-    response = Call(request, std::nullopt, transfer.server);
+    response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   }
   absl::Status status = response.status();
   if (status.ok()) {
@@ -285,15 +331,16 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& upload) {
   Route route;
-  const auto created = Call(create, std::nullopt, std::nullopt, &route);
+  const auto created = Call(create, {.cancel = upload.cancel}, std::nullopt, &route);
   if (!created.ok()) return created.status();
 
   Transfer transfer(create.name(), size, source, upload);
   transfer.server = route.server;
   transfer.version = created->buffer().version();
-  const std::uint64_t chunks = transfer.checksums.size();
+  const std::uint64_t chunks = transfer.chunks();
+  transfer.checksums.resize(chunks);
   const std::uint64_t streams =
-      std::clamp<std::uint64_t>(static_cast<std::uint64_t>(upload.streams), 1, chunks);
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(StreamsOf(upload.streams)), chunks);
   const auto bound = [&](std::uint64_t i) {
     return std::min(size, chunks * i / streams * upload.chunk_bytes);
   };
@@ -330,7 +377,7 @@ absl::StatusOr<v1::GetBufferResponse> Client::Impl::Get(const std::string& name,
   v1::GetBufferRequest request;
   request.set_name(name);
   request.set_version(version);
-  return Call(request, call.timeout, server);
+  return Call(request, call, server);
 }
 
 absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version,
@@ -347,7 +394,7 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
     }
   }
   Route route;
-  absl::Status status = Call(request, call.timeout, server, &route).status();
+  absl::Status status = Call(request, call, server, &route).status();
   // It was there, and an attempt whose answer was lost has deleted it.
   if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND") {
     return absl::OkStatus();
@@ -355,12 +402,29 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
   return status;
 }
 
+absl::Status Source::Check(std::uint64_t array_bytes) const {
+  if (!function_) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+                     "the upload's source is null");
+  }
+  return CheckSize(array_bytes, bytes_.value_or(array_bytes), /*exact=*/true);
+}
+
+absl::Status Source::operator()(std::uint64_t offset, absl::Span<char> out) const {
+  return Guarded([&] { return function_(offset, out); });
+}
+
 Source FromMemory(std::string_view bytes) {
-  return [bytes](std::uint64_t offset, absl::Span<char> out) {
-    if (out.empty()) return absl::OkStatus();
-    std::memcpy(out.data(), bytes.data() + offset, out.size());
-    return absl::OkStatus();
-  };
+  return {[bytes](std::uint64_t offset, absl::Span<char> out) {
+            if (offset > bytes.size() || out.size() > bytes.size() - offset) {
+              return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                               absl::StrCat("bytes ", offset, " to ", offset + out.size(),
+                                            " of an array of ", bytes.size()));
+            }
+            if (!out.empty()) std::memcpy(out.data(), bytes.data() + offset, out.size());
+            return absl::OkStatus();
+          },
+          bytes.size()};
 }
 
 namespace {
@@ -384,6 +448,7 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
                                           const Source& source, const UploadOptions& options) {
   const absl::StatusOr<std::uint64_t> size = ArrayBytes(dtype, shape);
   if (!size.ok()) return size.status();
+  if (absl::Status status = source.Check(*size); !status.ok()) return status;
   if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_OPTION",
@@ -392,16 +457,16 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   v1::CreateBufferRequest create;
   create.set_name(name);
   *create.mutable_spec() = Spec(dtype, shape, options);
-  if (auto done = impl_->shared().TryUpload(create, *size, source, options))
+  if (auto done = impl().shared().TryUpload(create, *size, source, options))
     return *std::move(done);
   if (options.streams > 1 && *size > options.chunk_bytes) {
-    return impl_->UploadRanges(create, *size, source, options);
+    return impl().UploadRanges(create, *size, source, options);
   }
-  return impl_->UploadWhole(create, *size, source, options);
+  return impl().UploadWhole(create, *size, source, options);
 }
 
 absl::StatusOr<SharedMemory> Client::MakeSharedMemory(std::size_t bytes) {
-  return impl_->shared().MakeMemory(bytes);
+  return impl().shared().MakeMemory(bytes);
 }
 
 absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType dtype,
@@ -410,13 +475,14 @@ absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType d
                                                 const UploadOptions& options) {
   const absl::StatusOr<std::uint64_t> size = ArrayBytes(dtype, shape);
   if (!size.ok()) return size.status();
+  if (absl::Status status = CheckShared(memory, offset, *size); !status.ok()) return status;
   v1::UploadSharedRequest request;
   request.set_name(name);
   *request.mutable_spec() = Spec(dtype, shape, options);
   request.mutable_source()->set_region(memory.region());
   request.mutable_source()->set_offset(offset);
   request.mutable_source()->set_size(*size);
-  return impl_->shared().Upload(request);
+  return impl().shared().Upload(request, options.cancel);
 }
 
 // --- Downloads -----------------------------------------------------------------------------------
@@ -424,6 +490,7 @@ absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType d
 absl::StatusOr<v1::DownloadSharedResponse> Client::DownloadShared(
     const std::string& name, const SharedMemory& memory, std::size_t offset, std::size_t size,
     std::uint64_t begin, std::uint64_t version) {
+  if (absl::Status status = CheckShared(memory, offset, size); !status.ok()) return status;
   v1::DownloadSharedRequest request;
   request.set_name(name);
   request.set_version(version);
@@ -431,10 +498,19 @@ absl::StatusOr<v1::DownloadSharedResponse> Client::DownloadShared(
   request.mutable_target()->set_region(memory.region());
   request.mutable_target()->set_offset(offset);
   request.mutable_target()->set_size(size);
-  return impl_->shared().Download(request);
+  return impl().shared().Download(request, {});
 }
 
 namespace {
+
+absl::Status BufferChanged(const std::string& name, std::string_view how) {
+  return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
+                   absl::StrCat("'", name, "'", Absl(how)));
+}
+
+absl::Status NoSink() {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", "the download's sink is null");
+}
 
 // What a download has brought so far, over however many streams.
 class Received {
@@ -483,9 +559,9 @@ class Received {
   }
 
   absl::Status Changed() const {
-    return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
-                     absl::StrCat("'", name_, "' was replaced while its download was interrupted"));
+    return BufferChanged(name_, " was replaced while its download was interrupted");
   }
+  std::uint32_t checksum() const { return checksum_; }
 
  private:
   std::uint64_t Wanted() const {
@@ -503,33 +579,39 @@ class Received {
 
 }  // namespace
 
-absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
-                                            const DownloadOptions& options) {
-  if (auto done = impl_->shared().TryDownload(name, sink, options)) return *std::move(done);
+absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name, const Sink& sink,
+                                                        const DownloadOptions& download,
+                                                        std::optional<Place> place,
+                                                        std::uint32_t* checksum) {
   v1::DownloadRequest request;
   request.set_name(name);
-  request.set_offset(options.offset);
-  request.set_limit(options.limit);
-  request.set_checksums(options.checksums);
-  Received received(name, sink, options);
-  Attempts attempts(*impl_, {.timeout = options.timeout.value_or(absl::InfiniteDuration()),
-                             .patience = impl_->options().stall_timeout,
-                             .idempotent = true});
+  request.set_version(download.version);
+  request.set_offset(download.offset);
+  request.set_limit(download.limit);
+  request.set_checksums(download.checksums);
+  tessera::Received received(name, sink, download);
+  Attempts attempts(*this, {.timeout = download.timeout.value_or(absl::InfiniteDuration()),
+                            .patience = options().stall_timeout,
+                            .idempotent = true,
+                            .only = place ? std::optional(place->server) : std::nullopt,
+                            .cancel = download.cancel});
   for (;;) {
-    const absl::StatusOr<Lease> channel = impl_->Connect(attempts);
+    const absl::StatusOr<Lease> channel =
+        place ? Connect(place->server, place->channel, attempts.deadline(), download.cancel)
+              : Connect(attempts);
     if (!channel.ok()) return channel.status();
     attempts.Begin(**channel);
     grpc::ClientContext context;
-    impl_->Authorize(context);
-    impl_->AddRoute(context, name);
+    Authorize(context);
+    AddRoute(context, name);
     context.set_deadline(attempts.deadline());
-    impl_->CountSent(request.ByteSizeLong());
-    StallGuard guard(&context, impl_->options().stall_timeout);
+    CountSent(request.ByteSizeLong());
+    StallGuard guard(&context, options().stall_timeout, download.cancel);
     const auto reader = (*channel)->buffers->Download(&context, request);
     v1::DownloadResponse response;
     absl::Status refused;  // by the sink, or by a check
     while (refused.ok() && reader->Read(&response)) {
-      impl_->CountReceived(response.ByteSizeLong());
+      CountReceived(response.ByteSizeLong());
       const std::uint64_t before = received.bytes();
       refused = received.Take(response);
       if (received.bytes() > before) attempts.Progress();
@@ -541,60 +623,195 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     // The connection may also have broken after the last byte.
     if (status.ok() || (refused.ok() && received.IsAll())) {
       if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
+      if (checksum != nullptr) *checksum = received.checksum();
       return *std::move(received.buffer());
     }
     const std::optional<v1::Buffer>& buffer = received.buffer();
     if (buffer && ErrorReason(status) == "VERSION_MISMATCH") return received.Changed();
     if (buffer) attempts.Stay();
-    if (!attempts.Wait(status)) return impl_->ExplainMissing(status, attempts.route().server);
-    request.set_offset(options.offset + received.bytes());
-    request.set_limit(options.limit > 0 ? options.limit - received.bytes() : 0);
+    if (!attempts.Wait(status)) return ExplainMissing(status, attempts.route().server);
+    request.set_offset(download.offset + received.bytes());
+    request.set_limit(download.limit > 0 ? download.limit - received.bytes() : 0);
     if (buffer) request.set_version(buffer->version());
   }
 }
 
+absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
+                                            const DownloadOptions& options) {
+  if (!sink) return NoSink();
+  const Sink guarded = [&](const v1::Buffer& buffer, std::string_view bytes) {
+    return Guarded([&] { return sink(buffer, bytes); });
+  };
+  if (auto done = impl().shared().TryDownload(name, guarded, options, nullptr))
+    return *std::move(done);
+  return impl().DownloadStream(name, guarded, options, std::nullopt, nullptr);
+}
+
+absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const RangeSink& sink,
+                                                  const DownloadOptions& options) {
+  if (!sink) return NoSink();
+  const auto place = [&](const v1::Buffer& buffer, std::uint64_t offset, std::string_view bytes) {
+    return Guarded([&] { return sink(buffer, offset, bytes); });
+  };
+  v1::GetBufferRequest find;
+  find.set_name(name);
+  find.set_version(options.version);
+  Route route;
+  const auto found = impl().Call(find, {.cancel = options.cancel}, std::nullopt, &route);
+  if (!found.ok()) return impl().ExplainMissing(found.status(), route.server);
+  const v1::Buffer& buffer = found->buffer();
+  const std::uint64_t size = buffer.size_bytes();
+  const std::uint64_t begin = std::min(options.offset, size);
+  const std::uint64_t bytes =
+      options.limit > 0 ? std::min(options.limit, size - begin) : size - begin;
+  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // of a stream
+  const std::uint64_t streams = std::min<std::uint64_t>(
+      static_cast<std::uint64_t>(StreamsOf(options.streams)), bytes / kLeast);
+  if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY) {
+    std::uint64_t done = options.offset;
+    return Download(
+        name,
+        [&](const v1::Buffer& from, std::string_view part) {
+          done += part.size();
+          return sink(from, done - part.size(), part);
+        },
+        options);
+  }
+  if (absl::Status status = place(buffer, begin, {}); !status.ok()) return status;
+
+  // The end of all streams, by the caller's wish or after the failure of one.
+  std::stop_source end;
+  const std::stop_callback cancelled(options.cancel, [&] { end.request_stop(); });
+  const auto bound = [&](std::uint64_t i) {
+    return i == streams ? bytes : bytes / kLeast * i / streams * kLeast;
+  };
+  std::mutex mutex;
+  absl::Status failure;                           // guarded by mutex
+  std::vector<std::uint32_t> checksums(streams);  // of range i
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint64_t i = 0; i < streams; ++i) {
+      threads.emplace_back([&, i] {
+        DownloadOptions part = options;
+        part.offset = begin + bound(i);
+        part.limit = bound(i + 1) - bound(i);
+        part.version = buffer.version();
+        part.cancel = end.get_token();
+        std::uint64_t next = part.offset;
+        const Sink range = [&](const v1::Buffer& from, std::string_view data) {
+          if (data.empty()) return absl::OkStatus();
+          next += data.size();
+          return place(from, next - data.size(), data);
+        };
+        auto done = impl().shared().TryDownload(name, range, part, &checksums[i]);
+        if (!done)
+          done =
+              impl().DownloadStream(name, range, part, Impl::Place{route.server, i}, &checksums[i]);
+        const absl::Status& status = done->status();
+        if (status.ok()) return;
+        const std::lock_guard lock(mutex);
+        if (!end.request_stop()) return;
+        failure = status;
+      });
+    }
+  }
+  if (options.cancel.stop_requested()) return Cancelled();
+  if (!failure.ok()) {
+    const std::string reason = ErrorReason(failure);
+    if (options.version == 0 && (reason == "VERSION_MISMATCH" || reason == "BUFFER_NOT_FOUND"))
+      return BufferChanged(name, " was replaced during its download");
+    return failure;
+  }
+  std::uint32_t checksum = 0;
+  for (std::uint64_t i = 0; i < streams; ++i)
+    checksum = Crc32cCombine(checksum, checksums[i], bound(i + 1) - bound(i));
+  if (options.checksums && bytes == size && buffer.has_crc32c() && checksum != buffer.crc32c())
+    return BadChecksum(name, "buffer.crc32c", buffer.crc32c(), checksum);
+  return buffer;
+}
+
 absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<char> out,
                                             const DownloadOptions& options) {
-  std::size_t filled = 0;
+  std::atomic<std::size_t> filled = 0;
   const auto mismatch = [&](const v1::Buffer& buffer) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_RANGE",
         absl::StrCat("the range asked for of the ", buffer.size_bytes(), " bytes of '", name,
                      "' does not have the ", out.size(), " bytes of the destination"));
   };
-  absl::StatusOr<v1::Buffer> buffer = Download(
-      name,
-      [&](const v1::Buffer& from, std::string_view bytes) {
-        if (bytes.size() > out.size() - filled) return mismatch(from);
-        if (!bytes.empty()) std::memcpy(out.data() + filled, bytes.data(), bytes.size());
-        filled += bytes.size();
-        return absl::OkStatus();
-      },
-      options);
+  const auto fill = [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
+    offset -= options.offset;
+    if (offset > out.size() || bytes.size() > out.size() - offset) return mismatch(from);
+    if (!bytes.empty()) std::memcpy(out.data() + offset, bytes.data(), bytes.size());
+    filled += bytes.size();
+    return absl::OkStatus();
+  };
+  std::uint64_t next = options.offset;
+  absl::StatusOr<v1::Buffer> buffer =
+      options.streams > 1 ? DownloadRanges(name, fill, options)
+                          : Download(
+                                name,
+                                [&](const v1::Buffer& from, std::string_view bytes) {
+                                  next += bytes.size();
+                                  return fill(from, next - bytes.size(), bytes);
+                                },
+                                options);
   if (buffer.ok() && filled != out.size()) return mismatch(*buffer);
   return buffer;
+}
+
+absl::StatusOr<v1::Buffer> Client::Download(const ResidentBuffer& buffer, const Sink& sink,
+                                            DownloadOptions options) {
+  options.version = buffer.version();
+  return Download(buffer.name(), sink, options);
+}
+
+absl::StatusOr<v1::Buffer> Client::Download(const ResidentBuffer& buffer, absl::Span<char> out,
+                                            DownloadOptions options) {
+  options.version = buffer.version();
+  return Download(buffer.name(), out, options);
 }
 
 // --- Buffers -------------------------------------------------------------------------------------
 
 Client::Client(ClientOptions options) : impl_(std::make_shared<Impl>(std::move(options))) {}
 
-Client::~Client() { impl_->events().CancelAll(); }
+Client::Client(Client&& other) noexcept : impl_(std::move(other.impl_)) {}
 
-AsyncClient Client::Async() { return AsyncClient(impl_.get()); }
+Client& Client::operator=(Client&& other) noexcept {
+  if (this != &other) {
+    End();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+Client::~Client() { End(); }
+
+void Client::End() {
+  if (impl_ != nullptr) impl_->events().CancelAll();
+}
+
+Client::Impl& Client::impl() const {
+  if (impl_ != nullptr) return *impl_;
+  static Impl& none = *new Impl({}, MovedFrom());
+  return none;
+}
+
+AsyncClient Client::Async() { return AsyncClient(&impl()); }
 
 ResidentBuffer Client::Hold(v1::Buffer buffer, const HoldOptions& options) {
   return {impl_, std::move(buffer), options};
 }
 
-Traffic Client::traffic() const { return impl_->traffic(); }
+Traffic Client::traffic() const { return impl().traffic(); }
 
 absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
                                                 const CallOptions& call) {
   v1::CreateBufferRequest request;
   request.set_name(name);
   *request.mutable_spec() = spec;
-  auto response = impl_->Call(request, call.timeout);
+  auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -602,7 +819,7 @@ absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v
 absl::StatusOr<v1::GetBufferResponse> Client::GetBuffer(const std::string& name,
                                                         std::uint64_t version,
                                                         const CallOptions& call) {
-  return impl_->Get(name, version, call);
+  return impl().Get(name, version, call);
 }
 
 absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& prefix,
@@ -612,7 +829,7 @@ absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& p
   request.set_page_size(1000);
   request.set_prefix(prefix);
   do {
-    auto page = impl_->Call(request, call.timeout);
+    auto page = impl().Call(request, call);
     if (!page.ok()) return page.status();
     for (v1::Buffer& buffer : *page->mutable_buffers()) buffers.push_back(std::move(buffer));
     request.set_page_token(page->next_page_token());
@@ -625,7 +842,7 @@ absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, std::uint
   v1::SealBufferRequest request;
   request.set_name(name);
   request.set_version(version);
-  auto response = impl_->Call(request, call.timeout);
+  auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -636,14 +853,14 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
   v1::UpdateBufferRequest request;
   request.set_name(name);
   if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
-  auto response = impl_->Call(request, call.timeout);
+  auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
 
 absl::Status Client::DeleteBuffer(const std::string& name, std::uint64_t version,
                                   const CallOptions& call) {
-  return impl_->Delete(name, version, call);
+  return impl().Delete(name, version, call);
 }
 
 absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const ResultBuffer& target,
@@ -651,7 +868,7 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
                                               const CallOptions& call) {
   const auto request = CopyRequest(source, target, dtype, device);
   if (!request.ok()) return request.status();
-  auto response = impl_->Call(*request, call.timeout);
+  auto response = impl().Call(*request, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -665,7 +882,7 @@ absl::StatusOr<v1::Buffer> Client::LinkBuffer(const std::string& source, const R
   if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
   request.set_replace(target.replace);
   request.set_link(true);
-  auto response = impl_->Call(request, call.timeout);
+  auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -681,55 +898,64 @@ absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
   if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
   request.set_replace(target.replace);
   request.set_device(device);
-  return impl_->Call(request, call.timeout.value_or(absl::InfiniteDuration()));
+  return impl().Call(
+      request, {.timeout = call.timeout.value_or(absl::InfiniteDuration()), .cancel = call.cancel});
 }
 
 // --- Operations ----------------------------------------------------------------------------------
 
+namespace {
+
+CallOptions CallOf(const OperationOptions& options) {
+  return {.timeout = options.timeout, .cancel = options.cancel};
+}
+
+}  // namespace
+
 absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  return impl_->Call(DotRequest(a, b, options), options.timeout);
+  return impl().Call(DotRequest(a, b, options), CallOf(options));
 }
 
 absl::StatusOr<v1::ReduceResponse> Client::Reduce(ReduceOp op, const Operand& x,
                                                   absl::Span<const int> axes, bool keep_dims,
                                                   const OperationOptions& options) {
-  return impl_->Call(ReduceRequest(op, x, axes, keep_dims, options), options.timeout);
+  return impl().Call(ReduceRequest(op, x, axes, keep_dims, options), CallOf(options));
 }
 
 absl::StatusOr<v1::MatmulResponse> Client::Matmul(const Operand& a, const Operand& b,
                                                   bool transpose_a, bool transpose_b,
                                                   std::optional<DType> out_dtype,
                                                   const OperationOptions& options) {
-  return impl_->Call(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
-                     options.timeout);
+  return impl().Call(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
+                     CallOf(options));
 }
 
 absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  return impl_->Call(AddRequest(a, b, options), options.timeout);
+  return impl().Call(AddRequest(a, b, options), CallOf(options));
 }
 
 absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::int64_t radius,
                                                         const OperationOptions& options) {
-  return impl_->Call(WindowSumRequest(x, radius, options), options.timeout);
+  return impl().Call(WindowSumRequest(x, radius, options), CallOf(options));
 }
 
 absl::StatusOr<v1::TopKResponse> Client::TopK(const Operand& x, std::int64_t k, bool smallest,
                                               std::optional<int> axis,
                                               const OperationOptions& options) {
-  return impl_->Call(TopKRequest(x, k, smallest, axis, options), options.timeout);
+  return impl().Call(TopKRequest(x, k, smallest, axis, options), CallOf(options));
 }
 
 absl::StatusOr<v1::MapResponse> Client::Map(absl::Span<const Operand> operands,
                                             const v1::Expression& expression,
                                             const OperationOptions& options) {
-  return impl_->Call(MapRequest(operands, expression, options), options.timeout);
+  return impl().Call(MapRequest(operands, expression, options), CallOf(options));
 }
 
 absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
                                                     const CallOptions& call) {
-  auto response = impl_->Call(program.request(), call.timeout);
+  auto response = impl().Call(program.request(), call);
   absl::Status status = CheckAnswer(program.request().steps_size(), response);
   if (!status.ok()) return status;
   return response;
@@ -752,19 +978,19 @@ absl::StatusOr<std::vector<v1::Strategy>> Client::ListStrategies(const std::stri
   v1::ListStrategiesRequest request;
   request.set_operation(operation);
   request.set_backend(backend);
-  auto response = impl_->Call(request, call.timeout);
+  auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return std::vector<v1::Strategy>(response->strategies().begin(), response->strategies().end());
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOptions& call) {
-  return impl_->Call(v1::GetServerInfoRequest(), call.timeout);
+  return impl().Call(v1::GetServerInfoRequest(), call);
 }
 
 absl::StatusOr<bool> Client::CheckHealth(const std::string& service, const CallOptions& call) {
   grpc::health::v1::HealthCheckRequest request;
   request.set_service(service);
-  const auto response = impl_->Call(request, call.timeout);
+  const auto response = impl().Call(request, call);
   if (!response.ok()) return response.status();
   return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }

@@ -16,12 +16,14 @@
 // lost its buffers, since this client first saw one of them.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -53,14 +55,15 @@ struct ClientOptions {
   std::string server = "127.0.0.1:50051";
   // Files in PEM. With tls_ca, whose certificate the server has to have, the connection is TLS;
   // tls_cert and tls_key are what the client shows. Empty: without.
-  std::string tls_ca;
-  std::string tls_cert;
-  std::string tls_key;
-  std::string tls_server_name;  // that the server's certificate is for; empty: the host of `server`
+  std::string tls_ca = {};
+  std::string tls_cert = {};
+  std::string tls_key = {};
+  std::string tls_server_name =
+      {};  // that the server's certificate is for; empty: the host of `server`
   // Says to a server with --tokens who calls: the token, or a file that holds it, which is read again
   // after a second. Empty: none. A token needs TLS where it leaves this host.
-  std::string token;
-  std::string token_file;
+  std::string token = {};
+  std::string token_file = {};
   // Deadline of a unary call, retries included.
   absl::Duration timeout = absl::Seconds(60);
   // How long a call waits for a server that cannot be reached: one that starts a moment later is
@@ -91,7 +94,10 @@ struct ClientOptions {
 };
 
 struct CallOptions {
-  std::optional<absl::Duration> timeout;  // absent: that of the client
+  std::optional<absl::Duration> timeout = {};  // absent: that of the client
+  // Ends a blocking call with CANCELLED once its source asks for that. An asynchronous one has
+  // AsyncCall::Cancel.
+  std::stop_token cancel = {};
 };
 
 // The result of a step of a Program, by the step's number. TopK has two: the values are output 0,
@@ -119,31 +125,33 @@ struct Operand {
 
 // A new resident buffer for an array result.
 struct ResultBuffer {
-  std::string name;
-  std::optional<absl::Duration> ttl;  // absent: the server's default
+  std::string name = {};
+  std::optional<absl::Duration> ttl = {};  // absent: the server's default
   bool replace = false;
   // Devices among which it is divided, or "all" alone; empty: one device, or of a copy as the source.
   std::vector<std::string> placement = {};
 };
 
 struct OperationOptions {
-  std::string strategy;  // empty: the fastest correct one
-  Launch launch;
+  std::string strategy = {};  // empty: the fastest correct one
+  Launch launch = {};
   bool timing = false;  // whether the answer has kernel_us
   // Keeps an array result on the device; absent: the answer carries it, up to
   // Limits.max_inline_result_bytes.
-  std::optional<ResultBuffer> target;
+  std::optional<ResultBuffer> target = {};
   // Of a step of a program without a target: keeps an array result on the device, without a name,
   // for later steps.
   bool scratch = false;
   // The same two for the indices of TopK; those above are for its values.
-  std::optional<ResultBuffer> indices_target;
+  std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
   // Of Reduce: what is folded, of x as operand 0 and of `with` from 1 on. Of Matmul: what becomes of
   // the product, which is operand 0. Expr::ToMessage() of Expr.
-  std::optional<v1::Expression> expression;
-  std::vector<Operand> with;
-  std::optional<absl::Duration> timeout;  // absent: that of the client; unused in a program
+  std::optional<v1::Expression> expression = {};
+  std::vector<Operand> with = {};
+  // As in CallOptions; unused in a program.
+  std::optional<absl::Duration> timeout = {};
+  std::stop_token cancel = {};
 };
 
 // Operations that travel together and run in order (ExecuteRequest). Each method adds a step, with
@@ -194,48 +202,84 @@ class Program {
   std::map<std::string, ProgramStep> names_;
 };
 
-// Fills out with the array's bytes [offset, offset + out.size()), row-major and little endian.
-// Called from several threads at once when an upload has several streams; every range is asked for
-// in order within a stream, and again after a broken connection. offset and out.size() are
-// multiples of the size of an element.
-using Source = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
+// Where an upload's bytes come from: a function that fills `out` with the array's bytes
+// [offset, offset + out.size()), row-major and little endian. It is called from several threads at
+// once when an upload has several streams; every range is asked for in order within a stream, and
+// again after a broken connection. offset and out.size() are multiples of the size of an element.
+// What the function throws ends the upload with INTERNAL / CALLER_EXCEPTION.
+class Source {
+ public:
+  using Function = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
 
-// The bytes stay the caller's, who keeps them until the upload has ended.
+  // bytes: how many there are, if that is known. An upload of an array of another size is refused
+  // with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent, and one without a
+  // function with INVALID_ARGUMENT / BAD_OPTION.
+  template <class F>
+  requires std::constructible_from<Function, F> Source(
+      F&& function,  // NOLINT(google-explicit-constructor)
+      std::optional<std::uint64_t> bytes = std::nullopt)
+      : function_(std::forward<F>(function)), bytes_(bytes) {}
+
+  // OK if the source has what an array of so many bytes needs.
+  absl::Status Check(std::uint64_t array_bytes) const;
+  absl::Status operator()(std::uint64_t offset, absl::Span<char> out) const;
+
+ private:
+  Function function_;
+  std::optional<std::uint64_t> bytes_;
+};
+
+// Exactly the bytes of the array. They stay the caller's, who keeps them until the upload has ended.
 Source FromMemory(std::string_view bytes);
 
 // Takes the next bytes of a download, in order. The first call comes before any data with empty
 // bytes, so that a sink can look at the buffer's type; it is the only call for an empty buffer.
+// What it throws ends the download with INTERNAL / CALLER_EXCEPTION; a null one is refused with
+// INVALID_ARGUMENT / BAD_OPTION.
 using Sink = std::function<absl::Status(const v1::Buffer& buffer, std::string_view bytes)>;
 
+// Takes bytes of a download that stand at this offset of the buffer, from several threads at once:
+// in order within a stream. The first call comes before any data, as that of a Sink.
+using RangeSink = std::function<absl::Status(const v1::Buffer& buffer, std::uint64_t offset,
+                                             std::string_view bytes)>;
+
 struct UploadOptions {
-  std::optional<absl::Duration> ttl;  // absent: the server's default
+  std::optional<absl::Duration> ttl = {};  // absent: the server's default
   bool replace = false;
-  std::string device;  // empty: the server's first
+  std::string device = {};  // empty: the server's first
   // Instead of device: those among which the array is divided, or "all" alone.
-  std::vector<std::string> placement;
+  std::vector<std::string> placement = {};
   // Of one message; a multiple of 64, at most 4 MiB less some room for the rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  // 1: one stream, which the server undoes when it breaks. More: that many connections fill ranges
+  // 1: one stream, which the server undoes when it breaks. More, up to 64: that many connections fill ranges
   // of a draft, and a broken one resumes where it stood; on failure the draft is deleted, and
   // nothing else of that name.
   int streams = 1;
   // CRC-32C of every message and of the whole array, which the server checks. What arrives damaged
   // is sent again. Through shared memory there are no messages, and the buffer has no checksum.
   bool checksums = true;
-  // Called with the bytes sent so far, from the sending threads, one at a time.
-  std::function<void(std::uint64_t sent)> progress;
+  // Called with the bytes sent so far, from the sending threads, one at a time. What it throws ends
+  // the upload with INTERNAL / CALLER_EXCEPTION.
+  std::function<void(std::uint64_t sent)> progress = {};
   // Of the whole upload; absent: as long as it makes progress (ClientOptions::stall_timeout).
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = {};
+  std::stop_token cancel = {};  // as in CallOptions
 };
 
 struct DownloadOptions {
   std::uint64_t offset = 0;  // first byte
   std::uint64_t limit = 0;   // at most so many bytes; 0: to the end
+  // That the buffer must have, or FAILED_PRECONDITION / VERSION_MISMATCH; 0: any.
+  std::uint64_t version = 0;
+  // How many connections fetch ranges of a large buffer at once, where it goes into memory or to a
+  // RangeSink; at most 64. A Sink has one.
+  int streams = 1;
   // Asks for the CRC-32C of every message and checks it, and that of the whole buffer when the
   // server knows it and the download is one of the whole. What arrives damaged is fetched again.
   bool checksums = true;
   // Of the whole download; absent: as long as it makes progress (ClientOptions::stall_timeout).
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = {};
+  std::stop_token cancel = {};  // as in CallOptions
 };
 
 struct HoldOptions {
@@ -248,7 +292,7 @@ struct Traffic {
   std::uint64_t received_bytes = 0;
 };
 
-// Thread safe. Connects at the first call and again after the connection broke. Calls that may run
+// Thread safe. Move-only. Connects at the first call and again after the connection broke. Calls that may run
 // twice without harm (all but creating, deleting and storing results) are repeated a few times when
 // the server is UNAVAILABLE, and any call when the server refused it because it is DRAINING or has
 // no room (ClientOptions::retry_refused).
@@ -258,6 +302,11 @@ struct Traffic {
 class Client {
  public:
   explicit Client(ClientOptions options = {});
+  // Every call of a client that has been moved from fails with FAILED_PRECONDITION / MOVED_FROM. A
+  // move must not happen while a blocking call is under way; asynchronous calls and handles go on.
+  // Assignment first ends what the client had before, as the destructor does.
+  Client(Client&& other) noexcept;
+  Client& operator=(Client&& other) noexcept;
   // Cancels the asynchronous calls under way and waits until their callbacks have returned; no
   // blocking call may be under way.
   ~Client();
@@ -273,9 +322,18 @@ class Client {
   // Streams the bytes of a buffer to the sink. A broken connection resumes where it stood.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, const Sink& sink,
                                       const DownloadOptions& options = {});
+  // The same by several connections at once (DownloadOptions::streams), each of which has a range
+  // of its own, all of one version. ABORTED / BUFFER_CHANGED: it was replaced meanwhile.
+  absl::StatusOr<v1::Buffer> DownloadRanges(const std::string& name, const RangeSink& sink,
+                                            const DownloadOptions& options = {});
   // Into out, which has exactly the size of the bytes asked for.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
+  // Of a handle's version: VERSION_MISMATCH once it has been replaced.
+  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, const Sink& sink,
+                                      DownloadOptions options = {});
+  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
+                                      DownloadOptions options = {});
   // Memory for transfers without a copy in this process, of a server on this host. UNIMPLEMENTED: it
   // shares none; UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and the errors of RegisterRegionResponse.
   absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);
@@ -386,7 +444,10 @@ class Client {
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;  // shared with what Hold has returned
+  Impl& impl() const;  // that of no server after a move
+  void End();
+
+  std::shared_ptr<Impl> impl_;  // shared with what Hold has returned; null after a move
 };
 
 }  // namespace tessera

@@ -6,10 +6,14 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/address.h"
 #include "client/event_loop.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -28,6 +32,10 @@ constexpr int kMaxReceiveBytes = 8 << 20;
 constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
 // How long a call waits for one of several servers before it looks at the next.
 constexpr absl::Duration kTurn = absl::Milliseconds(20);
+// How long a call that can be cancelled waits for a connection before it looks whether it was.
+constexpr absl::Duration kCancelGlance = absl::Milliseconds(50);
+// gRPC looks a name up again no sooner, by default after 30 s.
+constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
 
 double Random(double low, double high) {
   thread_local std::minstd_rand random(std::random_device{}());
@@ -56,9 +64,58 @@ bool IsTransient(const absl::Status& status) {
   // Without a reason it is the error of a source or a sink. After DEVICE_LOST and a restart the
   // buffers are gone: repeating cannot help. UNREACHABLE has waited long enough.
   if (absl::IsUnavailable(status)) {
-    return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE";
+    return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE" &&
+           reason != "CERTIFICATE_REFUSED";
   }
   return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
+}
+
+void SleepFor(absl::Duration duration, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any none;
+  std::unique_lock lock(mutex);
+  none.wait_for(lock, stop, absl::ToChronoNanoseconds(duration), [] { return false; });
+}
+
+// Why a channel does not connect, in gRPC's words; "": it has not failed.
+std::string CauseOf(const PooledChannel& channel) {
+  if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
+  // A call that does not wait for the connection fails with its error.
+  grpc::ClientContext context;
+  context.set_deadline(After(kCancelGlance));
+  grpc::health::v1::HealthCheckResponse response;
+  const grpc::Status status = channel.health->Check(&context, {}, &response);
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
+}
+
+// What a cause means; "": nothing that is known.
+absl::string_view Meaning(absl::string_view cause) {
+  struct Known {
+    absl::string_view part;  // of what gRPC 1.51 says, in small letters
+    absl::string_view meaning;
+  };
+  constexpr absl::string_view kRefused = "the certificate was refused";
+  static constexpr Known kKnown[] = {
+      {"certificate verify failed", kRefused},
+      {"certificate_verify_failed", kRefused},
+      {"not in peer certificate", kRefused},
+      {"hostname verification", kRefused},
+      {"dns resolution failed", "the name does not resolve"},
+      {"ssl_error", "TLS is not agreed on"},
+      {"ssl handshake", "TLS is not agreed on"},
+      {"proxy", "the proxy does not connect"},
+      {"connection refused", "the connection is refused"},
+      {"no such file", "there is no such socket"},
+      {"settings frame", "what is there does not answer, or speaks no HTTP/2"},
+      {"no route", "there is no route to it"},
+      {"unreachable", "its network is not reached"},
+      {"socket closed", "what answers closes the connection, as servers with TLS do"},
+      {"connection reset", "what answers closes the connection, as servers with TLS do"},
+  };
+  const std::string text = absl::AsciiStrToLower(cause);
+  for (const auto& [part, meaning] : kKnown)
+    if (absl::StrContains(text, part)) return meaning;
+  return "";
 }
 
 }  // namespace
@@ -101,6 +158,19 @@ absl::Status OfUncancelled(absl::Status status) {
                    "the server cancelled the call as it stopped");
 }
 
+absl::Status Cancelled() { return absl::CancelledError("the caller cancelled the call"); }
+
+absl::Status WithDeadline(absl::Status status, absl::Duration timeout) {
+  if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("no answer within ", absl::FormatDuration(timeout), ", the call's deadline"));
+}
+
+absl::Status MovedFrom() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "MOVED_FROM",
+                   "the client has been moved from");
+}
+
 absl::Time ToTime(const google::protobuf::Timestamp& time) {
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }
@@ -136,9 +206,9 @@ std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {
   return pause;
 }
 
-bool Retry::Wait(const absl::Status& failure) {
+bool Retry::Wait(const absl::Status& failure, const std::stop_token& stop) {
   const std::optional<absl::Duration> pause = Pause(failure);
-  if (pause.has_value()) absl::SleepFor(*pause);
+  if (pause.has_value()) SleepFor(*pause, stop);
   return pause.has_value();
 }
 
@@ -159,6 +229,7 @@ void Attempts::AwaitConnection() {
 }
 
 std::optional<Lease> Attempts::Pick() {
+  if (!connection_.refused().ok()) return std::nullopt;
   const bool last_resort = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), last_resort_) >= 0;
   return connection_.channels().Pick(route_, last_resort);
 }
@@ -173,11 +244,13 @@ gpr_timespec Attempts::WaitLimit() const {
 }
 
 absl::Status Attempts::Unreachable() const {
-  if (absl::Status status = connection_.CheckCredentials(); !status.ok()) return status;
-  if (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) < 0) return absl::OkStatus();
-  const std::string servers = connection_.channels().Describe(route_);
-  return MakeError(absl::StatusCode::kUnavailable, "UNREACHABLE",
-                   absl::StrCat("no server answers at ", servers), {{"server", servers}});
+  if (!connection_.refused().ok()) return connection_.refused();
+  const bool now = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) >= 0;
+  // Of a certificate nobody expects that it changes in a moment.
+  if (!now && (connection_.options().tls_ca.empty() || connection_.channels().HasChoice(route_)))
+    return absl::OkStatus();
+  absl::Status why = connection_.WhyUnreachable(route_);
+  return now || ErrorReason(why) == "CERTIFICATE_REFUSED" ? why : absl::OkStatus();
 }
 
 void Attempts::Begin(const PooledChannel& channel) {
@@ -200,6 +273,7 @@ std::optional<absl::Duration> Attempts::Pause(absl::Status& status) {
                                     absl::FormatDuration(connection_.options().attempt_timeout)));
   }
   const std::optional<absl::Duration> pause = retry_.Pause(status);
+  status = WithDeadline(std::move(status), plan_.timeout);
   if (absl::IsUnavailable(status)) {
     connection_.channels().Failed(route_.server);
     route_.failed = route_.server;
@@ -209,8 +283,12 @@ std::optional<absl::Duration> Attempts::Pause(absl::Status& status) {
 }
 
 bool Attempts::Wait(absl::Status& status) {
+  if (plan_.cancel.stop_requested()) {
+    status = Cancelled();
+    return false;
+  }
   const std::optional<absl::Duration> pause = Pause(status);
-  if (pause.has_value()) absl::SleepFor(*pause);
+  if (pause.has_value()) SleepFor(*pause, plan_.cancel);
   return pause.has_value();
 }
 
@@ -225,10 +303,22 @@ void Connection::AddRoute(grpc::ClientContext& context, std::string_view buffer)
   if (valid) context.AddMetadata("tessera-route", std::string(RouteOf(buffer)));
 }
 
-Connection::Connection(ClientOptions options)
+Connection::Connection(ClientOptions options, absl::Status refused)
     : options_(std::move(options)),
       credentials_(MakeCredentials(options_)),
       authorization_(options_),
+      refused_([&] {
+        const std::vector<absl::string_view> servers =
+            absl::StrSplit(options_.server, ',', absl::SkipWhitespace());
+        if (servers.empty()) refused.Update(CheckAddress(options_.server));
+        for (const absl::string_view server : servers) {
+          const absl::string_view address = absl::StripAsciiWhitespace(server);
+          refused.Update(CheckAddress({address.data(), address.size()}));
+        }
+        refused.Update(credentials_.status());
+        refused.Update(authorization_.status());
+        return refused;
+      }()),
       channels_(options_.server, options_.connections,
                 [this](const std::string& address) {
                   grpc::ChannelArguments arguments;
@@ -240,6 +330,9 @@ Connection::Connection(ClientOptions options)
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+                  // A server that has moved is found within the pauses.
+                  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
+                                   static_cast<int>(absl::ToInt64Milliseconds(kLookUpAgain)));
                   // gRPC ends a cancelled stream only when the socket has taken what is being
                   // written. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
                   // the connection: gRPC sets it to the second argument where the first one asks
@@ -251,14 +344,12 @@ Connection::Connection(ClientOptions options)
                                          std::max(options_.stall_timeout, absl::Seconds(1)))));
                   }
                   // A proxy named by the environment would read what is not encrypted, tokens too.
-                  if (options_.tls_ca.empty()) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+                  const std::optional<Proxy> proxy = ProxyFor(address);
+                  if (options_.tls_ca.empty() || (proxy && proxy->excepted))
+                    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
                   if (!options_.tls_server_name.empty())
                     arguments.SetSslTargetNameOverride(options_.tls_server_name);
-                  // One that never connects, where there are no credentials: what waits for it asks.
-                  const auto credentials = CheckCredentials().ok()
-                                               ? *credentials_
-                                               : grpc::SslCredentials({.pem_root_certs = "none"});
-                  return grpc::CreateCustomChannel(address, credentials, arguments);
+                  return grpc::CreateCustomChannel(TargetOf(address), *credentials_, arguments);
                 }),
       events_(std::make_unique<EventLoop>()) {}
 
@@ -284,31 +375,67 @@ absl::Status Connection::WithRestart(const absl::Status& status, std::size_t ser
 
 absl::Status Connection::ExplainMissing(const absl::Status& status, std::size_t server) {
   if (!MayHaveRestarted(status, server)) return status;
-  const auto info = Call(v1::GetServerInfoRequest(), kExplainTimeout, server);
+  const auto info = Call(v1::GetServerInfoRequest(), {.timeout = kExplainTimeout}, server);
   return info.ok() ? WithRestart(status, server, ToTime(info->start_time())) : status;
 }
 
-absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i,
-                                          gpr_timespec deadline) {
-  if (absl::Status status = CheckCredentials(); !status.ok()) return status;
+absl::Status Connection::WhyUnreachable(const Route& route) {
+  const std::string servers = channels_.Describe(route);
+  std::string cause;
+  for (std::size_t server = 0; server < channels_.servers() && cause.empty(); ++server)
+    if (!route.only || *route.only == server) cause = CauseOf(channels_.channel(server, 0));
+  const absl::string_view meaning = Meaning(cause);
+  std::string text = absl::StrCat("no server answers at ", servers);
+  const char* reason = "UNREACHABLE";
+  if (absl::StrContains(meaning, "certificate")) {
+    reason = "CERTIFICATE_REFUSED";
+    text = absl::StrCat("the server's certificate at ", servers, " was refused: ",
+                        "it is not by the CA that is given, not for this name, or out of date");
+  } else if (!meaning.empty()) {
+    absl::StrAppend(&text, ": ", meaning);
+  }
+  std::optional<Proxy> proxy;
+  if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
+  if (proxy && !proxy->excepted)
+    absl::StrAppend(&text, ", by way of the proxy ", proxy->value, " of ", proxy->variable);
+  absl::Status status =
+      MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
+  if (!cause.empty()) SetErrorMetadata(status, "cause", cause);
+  return status;
+}
+
+absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
+                                          const std::stop_token& cancel) {
+  if (!refused_.ok()) return refused_;
   PooledChannel& channel = channels_.channel(server, i);
   const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
-  if (channel.channel->WaitForConnected(limit)) return Lease(&channel);
-  const std::string address = channels_.Describe({.only = server});
-  return MakeError(absl::StatusCode::kUnavailable, "UNREACHABLE",
-                   absl::StrCat("no server answers at ", address), {{"server", address}});
+  do {
+    if (cancel.stop_requested()) return Cancelled();
+    const gpr_timespec glance =
+        cancel.stop_possible() ? gpr_time_min(limit, After(kCancelGlance)) : limit;
+    if (channel.channel->WaitForConnected(glance)) return Lease(&channel);
+  } while (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), limit) < 0);
+  return WhyUnreachable({.only = server});
 }
 
 absl::StatusOr<Lease> Connection::Connect(Attempts& attempts) {
   for (;;) {
+    if (attempts.cancel().stop_requested()) return Cancelled();
     if (std::optional<Lease> channel = attempts.Pick()) return *std::move(channel);
     if (absl::Status status = attempts.Unreachable(); !status.ok()) return status;
-    attempts.Awaited()->WaitForConnected(attempts.WaitLimit());
+    gpr_timespec limit = attempts.WaitLimit();
+    if (attempts.cancel().stop_possible()) limit = gpr_time_min(limit, After(kCancelGlance));
+    const std::shared_ptr<grpc::Channel> awaited = attempts.Awaited();
+    awaited->WaitForStateChange(awaited->GetState(true), limit);
   }
 }
 
-StallGuard::StallGuard(grpc::ClientContext* context, absl::Duration timeout)
-    : timeout_(timeout), thread_([this, context] { Watch(context); }) {}
+StallGuard::StallGuard(grpc::ClientContext* context, absl::Duration timeout,
+                       const std::stop_token& cancel)
+    : timeout_(timeout),
+      token_(cancel),
+      cancel_(token_, [context] { context->TryCancel(); }),
+      thread_([this, context] { Watch(context); }) {}
 
 StallGuard::~StallGuard() {
   {
@@ -333,6 +460,7 @@ void StallGuard::Watch(grpc::ClientContext* context) {
 }
 
 absl::Status StallGuard::Explain(absl::Status status) const {
+  if (token_.stop_requested() && absl::IsCancelled(status)) return Cancelled();
   if (!stalled_ || status.ok()) return status;
   return MakeError(absl::StatusCode::kDeadlineExceeded, "STALLED",
                    absl::StrCat("no progress for ", absl::FormatDuration(timeout_)));

@@ -9,9 +9,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -32,6 +35,12 @@ absl::Status FromGrpc(const grpc::Status& status);
 // The error of a call that nobody here has cancelled. gRPC cancels those that meet a server's end,
 // which is a lost connection like others.
 absl::Status OfUncancelled(absl::Status status);
+// The error of one that the caller has cancelled.
+absl::Status Cancelled();
+// An error whose cause is this deadline says so.
+absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
+// FAILED_PRECONDITION / MOVED_FROM.
+absl::Status MovedFrom();
 
 absl::Time ToTime(const google::protobuf::Timestamp& time);
 
@@ -60,8 +69,8 @@ class Retry {
   void Progress();
   // How long to wait before the next attempt; nothing: the failure is final.
   std::optional<absl::Duration> Pause(const absl::Status& failure);
-  // Sleeps so long. False, at once: the failure is final.
-  bool Wait(const absl::Status& failure);
+  // Sleeps so long, or until the stop. False, at once: the failure is final.
+  bool Wait(const absl::Status& failure, const std::stop_token& stop = {});
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -87,6 +96,7 @@ class Attempts {
     bool idempotent = false;
     bool stay = false;  // whether all attempts go to the server of the first one
     std::optional<std::size_t> only = std::nullopt;  // no other server
+    std::stop_token cancel = {};                     // of a blocking call
   };
 
   Attempts(Connection& connection, const Plan& plan);
@@ -96,8 +106,8 @@ class Attempts {
   std::optional<Lease> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
-  // UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed, and the errors of
-  // MakeCredentials at once; OK before.
+  // UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed; at once the errors of
+  // Connection::refused and UNAVAILABLE / CERTIFICATE_REFUSED of the only server; OK before.
   absl::Status Unreachable() const;
 
   // Before an attempt through the channel.
@@ -107,8 +117,9 @@ class Attempts {
   // After an attempt that failed: how long to pause before the next one; nothing: `status` is
   // final.
   std::optional<absl::Duration> Pause(absl::Status& status);
-  // Sleeps so long. False, at once: the failure is final.
+  // Sleeps so long, or until the call is cancelled. False, at once: the failure is final.
   bool Wait(absl::Status& status);
+  const std::stop_token& cancel() const { return plan_.cancel; }
   void Progress() { retry_.Progress(); }
   // From here on no other server than that of the last attempt.
   void Stay() { route_.only = route_.server; }
@@ -132,14 +143,14 @@ class Attempts {
 // Thread safe.
 class Connection {
  public:
-  explicit Connection(ClientOptions options);
+  // refused: unless OK, what every call fails with.
+  explicit Connection(ClientOptions options, absl::Status refused = absl::OkStatus());
   ~Connection();
 
   const ClientOptions& options() const { return options_; }
-  // Why no call can be made: an error of MakeCredentials or of Authorization.
-  absl::Status CheckCredentials() const {
-    return credentials_.ok() ? authorization_.status() : credentials_.status();
-  }
+  // Why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No channel
+  // is made then.
+  const absl::Status& refused() const { return refused_; }
   // Says who calls, before a call begins.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
   // Says which buffer a call is about, where proxies are to know that.
@@ -148,16 +159,13 @@ class Connection {
   // Of asynchronous calls.
   EventLoop& events() { return *events_; }
 
-  // Channel number i to the server that calls go to; each has a connection of its own. Made when
-  // first asked for.
-  std::shared_ptr<grpc::Channel> channel(std::size_t i = 0) {
-    return channels_.channel(channels_.current(), i).channel;
-  }
-
-  // Waits until channel i of a server is connected: UNAVAILABLE / UNREACHABLE after connect_timeout
-  // or at the deadline; the errors of MakeCredentials.
-  absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i,
-                                gpr_timespec deadline = After(absl::InfiniteDuration()));
+  // Waits until channel i of a server is connected: the errors of Attempts::Unreachable, and
+  // CANCELLED.
+  absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
+                                const std::stop_token& cancel);
+  // Why the servers of a route do not answer: UNAVAILABLE / CERTIFICATE_REFUSED or UNREACHABLE
+  // {server, cause}.
+  absl::Status WhyUnreachable(const Route& route);
   // Waits until any server that the attempts may go to is connected.
   absl::StatusOr<Lease> Connect(Attempts& attempts);
 
@@ -171,31 +179,32 @@ class Connection {
       Authorize(context);
       attempts.Begin(**channel);
       context.set_deadline(attempts.AttemptDeadline());
+      const std::stop_callback cancel(attempts.cancel(), [&] { context.TryCancel(); });
       absl::Status status = OfUncancelled(FromGrpc(attempt(&context, **channel)));
       if (status.ok() || !attempts.Wait(status)) return status;
     }
   }
 
   template <class Request>
-  Attempts::Plan PlanOf(const Request& request, std::optional<absl::Duration> timeout,
+  Attempts::Plan PlanOf(const Request& request, const CallOptions& call,
                         std::optional<std::size_t> only) const {
-    const absl::Duration limit = timeout.value_or(options_.timeout);
+    const absl::Duration limit = call.timeout.value_or(options_.timeout);
     return {.timeout = limit,
             .patience = limit,
             .idempotent = IsSafeToRepeat(request),
             .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
-            .only = only};
+            .only = only,
+            .cancel = call.cancel};
   }
 
   // One unary call; whether it is repeated, the table of client/methods.h says. only: of that
   // server. route: where it went in the end.
   template <class Request>
-  absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
-                                           std::optional<absl::Duration> timeout,
+  absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,
                                            std::optional<std::size_t> only = std::nullopt,
                                            Route* route = nullptr) {
     using Unary = Method<Request>;
-    Attempts attempts(*this, PlanOf(request, timeout, only));
+    Attempts attempts(*this, PlanOf(request, call, only));
     ResponseOf<Request> response;
     const absl::Status status =
         Repeat(attempts, [&](grpc::ClientContext* context, PooledChannel& channel) {
@@ -237,20 +246,22 @@ class Connection {
   const ClientOptions options_;
   const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials_;
   Authorization authorization_;
+  const absl::Status refused_;
   Channels channels_;
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
   const std::unique_ptr<EventLoop> events_;  // ends before the channels
 };
 
-// Cancels a stream that makes no progress for a time; an infinite one is no limit. The sides of a
-// broken network may otherwise wait for each other for many minutes.
+// Cancels a stream that makes no progress for a time, or whose caller does not want it any more; an
+// infinite time is no limit. The sides of a broken network may otherwise wait for each other for many
+// minutes.
 class StallGuard {
  public:
-  StallGuard(grpc::ClientContext* context, absl::Duration timeout);
+  StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);
   ~StallGuard();
   void Progress() { last_ = Clock::now(); }
-  // `status`, or DEADLINE_EXCEEDED / STALLED when the guard was what ended the stream.
+  // `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED when the guard was what ended the stream.
   absl::Status Explain(absl::Status status) const;
 
  private:
@@ -259,6 +270,8 @@ class StallGuard {
   void Watch(grpc::ClientContext* context);
 
   const absl::Duration timeout_;
+  const std::stop_token token_;
+  const std::stop_callback<std::function<void()>> cancel_;
   std::atomic<Clock::time_point> last_{Clock::now()};
   std::atomic<bool> stalled_{false};
   std::mutex mutex_;

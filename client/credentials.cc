@@ -1,19 +1,21 @@
 #include "client/credentials.h"
 
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
 #include <algorithm>
 #include <fstream>
 #include <ios>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "client/address.h"
 #include "kernels/base/error.h"
 #include "kernels/base/word_lines.h"
 
@@ -41,32 +43,50 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   return absl::OkStatus();
 }
 
+// Whether gRPC can use them; it says so in its log alone.
+absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
+  using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
+  using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
+  using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
+  const auto open = [](const std::string& text) {
+    return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), BIO_free);
+  };
+  const auto certificate = [&](const std::string& text) {
+    return Certificate(PEM_read_bio_X509(open(text).get(), nullptr, nullptr, nullptr), X509_free);
+  };
+  const auto no_password = [](char*, int, int, void*) { return -1; };
+  absl::Status status;
+  if (certificate(ssl.pem_root_certs) == nullptr)
+    status = Bad(absl::StrCat(options.tls_ca, " has no certificate in PEM"), options.tls_ca);
+  if (status.ok() && !ssl.pem_cert_chain.empty()) {
+    const Certificate own = certificate(ssl.pem_cert_chain);
+    const Key key(
+        PEM_read_bio_PrivateKey(open(ssl.pem_private_key).get(), nullptr, no_password, nullptr),
+        EVP_PKEY_free);
+    if (own == nullptr) {
+      status = Bad(absl::StrCat(options.tls_cert, " has no certificate in PEM"), options.tls_cert);
+    } else if (key == nullptr) {
+      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM that needs no password"),
+                   options.tls_key);
+    } else if (X509_check_private_key(own.get(), key.get()) != 1) {
+      status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
+                   options.tls_key);
+    }
+  }
+  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  return status;
+}
+
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::chrono::seconds kTokenAge{1};
 
 // The metadata of a token; file: where it comes from.
 absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
-  token = absl::StripAsciiWhitespace(token);
+  token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
   if (token.empty() || token.size() > kLongestToken ||
       !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
     return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
   return absl::StrCat("Bearer ", token);
-}
-
-// Whether what is sent to an address stays on this host. 0.0.0.0 and [::] lead here as well.
-bool StaysHere(absl::string_view address) {
-  if (absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:"))
-    return true;
-  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"})
-    if (absl::ConsumePrefix(&address, scheme)) break;
-  while (absl::ConsumePrefix(&address, "/")) {
-  }
-  const absl::string_view host = address.substr(0, address.rfind(':'));
-  if (host == "localhost" || host == "0.0.0.0" || host == "[::1]" || host == "[::]") return true;
-  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
-  return parts.size() == 4 && parts[0] == "127" &&
-         std::all_of(host.begin(), host.end(),
-                     [](unsigned char c) { return c == '.' || absl::ascii_isdigit(c); });
 }
 
 }  // namespace
@@ -76,14 +96,11 @@ Authorization::Authorization(const ClientOptions& options) : file_(options.token
   if (!file_.empty()) status_ = ReadFile(file_, token);
   has_token_ = !token.empty() || !file_.empty();
   if (!has_token_ || !status_.ok()) return;
-  if (options.tls_ca.empty()) {
-    for (const absl::string_view address : absl::StrSplit(options.server, ',')) {
-      if (StaysHere(address)) continue;
-      status_ = Bad(absl::StrCat("a token would be sent in clear to ", address,
-                                 ": no CA of the server's certificate is given"),
-                    file_);
-      return;
-    }
+  if (options.tls_ca.empty() && !StaysHere(options.server)) {
+    status_ = Bad(absl::StrCat("a token would be sent in clear to ", options.server,
+                               ": no CA of the server's certificate is given"),
+                  file_);
+    return;
   }
   absl::StatusOr<std::string> value = Bearer(token, file_);
   status_ = value.status();
@@ -123,6 +140,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
                             std::pair(&options.tls_key, &ssl.pem_private_key)}) {
     if (absl::Status status = ReadFile(*file, *text); !status.ok()) return status;
   }
+  if (absl::Status status = CheckPem(options, ssl); !status.ok()) return status;
   return grpc::SslCredentials(ssl);
 }
 

@@ -7,8 +7,6 @@ namespace {
 
 constexpr absl::Duration kGlance = absl::Milliseconds(50);
 
-absl::Status Cancelled() { return absl::CancelledError("the caller cancelled the call"); }
-
 }  // namespace
 
 void AsyncCallBase::Start(absl::Status refused) {
@@ -64,7 +62,8 @@ std::optional<absl::Status> AsyncCallBase::Answered() {
   EndAttempt();
   channel_.reset();
   absl::Status status = FromGrpc(answer_);
-  if (status.ok() || cancelled_) return status;
+  if (status.ok()) return status;
+  if (cancelled_) return Cancelled();
   status = OfUncancelled(std::move(status));
   const std::optional<absl::Duration> pause = attempts_.Pause(status);
   if (!pause) return status;

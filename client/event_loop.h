@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/connection.h"
+#include "client/guarded.h"
 
 namespace tessera {
 
@@ -124,13 +125,17 @@ class AsyncUnaryCall final : public AsyncCallBase {
     }
     if (status.ok()) {
       connection_.Received(server, response_);
-      done_(std::move(response_));
+      Tell(done_, std::move(response_));
     } else {
-      done_(std::move(status));
+      Tell(done_, std::move(status));
     }
     done_ = nullptr;  // with what it holds
   }
 
+  // What a callback throws has nobody to go to.
+  static void Tell(const Callback& done, absl::StatusOr<ResponseOf<Request>> answer) {
+    if (done) Guarded([&] { done(std::move(answer)); }).IgnoreError();
+  }
   // As ExplainMissing.
   void Explain(absl::Status status, std::size_t server);
 
@@ -152,7 +157,8 @@ template <class Request>
 std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, EventLoop& loop, Request request,
                                        const AsyncOptions& options,
                                        typename AsyncUnaryCall<Request>::Callback done) {
-  const Attempts::Plan plan = connection.PlanOf(request, options.timeout, options.only);
+  const Attempts::Plan plan =
+      connection.PlanOf(request, {.timeout = options.timeout}, options.only);
   auto call = std::make_shared<AsyncUnaryCall<Request>>(connection, loop, std::move(request), plan,
                                                         options.must_end, std::move(done));
   loop.Add(call);
@@ -162,13 +168,13 @@ std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, EventLoop& loop, 
 
 template <class Request>
 void AsyncUnaryCall<Request>::Explain(absl::Status status, std::size_t server) {
-  StartCall(connection_, loop_, v1::GetServerInfoRequest(),
-            {.timeout = kExplainTimeout, .only = server},
-            [&connection = connection_, done = std::move(done_), status = std::move(status),
-             server](const absl::StatusOr<v1::GetServerInfoResponse>& info) {
-              done(info.ok() ? connection.WithRestart(status, server, ToTime(info->start_time()))
+  StartCall(
+      connection_, loop_, v1::GetServerInfoRequest(), {.timeout = kExplainTimeout, .only = server},
+      [&connection = connection_, done = std::move(done_), status = std::move(status),
+       server](const absl::StatusOr<v1::GetServerInfoResponse>& info) {
+        Tell(done, info.ok() ? connection.WithRestart(status, server, ToTime(info->start_time()))
                              : status);
-            });
+      });
 }
 
 }  // namespace tessera

@@ -439,14 +439,17 @@ absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, DType dtype
   NpyWriter writer;
   writer.path_ = path;
   if (absl::Status status = writer.Open(); !status.ok()) return status;
-  if (absl::Status status = writer.Append(MakeNpyHeader(dtype, shape)); !status.ok()) return status;
+  const std::string header = MakeNpyHeader(dtype, shape);
+  if (absl::Status status = writer.Append(header); !status.ok()) return status;
+  writer.data_offset_ = header.size();
   return writer;
 }
 
 NpyWriter::NpyWriter(NpyWriter&& other) noexcept
     : path_(std::move(other.path_)),
       partial_(std::exchange(other.partial_, {})),
-      fd_(std::exchange(other.fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      data_offset_(other.data_offset_) {}
 
 NpyWriter::~NpyWriter() {
   if (fd_ >= 0) ::close(fd_);
@@ -459,6 +462,18 @@ absl::Status NpyWriter::Append(std::string_view bytes) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(path_, "write");
     bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) const {
+  offset += data_offset_;
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(path_, "write");
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
   }
   return absl::OkStatus();
 }

@@ -84,6 +84,10 @@ class NpyWriter {
 
   // The next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
+  // Whether the bytes go to a file of its own, so that WriteAt may take the place of Append.
+  bool IsFile() const { return !partial_.empty(); }
+  // Bytes that stand at this offset of the array. Thread safe. REQUIRES: IsFile().
+  absl::Status WriteAt(std::uint64_t offset, std::string_view bytes) const;
   // REQUIRES: every byte has been appended.
   absl::Status Finish();
 
@@ -93,6 +97,7 @@ class NpyWriter {
   std::string path_;
   std::string partial_;  // where the bytes go until Finish; empty: nothing to move or to remove
   int fd_ = -1;
+  std::uint64_t data_offset_ = 0;  // where the elements begin
 };
 
 }  // namespace tessera

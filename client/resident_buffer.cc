@@ -68,7 +68,7 @@ absl::Status ResidentBuffer::Delete(const CallOptions& call) {
   }
   absl::Status status;
   for (std::size_t server = 0; server < connection_->channels().servers(); ++server) {
-    status = connection_->Call(DeleteRequest(buffer_), call.timeout, server).status();
+    status = connection_->Call(DeleteRequest(buffer_), call, server).status();
     if (status.ok()) {
       connection_ = nullptr;
       return status;

@@ -8,6 +8,19 @@
 #include "kernels/base/error.h"
 
 namespace tessera {
+namespace {
+
+// What stands for the clients of a ring that has been moved from.
+Client& Nobody() {
+  static Client& nobody = *[] {
+    auto* client = new Client();
+    const Client other = std::move(*client);
+    return client;
+  }();
+  return nobody;
+}
+
+}  // namespace
 
 RingClient::RingClient(Ring ring, const ClientOptions& options) : ring_(std::move(ring)) {
   for (const Ring::Server& server : ring_.servers()) {
@@ -29,6 +42,13 @@ absl::StatusOr<RingClient> RingClient::Read(const std::string& file, const Clien
   return RingClient(*std::move(ring), options);
 }
 
-Client& RingClient::For(std::string_view buffer) const { return Of(ring_.HomeOf(buffer)); }
+Client& RingClient::For(std::string_view buffer) const {
+  return ring_.servers().empty() ? Nobody() : Of(ring_.HomeOf(buffer));
+}
+
+Client& RingClient::Of(const Ring::Server& server) const {
+  const auto found = clients_.find(server.name);
+  return found == clients_.end() ? Nobody() : *found->second;
+}
 
 }  // namespace tessera

@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-// Thread safe. Movable. A client connects at its first call.
+// Thread safe. Move-only; after a move For and Of give a client whose calls all fail with
+// FAILED_PRECONDITION / MOVED_FROM. A client connects at its first call.
 class RingClient {
  public:
   // options: of each client; `server` is that of the ring.
@@ -26,10 +27,13 @@ class RingClient {
   static absl::StatusOr<RingClient> Read(const std::string& file,
                                          const ClientOptions& options = {});
 
+  RingClient(RingClient&&) noexcept = default;
+  RingClient& operator=(RingClient&&) noexcept = default;
+
   const Ring& ring() const { return ring_; }
-  // The client of a buffer's home, or of a server by its name.
+  // The client of a buffer's home, or of a server of this ring by its name.
   Client& For(std::string_view buffer) const;
-  Client& Of(const Ring::Server& server) const { return *clients_.find(server.name)->second; }
+  Client& Of(const Ring::Server& server) const;
 
  private:
   Ring ring_;

@@ -26,7 +26,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLargestAnswer = std::size_t{64} << 10;
 constexpr std::string_view kGreeting = "tessera.v1";
 
-absl::Status Unavailable(std::string_view call) {
+absl::Status CannotShare(std::string_view call) {
   const int error = errno;
   return MakeError(absl::StatusCode::kUnavailable, "SHARED_MEMORY_UNAVAILABLE",
                    absl::StrCat("no memory can be shared with the server: ", Absl(call), ": ",
@@ -41,10 +41,10 @@ absl::Status WaitReadable(int fd, absl::Time deadline) {
     pollfd wait = {fd, POLLIN, 0};
     const int ready = poll(&wait, 1, static_cast<int>(std::clamp(left + 1, 0.0, most)));
     if (ready > 0) return absl::OkStatus();
-    if (ready < 0 && errno != EINTR) return Unavailable("poll");
+    if (ready < 0 && errno != EINTR) return CannotShare("poll");
     if (left > 0) continue;
     errno = ETIMEDOUT;
-    return Unavailable("poll");
+    return CannotShare("poll");
   }
 }
 
@@ -83,18 +83,18 @@ absl::Status SharedMemory::Allocate(std::size_t bytes, int& file) {
   const std::size_t size = (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   errno = ENOMEM;
   if (size < bytes || size > std::size_t{std::numeric_limits<off_t>::max()})
-    return Unavailable("memfd_create");
+    return CannotShare("memfd_create");
   file = memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return Unavailable("memfd_create");
+  if (file < 0) return CannotShare("memfd_create");
   const auto length = static_cast<off_t>(size);
   if (ftruncate(file, length) != 0 || fallocate(file, 0, 0, length) != 0)
-    return Unavailable("fallocate");
+    return CannotShare("fallocate");
   // Before the server gets the file, which forbids further mappings to write.
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (memory == MAP_FAILED) return Unavailable("mmap");
+  if (memory == MAP_FAILED) return CannotShare("mmap");
   memory_ = static_cast<char*>(memory);
   size_ = size;
-  if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) return Unavailable("fcntl");
+  if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) return CannotShare("fcntl");
   return absl::OkStatus();
 }
 
@@ -104,13 +104,13 @@ absl::Status SharedMemory::Register(const std::string& socket_path, int file,
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   errno = ENAMETOOLONG;
-  if (socket_path.size() >= sizeof(name.sun_path)) return Unavailable("connect");
+  if (socket_path.size() >= sizeof(name.sun_path)) return CannotShare("connect");
   std::memcpy(name.sun_path, socket_path.data(), socket_path.size());
   // Not blocking: a server whose backlog is full is one that does not answer.
   socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket_ < 0 ||
       connect(socket_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {
-    return Unavailable("connect");
+    return CannotShare("connect");
   }
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec data = {const_cast<char*>(kGreeting.data()), kGreeting.size()};
@@ -124,20 +124,20 @@ absl::Status SharedMemory::Register(const std::string& socket_path, int file,
   part->cmsg_type = SCM_RIGHTS;
   part->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(part), &file, sizeof(int));
-  if (sendmsg(socket_, &message, MSG_NOSIGNAL) < 0) return Unavailable("sendmsg");
+  if (sendmsg(socket_, &message, MSG_NOSIGNAL) < 0) return CannotShare("sendmsg");
   if (absl::Status status = WaitReadable(socket_, deadline); !status.ok()) return status;
   std::string packet(kLargestAnswer, '\0');
   const ssize_t size = recv(socket_, packet.data(), packet.size(), 0);
-  if (size < 0) return Unavailable("recv");
+  if (size < 0) return CannotShare("recv");
   v1::RegisterRegionResponse answer;
   errno = EPROTO;
   if (size == 0 || !answer.ParseFromArray(packet.data(), static_cast<int>(size)))
-    return Unavailable("recv");
+    return CannotShare("recv");
   if (answer.region().empty()) {
     absl::Status refused =
         MakeError(static_cast<absl::StatusCode>(answer.code()), answer.reason(), answer.message());
     for (const auto& [key, value] : answer.metadata()) SetErrorMetadata(refused, key, value);
-    return refused.ok() ? Unavailable("recv") : refused;
+    return refused.ok() ? CannotShare("recv") : refused;
   }
   region_ = answer.region();
   return absl::OkStatus();

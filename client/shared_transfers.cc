@@ -9,6 +9,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/address.h"
+#include "client/guarded.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 
@@ -30,11 +32,7 @@ constexpr absl::Duration kHandshake = absl::Seconds(10);
 
 // One server on this host. Of several, parts of a transfer could come to different ones.
 bool IsSameHost(const std::string& server) {
-  if (absl::StrContains(server, ',')) return false;
-  for (const char* prefix : {"unix:", "127.", "localhost:", "[::1]:"}) {
-    if (absl::StartsWith(server, prefix)) return true;
-  }
-  return false;
+  return !absl::StrContains(server, ',') && StaysHere(server);
 }
 
 // Nobody has to wait for that a second time.
@@ -83,19 +81,22 @@ SharedTransfers::SharedTransfers(Connection& connection)
 
 // --- One call each -------------------------------------------------------------------------------
 
-absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request) {
-  auto response = connection_.Call(request, connection_.options().stall_timeout);
+absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request,
+                                                   const std::stop_token& cancel) {
+  auto response =
+      connection_.Call(request, {.timeout = connection_.options().stall_timeout, .cancel = cancel});
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
 
 absl::StatusOr<v1::DownloadSharedResponse> SharedTransfers::Download(
-    const v1::DownloadSharedRequest& request) {
-  return connection_.Call(request, connection_.options().stall_timeout);
+    const v1::DownloadSharedRequest& request, const std::stop_token& cancel) {
+  return connection_.Call(request,
+                          {.timeout = connection_.options().stall_timeout, .cancel = cancel});
 }
 
 absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
-  const auto answer = connection_.Call(v1::GetSharedMemoryRequest(), std::nullopt);
+  const auto answer = connection_.Call(v1::GetSharedMemoryRequest(), {});
   if (!answer.ok()) return answer.status();
   return SharedMemory::Make(answer->socket_path(), bytes, kHandshake);
 }
@@ -158,8 +159,11 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     request.set_name(create.name());
     *request.mutable_spec() = create.spec();
     *request.mutable_source() = (*slots)->Range(0, size);
-    buffer = Upload(request);
-    if (buffer.ok() && options.progress) options.progress(size);
+    buffer = Upload(request, options.cancel);
+    if (buffer.ok() && options.progress) {
+      if (absl::Status status = Guarded([&] { options.progress(size); }); !status.ok())
+        return status;
+    }
   } else {
     buffer = Fill(create, size, source, options, **slots);
   }
@@ -170,7 +174,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
 absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& create,
                                                  std::uint64_t size, const Source& source,
                                                  const UploadOptions& options, Slots& slots) {
-  const auto created = connection_.Call(create, std::nullopt);
+  const auto created = connection_.Call(create, {.cancel = options.cancel});
   if (!created.ok()) return created.status();
   const std::uint64_t version = created->buffer().version();
 
@@ -194,14 +198,14 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
         begin += part;
       }
       *request.mutable_source() = slots.Range(i, part);
-      const absl::Status status = Upload(request).status();
+      const absl::Status status = Upload(request, options.cancel).status();
       const std::lock_guard lock(mutex);
       if (!status.ok()) {
         if (failure.ok()) failure = status;
         return;
       }
       sent += part;
-      if (options.progress) options.progress(sent);
+      if (options.progress) failure.Update(Guarded([&] { options.progress(sent); }));
     }
   };
   {
@@ -213,21 +217,22 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
     v1::SealBufferRequest seal;
     seal.set_name(create.name());
     seal.set_version(version);
-    auto sealed = connection_.Call(seal, std::nullopt);
+    auto sealed = connection_.Call(seal, {.cancel = options.cancel});
     if (sealed.ok()) return std::move(*sealed->mutable_buffer());
     failure = sealed.status();
   }
   v1::DeleteBufferRequest doomed;
   doomed.set_name(create.name());
   doomed.set_version(version);
-  connection_.Call(doomed, absl::Seconds(5)).status().IgnoreError();
+  connection_.Call(doomed, {.timeout = absl::Seconds(5)}).status().IgnoreError();
   return failure;
 }
 
 // --- Downloads -----------------------------------------------------------------------------------
 
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
-    const std::string& name, const Sink& sink, const DownloadOptions& options) {
+    const std::string& name, const Sink& sink, const DownloadOptions& options,
+    std::uint32_t* checksum) {
   if (!connection_.options().shared_memory || !same_host_ ||
       (options.limit != 0 && options.limit < kLeast)) {
     return std::nullopt;
@@ -238,7 +243,8 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   }
   v1::GetBufferRequest find;
   find.set_name(name);
-  const auto found = connection_.Call(find, std::nullopt);
+  find.set_version(options.version);
+  const auto found = connection_.Call(find, {.cancel = options.cancel});
   if (IsUnreachable(found.status())) return found.status();
   // The stream says what is wrong.
   if (!found.ok() || options.offset > found->buffer().size_bytes()) return std::nullopt;
@@ -247,7 +253,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (!slots.ok()) return std::nullopt;
 
   // Asks for the bytes from a place on, into slot i.
-  std::uint64_t version = 0;
+  std::uint64_t version = options.version;
   const auto fetch = [&](std::size_t i, std::uint64_t begin) {
     v1::DownloadSharedRequest request;
     request.set_name(name);
@@ -255,7 +261,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     request.set_offset(options.offset + begin);
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
-    absl::StatusOr<v1::DownloadSharedResponse> part = Download(request);
+    absl::StatusOr<v1::DownloadSharedResponse> part = Download(request, options.cancel);
     // Here, so that it counts as well where nobody asks what became of the part.
     if (!part.ok()) Lost(part.status(), **slots);
     return part;
@@ -287,7 +293,9 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (received == size) break;
     part = ahead ? next.get() : fetch(0, received);
     if (!part.ok()) {
-      if (ErrorReason(part.status()) != "VERSION_MISMATCH") return part.status();
+      // Of a version that was asked for, the server has said what is wrong.
+      if (options.version != 0 || ErrorReason(part.status()) != "VERSION_MISMATCH")
+        return part.status();
       return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
                        absl::StrCat("'", name, "' was replaced during its download"));
     }
@@ -300,6 +308,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
                       {"expected", absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8))},
                       {"actual", absl::StrCat(absl::Hex(crc, absl::kZeroPad8))}});
   }
+  if (checksum != nullptr) *checksum = crc;
   return buffer;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,10 @@ class SharedTransfers {
   explicit SharedTransfers(Connection& connection);
 
   // Client::UploadShared, DownloadShared and MakeSharedMemory.
-  absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request);
-  absl::StatusOr<v1::DownloadSharedResponse> Download(const v1::DownloadSharedRequest& request);
+  absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request,
+                                    const std::stop_token& cancel);
+  absl::StatusOr<v1::DownloadSharedResponse> Download(const v1::DownloadSharedRequest& request,
+                                                      const std::stop_token& cancel);
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes);
 
   // Client::Upload and Download by way of memory of this class. Nothing: not possible, or not worth
@@ -33,8 +36,10 @@ class SharedTransfers {
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
+  // checksum: unless null, of the bytes, if they are to be checked.
   std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name, const Sink& sink,
-                                                        const DownloadOptions& options);
+                                                        const DownloadOptions& options,
+                                                        std::uint32_t* checksum);
 
  private:
   // One or two parts of the memory, which a transfer has until it ends: nobody waits for one, since

@@ -22,11 +22,12 @@ install(TARGETS tessera_proto tessera_base tessera_client EXPORT TesseraTargets
   INCLUDES DESTINATION ${TESSERA_HEADER_DIR})
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT client)
 # What is public: the calls, and the headers that theirs include.
-install(FILES client/async.h client/client.h client/expression.h client/expression_text.h client/npy.h client/program_results.h
-              client/random_array.h client/resident_buffer.h client/shared_memory.h client/slice.h
+install(FILES client/arrays.h client/async.h client/client.h client/expression.h client/expression_text.h client/npy.h
+              client/program_results.h client/random_array.h client/resident_buffer.h client/ring_client.h
+              client/shared_memory.h client/slice.h
   DESTINATION ${TESSERA_HEADER_DIR}/client COMPONENT client)
 install(FILES kernels/base/dtype.h kernels/base/element.h kernels/base/error.h kernels/base/launch.h kernels/base/map_op.h
-              kernels/base/printable.h kernels/base/reduce_op.h
+              kernels/base/printable.h kernels/base/reduce_op.h kernels/base/ring.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/base COMPONENT client)
 install(DIRECTORY ${TESSERA_PROTO_DIR}/tessera ${PROJECT_SOURCE_DIR}/proto/tessera
   DESTINATION ${TESSERA_HEADER_DIR} COMPONENT client FILES_MATCHING PATTERN "*.pb.h" PATTERN "*.proto")

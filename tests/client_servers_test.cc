@@ -216,6 +216,9 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
   std::vector<char> out(values.size() * sizeof(float));
   const absl::Status got = reader.Download("x", absl::MakeSpan(out)).status();
   ASSERT_TRUE(got.ok()) << got;
+  options.stall_timeout = absl::InfiniteDuration();
+  Client patient(options);
+  ASSERT_TRUE(patient.GetServerInfo().ok());
   server.Signal(SIGSTOP);
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
   // The upload's connection may have ended with it: what the server's host has not taken is in its
@@ -225,6 +228,22 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
+  const std::string bytes = Bytes(values);
+  // Transfers with all the patience there is, once they are cancelled.
+  for (const int streams : {1, 4}) {
+    std::stop_source source;
+    const std::uint64_t sent = patient.traffic().sent_bytes;
+    std::thread canceller([&] {
+      EXPECT_TRUE(Eventually([&] { return patient.traffic().sent_bytes > sent; }));
+      source.request_stop();
+    });
+    const absl::Status cancelled = patient
+                                       .Upload("z", DType::kF32, {4 << 20}, FromMemory(bytes),
+                                               {.streams = streams, .cancel = source.get_token()})
+                                       .status();
+    EXPECT_TRUE(absl::IsCancelled(cancelled)) << cancelled;
+    canceller.join();
+  }
   server.Signal(SIGCONT);
 }
 

@@ -6,16 +6,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/address.h"
+#include "client/arrays.h"
 #include "client/async.h"
 #include "client/connection.h"
+#include "client/npy.h"
+#include "client/ring_client.h"
 #include "kernels/base/error.h"
 #include "tests/client_fixture.h"
 #include "tests/fake_device.h"
@@ -112,6 +119,157 @@ TEST_F(ClientTest, UploadOptions) {
   EXPECT_EQ(
       ErrorReason(client_.Upload("c", DType::kF32, {1000}, FromMemory(data), options).status()),
       "BAD_OPTION");
+}
+
+TEST_F(ClientTest, SourcesOfAnotherSizeAreRefusedBeforeAnythingIsSent) {
+  const std::string bytes = Pattern(4000);
+  const TemporaryFile file(MakeNpyHeader(DType::kF32, {1000}) + bytes);
+  const auto npy = NpyFile::Open(file.path());
+  ASSERT_TRUE(npy.ok()) << npy.status();
+  const auto read = [&](std::uint64_t offset, absl::Span<char> out) {
+    return npy->Read(offset, out);
+  };
+  for (const Source& source : {FromMemory(bytes), Source(read, npy->header().data_bytes)}) {
+    for (const int streams : {1, 4}) {
+      const UploadOptions options = {.replace = true, .chunk_bytes = 1024, .streams = streams};
+      for (const std::int64_t elements : {999, 1001, 0}) {
+        const Traffic before = client_.traffic();
+        const absl::Status status =
+            client_.Upload("x", DType::kF32, {elements}, source, options).status();
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_EQ(ErrorReason(status), "BAD_RANGE") << status;
+        EXPECT_EQ(ErrorMetadata(status)["needed"], std::to_string(4 * elements));
+        EXPECT_EQ(ErrorMetadata(status)["given"], "4000");
+        EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
+      }
+      EXPECT_TRUE(client_.Upload("x", DType::kF32, {1000}, source, options).ok());
+    }
+  }
+  std::string out(8, '\0');
+  EXPECT_EQ(ErrorReason(FromMemory("1234")(0, absl::MakeSpan(out))), "BAD_RANGE");
+  EXPECT_EQ(ErrorReason(FromMemory("1234")(~std::uint64_t{0}, absl::MakeSpan(out))), "BAD_RANGE");
+}
+
+TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
+  const std::string bytes = Pattern(400'000);
+  for (const int streams : {1, 4}) {
+    UploadOptions options = {.chunk_bytes = 1024, .streams = streams};
+    const auto thrown = [](std::uint64_t, absl::Span<char>) -> absl::Status {
+      throw std::runtime_error("the disk is on fire");
+    };
+    absl::Status status = client_.Upload("x", DType::kF32, {100'000}, thrown, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(ErrorReason(status), "CALLER_EXCEPTION");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("the disk is on fire"));
+    options.progress = [](std::uint64_t) { throw 1; };
+    status = client_.Upload("x", DType::kF32, {100'000}, FromMemory(bytes), options).status();
+    EXPECT_EQ(ErrorReason(status), "CALLER_EXCEPTION");
+    EXPECT_EQ(ErrorReason(client_.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
+    EXPECT_EQ(ErrorReason(client_.Upload("x", DType::kF32, {100'000}, nullptr, options).status()),
+              "BAD_OPTION");
+  }
+  Put("y", {1, 2, 3});
+  const Sink throwing = [](const v1::Buffer&, std::string_view) -> absl::Status { throw 1; };
+  EXPECT_EQ(ErrorReason(client_.Download("y", throwing).status()), "CALLER_EXCEPTION");
+  EXPECT_EQ(ErrorReason(client_.Download("y", Sink()).status()), "BAD_OPTION");
+  EXPECT_EQ(ErrorReason(client_.DownloadRanges("y", nullptr).status()), "BAD_OPTION");
+}
+
+TEST_F(ClientTest, DownloadsByRanges) {
+  const std::string data = Pattern((32 << 20) + 12);
+  ASSERT_TRUE(client_
+                  .Upload("x", DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
+                          FromMemory(data), {.streams = 2})
+                  .ok());
+  for (const int streams : {1, 3, 4, 100}) {
+    std::string out(data.size(), '\0');
+    std::atomic<std::size_t> bytes{0};
+    const auto buffer = client_.DownloadRanges(
+        "x",
+        [&](const v1::Buffer&, std::uint64_t offset, std::string_view part) {
+          std::copy(part.begin(), part.end(), out.begin() + static_cast<std::ptrdiff_t>(offset));
+          bytes += part.size();
+          return absl::OkStatus();
+        },
+        {.streams = streams});
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(bytes, data.size());
+    EXPECT_TRUE(out == data) << streams;
+    std::string part(data.size() - 12, '\0');
+    const auto window = client_.Download("x", absl::MakeSpan(part),
+                                         {.offset = 8, .limit = part.size(), .streams = streams});
+    ASSERT_TRUE(window.ok()) << window.status();
+    EXPECT_TRUE(part == data.substr(8, part.size()));
+  }
+  std::atomic<int> calls{0};
+  const auto refusing = [&](const v1::Buffer&, std::uint64_t, std::string_view) {
+    return calls++ < 3 ? absl::OkStatus() : absl::DataLossError("the disk broke");
+  };
+  EXPECT_EQ(client_.DownloadRanges("x", refusing, {.streams = 4}).status(),
+            absl::DataLossError("the disk broke"));
+  const ResidentBuffer held = client_.Hold(client_.GetBuffer("x")->buffer());
+  std::string out(data.size(), '\0');
+  EXPECT_TRUE(client_.Download(held, absl::MakeSpan(out), {.streams = 2}).ok());
+  ASSERT_TRUE(PutFloats(client_, "x", {1}).ok());
+  for (const int streams : {1, 2}) {
+    EXPECT_EQ(
+        ErrorReason(client_.Download(held, absl::MakeSpan(out), {.streams = streams}).status()),
+        "VERSION_MISMATCH");
+  }
+}
+
+TEST_F(ClientTest, ArraysOfCppTypes) {
+  const std::vector<double> values = {1, 2, 3, 4, 5, 6};
+  ASSERT_TRUE(Upload<double>(client_, "x", values, {2, 3}).ok());
+  EXPECT_EQ(ErrorReason(Upload<double>(client_, "y", values, {2, 2}).status()), "BAD_RANGE");
+  EXPECT_EQ(*Download<double>(client_, "x"), values);
+  EXPECT_EQ(*Download<double>(client_, "x", {.offset = 8, .limit = 16}),
+            (std::vector<double>{2, 3}));
+  EXPECT_EQ(ErrorReason(Download<float>(client_, "x").status()), "BAD_DTYPE");
+  const auto sum = client_.Add("x", Inline<double>(values, {2, 3}));
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(*Elements<double>(sum->tensor()), (std::vector<double>{2, 4, 6, 8, 10, 12}));
+  EXPECT_EQ(ErrorReason(Elements<std::int32_t>(sum->tensor()).status()), "BAD_DTYPE");
+  const bool truth[] = {true, false};
+  ASSERT_TRUE(Upload<bool>(client_, "b", truth, {2}).ok());
+  const ResidentBuffer held = client_.Hold(client_.GetBuffer("x")->buffer());
+  EXPECT_EQ(*Download<double>(client_, held), values);
+}
+
+// --- Moves ---------------------------------------------------------------------------------------
+
+template <class... T>
+inline constexpr bool kMoveOnly = ((!std::is_copy_constructible_v<T> &&
+                                    !std::is_copy_assignable_v<T> &&
+                                    std::is_nothrow_move_constructible_v<T>)&&...);
+static_assert(kMoveOnly<Client, ResidentBuffer, RingClient, Future<v1::DotResponse>, SharedMemory,
+                        NpyFile, NpyWriter>);
+
+TEST_F(ClientTest, AClientMovesWithItsCallsAndLeavesNothing) {
+  Put("x", {1, 2, 3});
+  Client moved = std::move(client_);
+  EXPECT_EQ(moved.Dot("x", "x")->value().real(), 14);
+  const auto fails = [](const absl::Status& status) {
+    return status.code() == absl::StatusCode::kFailedPrecondition &&
+           ErrorReason(status) == "MOVED_FROM";
+  };
+  std::string out(12, '\0');
+  // NOLINTBEGIN(bugprone-use-after-move): what that does is the question
+  EXPECT_TRUE(fails(client_.Dot("x", "x").status()));
+  EXPECT_TRUE(fails(client_.Async().Dot("x", "x").Get().status()));
+  EXPECT_TRUE(fails(PutFloats(client_, "x", {1}).status()));
+  EXPECT_TRUE(fails(client_.Download("x", absl::MakeSpan(out)).status()));
+  EXPECT_TRUE(fails(client_.MakeSharedMemory(1).status()));
+  EXPECT_FALSE(client_.Hold(moved.GetBuffer("x")->buffer()));
+  EXPECT_EQ(client_.traffic().sent_bytes, 0u);
+  // NOLINTEND(bugprone-use-after-move)
+  client_ = std::move(moved);
+  EXPECT_TRUE(client_.Dot("x", "x").ok());
+
+  RingClient ring(*Ring::Parse("a " + server_.address()));
+  const RingClient other = std::move(ring);
+  EXPECT_TRUE(other.For("x").Dot("x", "x").ok());
+  EXPECT_TRUE(fails(ring.For("x").Dot("x", "x").status()));  // NOLINT(bugprone-use-after-move)
 }
 
 TEST_F(ClientTest, AFailingSourceLeavesNoBuffer) {
@@ -399,6 +557,20 @@ class BusyServerTest : public ::testing::Test {
   std::unique_ptr<Client> client_;
 };
 
+TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
+  std::stop_source source;
+  std::thread caller([&] {
+    const absl::Status status = client_->Dot("x", "x", {.cancel = source.get_token()}).status();
+    EXPECT_EQ(status, absl::CancelledError("the caller cancelled the call"));
+  });
+  device_->WaitForBlocked(1);
+  source.request_stop();
+  caller.join();
+  // One that has been cancelled before it begins, and one that waits for a server.
+  EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
+  EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
+}
+
 TEST_F(BusyServerTest, DeadlineOfACall) {
   ClientOptions patient = FastOptions(server_->address());
   patient.timeout = absl::InfiniteDuration();
@@ -468,7 +640,7 @@ TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
 
 TEST(ClientTokenTest, TokensStayOnThisHostWithoutTls) {
   for (const char* here : {"127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/nowhere",
-                           "127.0.0.1:1,127.8.9.10:2", "dns:///localhost:1", "0.0.0.0:1"}) {
+                           "127.0.0.1:1,127.8.9.10:2", "dns:///localhost:1"}) {
     ClientOptions options = FastOptions(here);
     options.connect_timeout = absl::Milliseconds(1);
     options.token = "secret";
@@ -482,6 +654,85 @@ TEST(ClientTokenTest, TokensStayOnThisHostWithoutTls) {
     EXPECT_EQ(ErrorReason(status), "BAD_CREDENTIALS") << elsewhere;
     EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr("secret")));
   }
+}
+
+// tests/loopback_cases.txt, of which the Python client has a test as well.
+TEST(Addresses, AreLoopbackOrNot) {
+  std::ifstream cases(TESSERA_LOOPBACK_CASES);
+  std::string line;
+  int count = 0;
+  while (std::getline(cases, line)) {
+    if (line.empty() || line[0] == '#') continue;
+    const std::size_t blank = line.rfind(' ');
+    EXPECT_EQ(StaysHere(line.substr(0, blank)), line.substr(blank + 1) == "yes") << line;
+    ++count;
+  }
+  EXPECT_GT(count, 50);
+}
+
+TEST(Addresses, ThatAreNoneAreRefusedAtOnce) {
+  for (const char* none :
+       {"", " ", "no such host:x", "http://127.0.0.1:50051", "localhost:http", "localhost",
+        "localhost:", ":1", "localhost:65536", "localhost:0", "::1:50051", "[::1]", "[gpu]:1",
+        "unix:", "127.0.0.1:1,localhost:http", "user@gpu:1", "gpu:1/x", "ipv4:127.0.0.1"}) {
+    ClientOptions options = FastOptions(none);
+    options.connect_timeout = absl::Hours(1);
+    const absl::Status status = Client(options).GetServerInfo().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << none;
+    EXPECT_EQ(ErrorReason(status), "BAD_ADDRESS") << none;
+  }
+  for (const char* some : {"gpu:1", "gpu-1.cluster_2.local:50051", "[::1]:1", "[fe80::1%eth0]:1",
+                           "unix:x", "unix:///a b", "unix-abstract:x", "dns:///gpu:1",
+                           "dns://8.8.8.8/gpu:1", "ipv6:[::1]:1", "xds:///gpu"})
+    EXPECT_TRUE(CheckAddress(some).ok()) << CheckAddress(some);
+}
+
+TEST(Addresses, OfSocketsMayHaveAnyCharacter) {
+  const TemporaryFile path;
+  for (const char* name : {"a%20b", "a b", "a?b#c", "%", "\xc3\xa4"}) {
+    Options options = TestOptions();
+    options.listen = {"unix:" + path.path() + name};
+    TestServer server(options);
+    const absl::Status status = Client(FastOptions(options.listen[0])).GetServerInfo().status();
+    EXPECT_TRUE(status.ok()) << name << ": " << status;
+  }
+}
+
+TEST(Addresses, NetworksOfNoProxyAreHonoured) {
+  const auto proxy = [](const char* exceptions, const char* address) {
+    ::setenv("https_proxy", "http://proxy:1", 1);
+    ::setenv("no_proxy", exceptions, 1);
+    const std::optional<Proxy> found = ProxyFor(address);
+    ::unsetenv("https_proxy");
+    ::unsetenv("no_proxy");
+    return found && !found->excepted;
+  };
+  EXPECT_TRUE(proxy("", "10.1.2.3:1"));
+  EXPECT_FALSE(proxy("", "unix:/x"));
+  EXPECT_FALSE(proxy("10.0.0.0/8", "10.1.2.3:1"));
+  EXPECT_FALSE(proxy("a, 10.1.2.0/23 ", "10.1.3.3:1"));
+  EXPECT_TRUE(proxy("10.1.2.0/23", "10.1.4.3:1"));
+  EXPECT_TRUE(proxy("10.0.0.0/8", "gpu:1"));
+  EXPECT_TRUE(proxy("10.0.0.0/x,10.0.0.0/33,/,//", "11.1.2.3:1"));
+  EXPECT_FALSE(proxy("0.0.0.0/0", "11.1.2.3:1"));
+  EXPECT_TRUE(proxy("0.0.0.0/0", "[2001:db8::7]:1"));
+  EXPECT_FALSE(proxy("2001:db8::/32", "[2001:db8::7]:1"));
+  EXPECT_FALSE(proxy("example.org", "gpu.example.org:1"));
+}
+
+// gRPC would say in its log alone that it cannot use them.
+TEST(Credentials, ThatCannotBeUsedAreRefusedAtOnce) {
+  const TemporaryFile garbage("no certificate\n");
+  const TemporaryFile mark("\xEF\xBB\xBF  a-token \r\n");
+  ClientOptions options = FastOptions("127.0.0.1:1");
+  options.connect_timeout = absl::Milliseconds(1);
+  options.token_file = mark.path();
+  EXPECT_EQ(ErrorReason(Client(options).GetServerInfo().status()), "UNREACHABLE");
+  options.tls_ca = garbage.path();
+  options.connect_timeout = absl::Hours(1);
+  const absl::Status status = Client(options).GetServerInfo().status();
+  EXPECT_EQ(ErrorReason(status), "BAD_CREDENTIALS");
+  EXPECT_EQ(ErrorMetadata(status)["file"], garbage.path());
 }
 
 }  // namespace

@@ -242,7 +242,7 @@ TEST(BrokenConnection, AnUploadOfSeveralStreamsResumes) {
     const std::string data = Pattern(8 << 20);
     if (replace) {
       Client direct(FastOptions(server.address()));
-      ASSERT_TRUE(direct.Upload("x", DType::kF32, {1}, FromMemory(data)).ok());
+      ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
     }
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 3);
     Client client(FastOptions(proxy.address()));

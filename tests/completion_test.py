@@ -120,6 +120,29 @@ class CompletionTest(o.Case):
             _, found = self.complete(*flag, "dot", "digi", server=nobody)
             self.assertEqual(found, ["digits"], flag)
 
+    def test_words_that_bash_would_not_take_as_they_are(self):
+        """A hostile server's, of which the shell would run some."""
+        bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*", "{a,b}"]
+        buffers, compute = o.pb.buffer, o.pb.compute
+        answers = {
+            "ListBuffers": buffers.ListBuffersResponse(
+                buffers=[buffers.Buffer(name=name) for name in [*bad, "a/b.c_d-e"]]),
+            "ListStrategies": compute.ListStrategiesResponse(
+                strategies=[compute.Strategy(operation=name, name=name, available=True)
+                            for name in [*bad, "fixed_tree"]]),
+            "GetServerInfo": compute.GetServerInfoResponse(
+                devices=[compute.Device(name=name) for name in [*bad, "cuda:0"]]),
+        }
+
+        def answer(method, _):
+            return answers[method.rsplit("/", 1)[1]].SerializeToString()
+
+        with o.answering(answer) as server:
+            for words, offered in ((("rm", ""), ["a/b.c_d-e"]), (("put", "--device", ""), ["cuda:0"]),
+                                   (("dot", "--strategy", ""), ["fixed_tree"]),
+                                   (("strategies", ""), ["fixed_tree"])):
+                self.assertEqual(self.complete(*words, server=server), ("words", offered))
+
     def test_descriptions(self):
         self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
 

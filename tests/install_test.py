@@ -67,6 +67,14 @@ class InstallTest(unittest.TestCase):
     def test_headers_are_complete(self):
         """Every public header can be included alone, and none names a file that was not installed."""
         installed = self.prefix / "include/tessera"
+        names = [str(header.relative_to(installed)) for header in installed.rglob("*.h")]
+        self.assertIn("client/ring_client.h", names)
+        for name in names:
+            with self.subTest(name):
+                alone = self.folder / "alone.cc"
+                alone.write_text(f'#include "{name}"\n')
+                self.run_command("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+                                 "-I", installed, alone)
         for header in installed.rglob("*.h"):
             for name in re.findall(r'#include "([^"]+)"', header.read_text()):
                 ours = name.startswith(("client/", "kernels/", "server/", "tessera/"))

@@ -193,7 +193,7 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
     }
     for (const int after : {0, way.size > kSlot ? 2 : 0}) {
       device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed, 1, after);
-      expect_old(replace(FromMemory(data)), way.name);
+      expect_old(replace(FromMemory(std::string_view(data).substr(0, way.size))), way.name);
       EXPECT_EQ(device_->Relent(FakeDevice::Step::kCopyToDevice), 0) << way.name;
     }
   }
@@ -377,8 +377,20 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   EXPECT_EQ(std::memcmp(memory->bytes().data() + kMib + 100, data.data() + 8, kMib - 8), 0);
   const auto outside = client_.DownloadShared("x", *memory, 3 * kMib, kMib);
   EXPECT_EQ(ErrorReason(outside.status()), "BAD_RANGE");
+  // Nothing beyond the memory is asked for.
+  const Traffic before = client_.traffic();
+  for (const std::size_t offset : {3 * kMib + 1, 3 * kMib + 5000, ~std::size_t{0}}) {
+    EXPECT_EQ(ErrorReason(client_.UploadShared("y", DType::kI32, {1024}, *memory, offset).status()),
+              "BAD_RANGE");
+    EXPECT_EQ(ErrorReason(client_.DownloadShared("x", *memory, offset, 4096).status()),
+              "BAD_RANGE");
+  }
   const SharedMemory moved = *std::move(memory);
   EXPECT_TRUE(moved.connected());
+  // NOLINTNEXTLINE(bugprone-use-after-move): what that does is the question
+  EXPECT_EQ(ErrorReason(client_.UploadShared("y", DType::kI32, {1}, *memory).status()),
+            "BAD_RANGE");
+  EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
 }
 
 TEST(SharedClient, GoesOnWithoutSharedMemory) {

@@ -42,6 +42,7 @@ struct BenchFlags {
   // Of one call; its result goes to a buffer of the run.
   OperationOptions Options(const std::string& strategy) const {
     OperationOptions options;
+    options.cancel = InterruptScope::token();
     options.strategy = strategy;
     options.launch = launch;
     options.timing = true;

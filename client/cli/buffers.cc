@@ -51,7 +51,7 @@ struct PutFlags {
 absl::Status Put(Session& session, const PutFlags& flags) {
   DType dtype;
   std::vector<std::int64_t> shape;
-  Source source;
+  Source source = nullptr;
   std::optional<NpyFile> file;
   std::string name = flags.name;
   if (flags.random.empty()) {
@@ -61,9 +61,9 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     file.emplace(*std::move(opened));
     dtype = file->header().dtype;
     shape = file->header().shape;
-    source = [&file](std::uint64_t offset, absl::Span<char> out) {
-      return file->Read(offset, out);
-    };
+    source = Source(
+        [&file](std::uint64_t offset, absl::Span<char> out) { return file->Read(offset, out); },
+        file->header().data_bytes);
     if (name.empty()) name = NameOfFile(flags.file);
   } else {
     const auto extents = ParseExtents(flags.shape);
@@ -92,11 +92,8 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     const InterruptScope interrupts;
     ProgressBar progress(name, *bytes);
     options.progress = [&](std::uint64_t sent) { progress.Update(sent); };
-    const Source checked = [&](std::uint64_t offset, absl::Span<char> out) {
-      absl::Status status = InterruptScope::Check();
-      return status.ok() ? source(offset, out) : status;
-    };
-    buffer = session.client.Upload(name, dtype, shape, checked, options);
+    options.cancel = InterruptScope::token();
+    buffer = session.client.Upload(name, dtype, shape, source, options);
   }
   if (!buffer.ok()) return buffer.status();
   const absl::Duration wall = Since(start);

@@ -1,6 +1,9 @@
 // What the subcommands of `tessera` share: the session they run in, values of options, interrupts.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <csignal>
 
 #include <CLI/CLI.hpp>
@@ -11,8 +14,10 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -108,13 +113,21 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 
 // --- Interrupts ----------------------------------------------------------------------------------
 
-// While it lives, the first SIGINT, SIGTERM or SIGHUP lets a transfer end by itself, which undoes
-// it; the second one kills.
+// While it lives, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its token, which
+// undoes transfers; the second one kills. One at a time.
 class InterruptScope {
  public:
   InterruptScope() {
+    if (::pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
+    signalled_ = pipe_[1];
+    watcher_ = std::thread([this] { Watch(); });
     struct sigaction action {};
-    action.sa_handler = [](int) { interrupted_ = 1; };
+    action.sa_handler = [](int) {
+      const int error = errno;
+      if (::write(signalled_, "s", 1) < 0) {  // nobody is left who could be told
+      }
+      errno = error;
+    };
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], nullptr, &before_[i]);
@@ -126,16 +139,32 @@ class InterruptScope {
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], &before_[i], nullptr);
     }
+    ::close(pipe_[1]);
+    watcher_.join();
+    ::close(pipe_[0]);
   }
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
+  // For CallOptions::cancel and its like.
+  static std::stop_token token() { return interrupted_.get_token(); }
   static absl::Status Check() {
-    return interrupted_ == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
+    return interrupted_.stop_requested() ? absl::CancelledError("interrupted") : absl::OkStatus();
   }
 
  private:
-  static inline volatile std::sig_atomic_t interrupted_ = 0;
+  void Watch() {
+    char signal = 0;
+    ssize_t n = 0;
+    do n = ::read(pipe_[0], &signal, 1);
+    while (n < 0 && errno == EINTR);
+    if (n > 0) interrupted_.request_stop();
+  }
+
+  static inline volatile std::sig_atomic_t signalled_ = -1;  // the end of the pipe to write to
+  std::array<int, 2> pipe_{};
+  static inline std::stop_source interrupted_;
+  std::thread watcher_;
   static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
   std::array<struct sigaction, kSignals.size()> before_{};
 };

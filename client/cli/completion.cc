@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -130,13 +131,24 @@ std::vector<Candidate> Subcommands(const CLI::App& command) {
   return found;
 }
 
+// Offers a word of the server's, unless it has other characters than names have: bash puts it into
+// the command line without quotes. What describes it is printed, and may not move a terminal.
+void Offer(const std::string& word, const std::string& description,
+           std::vector<Candidate>& candidates) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || absl::StrContains("._/:-", static_cast<char>(c));
+  });
+  if (plain && !word.empty() && word.front() != '-')
+    candidates.push_back({word, Printable(description)});
+}
+
 std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
   std::vector<Candidate> found;
   const auto buffers = session.client.ListBuffers(prefix);
   if (!buffers.ok()) return found;
   for (const v1::Buffer& buffer : *buffers) {
-    found.push_back(
-        {buffer.name(), absl::StrCat(DtypeText(buffer.dtype()), " ", ShapeText(buffer.shape()))});
+    Offer(buffer.name(), absl::StrCat(DtypeText(buffer.dtype()), " ", ShapeText(buffer.shape())),
+          found);
   }
   return found;
 }
@@ -149,10 +161,9 @@ std::vector<Candidate> Strategies(Session& session, const std::string& operation
   std::set<std::string> operations;
   for (const v1::Strategy& strategy : *strategies) {
     if (operation.empty()) {
-      if (operations.insert(strategy.operation()).second)
-        found.push_back({strategy.operation(), ""});
+      if (operations.insert(strategy.operation()).second) Offer(strategy.operation(), "", found);
     } else if (strategy.available()) {
-      found.push_back({strategy.name(), strategy.summary()});
+      Offer(strategy.name(), strategy.summary(), found);
     }
   }
   return found;
@@ -163,7 +174,7 @@ std::vector<Candidate> Devices(Session& session) {
   const auto info = session.client.GetServerInfo();
   if (!info.ok()) return found;
   for (const v1::Device& device : info->devices()) {
-    found.push_back({device.name(), device.model()});
+    Offer(device.name(), device.model(), found);
   }
   return found;
 }
@@ -201,7 +212,7 @@ absl::Status Complete(Session& session, const Place& place) {
   std::cout << (type == "FILE" ? "files" : "words") << '\n';
   for (const Candidate& candidate : candidates) {
     if (!absl::StartsWith(candidate.text, place.word)) continue;
-    std::cout << place.before << Printable(candidate.text) << '\t'
+    std::cout << place.before << candidate.text << '\t'
               << absl::StrReplaceAll(candidate.description, {{"\n", " "}}) << '\n';
   }
   return absl::OkStatus();

@@ -1,4 +1,5 @@
 // The command line client, `tessera`: global options, one subcommand, and what its end looks like.
+#include <malloc.h>
 #include <openssl/crypto.h>
 
 #include <algorithm>
@@ -13,23 +14,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/address.h"
 #include "client/cli/command.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
 
-// What is wrong with the ports of servers; "": nothing. gRPC would take a port modulo 65536.
-std::string CheckPorts(const std::string& servers) {
-  for (const absl::string_view address : absl::StrSplit(servers, ',')) {
-    if (absl::StartsWith(address, "unix:")) continue;
-    const std::size_t colon = address.rfind(':');
-    const absl::string_view port = colon == address.npos ? "" : address.substr(colon + 1);
-    const bool digits = std::all_of(port.begin(), port.end(), absl::ascii_isdigit);
-    int number = 0;
-    if (digits && !port.empty() && (!absl::SimpleAtoi(port, &number) || number > 65535))
-      return absl::StrCat("'", address, "' has a port above 65535");
+// Without a byte order mark and blanks at its ends, which files and variables get unseen.
+std::string Trimmed(const std::string& text) {
+  const std::string_view behind = BehindByteOrderMark(text);
+  return std::string(absl::StripAsciiWhitespace({behind.data(), behind.size()}));
+}
+
+// What is wrong with the addresses of servers; "": nothing.
+std::string CheckServers(const std::string& servers) {
+  for (const absl::string_view address : absl::StrSplit(Trimmed(servers), ',')) {
+    const absl::Status status = CheckAddress(Trimmed(std::string(address)));
+    if (!status.ok()) return std::string(status.message());
   }
   return "";
 }
@@ -65,7 +69,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
          "-s,--server", options.client.server,
          "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
          "buffers: the first that answers")
-      ->check(CheckPorts)
+      ->check(CheckServers)
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
   app.add_option("--tls-ca", options.client.tls_ca,
@@ -92,12 +96,17 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
                  "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
       ->check(DurationCheck(/*endless=*/true))
       ->capture_default_str();
-  app.add_flag("--json", options.json, "Print one JSON document");
+  app.add_flag(
+      "--json", options.json,
+      "Print one JSON document. Its integers are exact; some readers round those beyond 2^53");
 }
 
 // The options of a client, once the command line has been read.
 ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   ClientOptions client = options.client;
+  for (std::string* text : {&client.server, &client.tls_ca, &client.tls_cert, &client.tls_key,
+                            &client.tls_server_name, &client.token_file})
+    *text = Trimmed(*text);
   if (const char* token = std::getenv("TESSERA_TOKEN");
       client.token_file.empty() && token != nullptr)
     client.token = token;
@@ -173,7 +182,8 @@ int Main(int argc, char** argv) {
   if (!std::cout && status.ok()) return 1;
   // Without gRPC's shutdown, which waits up to 10 s for a connection that has failed while it was
   // being written to.
-  if (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) std::_Exit(ExitCode(status));
+  if (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status) || absl::IsCancelled(status))
+    std::_Exit(ExitCode(status));
   return ExitCode(status);
 }
 
@@ -181,7 +191,12 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  // As in the server: glibc would map and unmap memory for every large message.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
   // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  // What gRPC would log of a connection, the error says.
+  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   return tessera::Main(argc, argv);
 }

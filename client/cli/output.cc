@@ -532,6 +532,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
     return "is tessera-server running at " + at + "? --server or TESSERA_SERVER names another one";
   }
+  if (reason == "CERTIFICATE_REFUSED")
+    return "--tls-ca names the CA, and --tls-server-name the name that the certificate is for";
   if (reason == "WRONG_HOST") return "its home is --server " + figure("address");
   if (reason == "SOURCE_NOT_ALLOWED") return "start " + at + " with --import-from to allow it";
   if (reason == "UNKNOWN_STRATEGY") {

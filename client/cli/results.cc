@@ -4,6 +4,7 @@
 
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -97,24 +98,60 @@ void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) 
 absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
                                       const std::string& path, const DownloadOptions& options) {
   const InterruptScope interrupts;
+  DownloadOptions download = options;
+  download.cancel = InterruptScope::token();
   std::optional<NpyWriter> writer;
   std::unique_ptr<ProgressBar> progress;
-  std::uint64_t received = 0;
-  const auto sink = [&](const v1::Buffer& buffer, std::string_view bytes) -> absl::Status {
-    if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
-    if (!writer) {
-      const absl::Span<const std::int64_t> shape(buffer.shape().data(),
-                                                 static_cast<std::size_t>(buffer.shape_size()));
-      auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
-      if (!created.ok()) return created.status();
-      writer.emplace(*std::move(created));
-      progress = std::make_unique<ProgressBar>(name, buffer.size_bytes());
-    }
-    received += bytes.size();
-    progress->Update(received);
-    return writer->Append(bytes);
+  std::mutex mutex;
+  std::uint64_t received = 0;  // guarded by mutex
+  const auto begin = [&](const v1::Buffer& buffer) -> absl::Status {
+    const absl::Span<const std::int64_t> shape(buffer.shape().data(),
+                                               static_cast<std::size_t>(buffer.shape_size()));
+    writer.reset();
+    auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
+    if (!created.ok()) return created.status();
+    writer.emplace(*std::move(created));
+    progress = std::make_unique<ProgressBar>(name, buffer.size_bytes());
+    received = 0;
+    return absl::OkStatus();
   };
-  auto buffer = session.client.Download(name, sink, options);
+  const auto count = [&](std::size_t bytes) {
+    const std::lock_guard lock(mutex);
+    received += bytes;
+    progress->Update(received);
+  };
+  absl::StatusOr<v1::Buffer> buffer;
+  // Where nobody can write at an offset, and for a buffer that others replace all the time, whose
+  // ranges would not be of one version, the bytes come in order.
+  constexpr int kStreams = 8;
+  for (download.streams = NpyWriter::IsStandardOutput(path) ? 1 : kStreams;;) {
+    if (download.streams > 1) {
+      buffer = session.client.DownloadRanges(
+          name,
+          [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
+            if (bytes.empty()) {
+              absl::Status status = begin(from);
+              if (status.ok() && !writer->IsFile()) return absl::OutOfRangeError("no file");
+              return status;
+            }
+            count(bytes.size());
+            return writer->WriteAt(offset, bytes);
+          },
+          download);
+      if (!absl::IsOutOfRange(buffer.status()) && ErrorReason(buffer.status()) != "BUFFER_CHANGED")
+        break;
+      download.streams = 1;
+    }
+    buffer = session.client.Download(
+        name,
+        [&](const v1::Buffer& from, std::string_view bytes) {
+          if (bytes.empty()) return begin(from);
+          count(bytes.size());
+          return writer->Append(bytes);
+        },
+        download);
+    break;
+  }
   if (!buffer.ok()) return buffer.status();
   if (absl::Status status = writer->Finish(); !status.ok()) return status;
   return buffer;

@@ -4,6 +4,9 @@
 // matrices gives the scores of some queries with all vectors, and TopK the best of each row. Where not
 // even the scores of one query fit, the best of parts of the vectors are compared.
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +22,7 @@
 #include "client/cli/results.h"
 #include "client/expression.h"
 #include "client/program_results.h"
+#include "kernels/base/element.h"
 
 namespace tessera {
 namespace {
@@ -46,15 +50,17 @@ DType ScoreType(DType dtype) {
   return IsInteger(dtype) ? DType::kI64 : dtype;
 }
 
-// The rows [begin, begin + count) of a matrix.
-Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count) {
+// The rows begin, begin + every, ... of a matrix, so many.
+Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count, std::int64_t every = 1) {
   if (count == matrix.shape[0]) return matrix.operand;
   const std::int64_t columns = matrix.shape[1];
   Operand rows = matrix.operand;
   if (auto* tensor = std::get_if<v1::Tensor>(&rows.source)) {
     const std::size_t row = static_cast<std::size_t>(columns) * SizeOf(matrix.dtype);
-    tensor->set_data(tensor->data().substr(static_cast<std::size_t>(begin) * row,
-                                           static_cast<std::size_t>(count) * row));
+    std::string data;
+    for (std::int64_t i = 0; i < count; ++i)
+      data.append(tensor->data(), static_cast<std::size_t>(begin + i * every) * row, row);
+    tensor->set_data(std::move(data));
     tensor->clear_shape();
     tensor->add_shape(count);
     tensor->add_shape(columns);
@@ -66,21 +72,47 @@ Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count) {
   view.set_offset((rows.view ? rows.view->offset() : 0) + begin * down);
   view.add_shape(count);
   view.add_shape(columns);
-  view.add_strides(down);
+  view.add_strides(down * every);
   view.add_strides(strided ? rows.view->strides(1) : 1);
   rows.view = std::move(view);
   return rows;
 }
 
-// Adds the step that sums the squares of each row, in the type of scores.
-ProgramStep AddNorms(Program& program, const Operand& rows, DType dtype, bool keep_dims,
-                     OperationOptions options) {
-  if (ScoreType(dtype) == DType::kF32 && dtype != DType::kF32)
-    options.expression = Cast(Element(0), DType::kF32).ToMessage();
-  return program.Reduce(ReduceOp::kSumSquares, rows, {1}, keep_dims, options);
+// Whether a value is a number, and no infinity.
+Expr IsFinite(const Expr& value) {
+  return Expr(MapOp::kLess, {Expr(MapOp::kAbs, {value}), std::numeric_limits<double>::infinity()});
 }
 
+// (a - b)^2 in f64, whose differences of numbers of the other types are exact or nearly so.
+v1::Expression SquaredDifference() {
+  const Expr difference = Cast(Element(0), DType::kF64) - Cast(Element(1), DType::kF64);
+  return (difference * difference).ToMessage();
+}
+
+std::vector<long double> NumbersOf(const v1::Tensor& tensor) {
+  std::vector<long double> numbers;
+  DispatchDType(static_cast<DType>(tensor.dtype()), [&]<class T>(T element) {
+    numbers.resize(tensor.data().size() / sizeof(T));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      std::memcpy(&element, tensor.data().data() + i * sizeof(T), sizeof(T));
+      numbers[i] = static_cast<long double>(static_cast<ValueOf<T>>(element));
+    }
+  });
+  return numbers;
+}
+
+struct Neighbour {
+  long double value;  // the squared distance, or the product
+  std::int64_t index;
+};
+
 // One search: its operands, and what has been found.
+//
+// The scores are those of vectors and queries less a point amid the vectors, so that their rounding
+// is that of the cloud and not of its distance from the origin: |x - c|^2 - 2 x (q - c), to which
+// |q|^2 - |c|^2 makes the squared distance. Where that is little more than its rounding may be, it is
+// computed again from the differences, in f64; where it is so for all neighbours of a query, or for
+// many, others may have been missed, and the query is compared with every vector in that way.
 class Searcher {
  public:
   Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
@@ -88,7 +120,10 @@ class Searcher {
         flags_(flags),
         l2_(flags.metric == "l2"),
         vectors_(std::move(vectors)),
-        queries_(std::move(queries)) {}
+        queries_(std::move(queries)),
+        // A centre in 16 bits would not leave the differences exact.
+        centred_(l2_ && (vectors_.dtype == DType::kF32 || vectors_.dtype == DType::kF64) &&
+                 vectors_.shape[0] > 0) {}
 
   absl::Status Run() {
     const auto info = session_.client.GetServerInfo();
@@ -98,10 +133,11 @@ class Searcher {
     const std::uint64_t room = RoomOf(*info);
     part_ = std::min(vectors_.shape[0], std::max(kLeastPart, static_cast<std::int64_t>(room)));
     const std::int64_t block = BlockOf(*info, room);
+    const InterruptScope interrupts;
     if (l2_ && block < queries) {
       // Every call would sum the same squares again.
       Program program;
-      const ProgramStep norms = AddNorms(program, vectors_.operand, vectors_.dtype, false,
+      const ProgramStep norms = AddNorms(program, vectors_.operand, AddCentre(program),
                                          {.target = scratch.Target("norms")});
       const auto results = Execute(program);
       if (!results.ok()) return results.status();
@@ -109,24 +145,43 @@ class Searcher {
       if (!buffer.ok()) return buffer.status();
       norms_ = Operand(buffer->name());
     }
-    const InterruptScope interrupts;
     std::int64_t begin = 0;
     do {
       absl::Status status = InterruptScope::Check();
-      status.Update(part_ < vectors_.shape[0] ? FindByParts(begin)
-                                              : Find(begin, std::min(block, queries - begin)));
+      status.Update(Find(begin, std::min(block, queries - begin)));
       if (!status.ok()) return status;
       begin += block;
     } while (begin < queries);
-    return absl::OkStatus();
+    absl::Status status = MeasureAgain();
+    const std::uint64_t answers =
+        info->limits().max_inline_result_bytes() /
+        (16 * static_cast<std::uint64_t>(std::max<std::int64_t>(flags_.k, 1)));
+    status.Update(FindExactly(
+        std::min(answers, room / static_cast<std::uint64_t>(std::max<std::int64_t>(part_, 1)))));
+    return status;
   }
 
-  const v1::Tensor& indices() const { return indices_; }
-  const v1::Tensor& distances() const { return distances_; }
+  // The results, [Q, k].
+  v1::Tensor indices() const {
+    return ToTensor<std::int64_t>(v1::DTYPE_I64, [](const Neighbour& n) { return n.index; });
+  }
+  v1::Tensor distances() const {
+    const auto value = [](const Neighbour& neighbour) { return neighbour.value; };
+    const DType dtype = ScoreType(vectors_.dtype);
+    if (dtype == DType::kF32) return ToTensor<float>(v1::DTYPE_F32, value);
+    if (dtype == DType::kF64) return ToTensor<double>(v1::DTYPE_F64, value);
+    return ToTensor<std::int64_t>(v1::DTYPE_I64, [](const Neighbour& neighbour) {
+      return neighbour.value < 0x1p63L ? static_cast<std::int64_t>(neighbour.value)
+                                       : std::numeric_limits<std::int64_t>::max();
+    });
+  }
   const std::string& device() const { return device_; }
   int calls() const { return calls_; }
 
  private:
+  // Of a centre, unless the origin will do.
+  using Centre = std::optional<ProgramStep>;
+
   // Scores that the scratch memory of a device takes in a call.
   std::uint64_t RoomOf(const v1::GetServerInfoResponse& info) const {
     std::uint64_t room = kScratchBytes;
@@ -140,9 +195,10 @@ class Searcher {
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
-    // The server refuses a k beyond the vectors.
+    // The server refuses a k beyond the vectors. l2 has two numbers more of each query.
     const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
-                                 (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t));
+                                     (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t)) +
+                                 (l2_ ? 2 * sizeof(double) : 0);
     const std::uint64_t rows = std::min(room / extent(vectors_.shape[0]),
                                         info.limits().max_inline_result_bytes() / answer);
     return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));
@@ -150,7 +206,8 @@ class Searcher {
 
   absl::StatusOr<ProgramResults> Execute(const Program& program) {
     ++calls_;
-    auto results = ProgramResults::Execute(session_.client, program);
+    auto results =
+        ProgramResults::Execute(session_.client, program, {.cancel = InterruptScope::token()});
     if (!results.ok()) return results;
     // The first error is no consequence of another one.
     for (const v1::StepResult& step : results->response().results())
@@ -159,96 +216,295 @@ class Searcher {
     return results;
   }
 
-  // The scores of the queries with vectors [first, first + count).
-  ProgramStep AddScores(Program& program, const Operand& queries, std::int64_t first,
-                        std::int64_t count) const {
+  // The mean of some vectors, spread over all. Those that are no numbers must not spoil it for others.
+  Centre AddCentre(Program& program) const {
+    if (!centred_) return std::nullopt;
+    constexpr std::int64_t kSample = 1024;
+    const std::int64_t every = std::max<std::int64_t>(1, vectors_.shape[0] / kSample);
+    OperationOptions options = {.scratch = true};
+    options.expression =
+        Where(IsFinite(Element(0)), Element(0), Cast(Expr(0), vectors_.dtype)).ToMessage();
+    return program.Reduce(ReduceOp::kMean, Rows(vectors_, 0, vectors_.shape[0] / every, every), {0},
+                          false, options);
+  }
+
+  // The sum of the squares of each row less the centre, in the type of scores.
+  ProgramStep AddNorms(Program& program, const Operand& rows, const Centre& centre,
+                       OperationOptions options) const {
+    if (centre) {
+      const Expr difference = Element(0) - Element(1);
+      options.expression = difference.ToMessage();
+      options.with = {*centre};
+    } else if (ScoreType(vectors_.dtype) == DType::kF32 && vectors_.dtype != DType::kF32) {
+      options.expression = Cast(Element(0), DType::kF32).ToMessage();
+    }
+    return program.Reduce(ReduceOp::kSumSquares, rows, {1}, false, options);
+  }
+
+  // The steps of a search for some queries among the vectors [first, first + count).
+  struct Steps {
+    ProgramStep best;
+    ProgramStep offsets;                 // of l2: |q|^2 - |c|^2 of each query
+    ProgramStep query_norms;             // of l2: |q - c|^2 of each query
+    std::optional<ProgramStep> largest;  // of l2: |x - c|^2, and of integers |x|, of any element
+    std::optional<ProgramStep> centre_norm;  // of l2: |c|^2, where there is a centre
+  };
+  Steps Add(Program& program, const Operand& queries, std::int64_t first,
+            std::int64_t count) const {
+    Steps steps;
     const OperationOptions scratch = {.scratch = true};
     const Operand vectors = Rows(vectors_, first, count);
-    const ProgramStep products =
-        program.Matmul(queries, vectors, false, true, ScoreType(vectors_.dtype), scratch);
-    if (!l2_) return products;
-    Operand norms = norms_ ? *norms_ : AddNorms(program, vectors, vectors_.dtype, false, scratch);
+    const std::int64_t k = first == 0 ? flags_.k : std::min(flags_.k, count);
+    const DType type = ScoreType(vectors_.dtype);
+    if (!l2_) {
+      steps.best = program.TopK(program.Matmul(queries, vectors, false, true, type, scratch), k);
+      return steps;
+    }
+    const Centre centre = AddCentre(program);
+    Operand norms =
+        norms_ ? *norms_ : Operand(AddNorms(program, vectors, centre, {.scratch = true}));
     if (norms_) {
       norms.view.emplace();
       norms.view->set_offset(first);
       norms.view->add_shape(count);
     }
-    return program.Map({norms, products}, Element(0) - 2 * Element(1), scratch);
+    const Operand moved =
+        centre ? Operand(program.Map({queries, *centre}, Element(0) - Element(1), scratch))
+               : queries;
+    const ProgramStep products = program.Matmul(moved, vectors, false, true, type, scratch);
+    steps.best = program.TopK(program.Map({norms, products}, Element(0) - 2 * Element(1), scratch),
+                              k, /*smallest=*/true);
+    // What the host needs to know of rounding. NaN is of vectors that are nobody's neighbours.
+    const Expr q = Cast(Element(0), DType::kF64);
+    const Expr c = Cast(Element(1), DType::kF64);
+    const bool integers = IsInteger(vectors_.dtype);
+    OperationOptions largest;
+    largest.expression =
+        (integers ? Expr(MapOp::kAbs, {q})
+                  : Where(Element(0) == Element(0), Element(0), Cast(Expr(0), type)))
+            .ToMessage();
+    if (vectors_.shape[1] > 0 || !integers)
+      steps.largest =
+          program.Reduce(ReduceOp::kMax, integers ? vectors : norms, {}, false, largest);
+    OperationOptions rows;
+    if (centre) rows.with = {*centre};
+    rows.expression = (centre ? (q - c) * (q + c) : q * q).ToMessage();
+    steps.offsets = integers ? program.Reduce(ReduceOp::kSumSquares, queries, {1})
+                             : program.Reduce(ReduceOp::kSum, queries, {1}, false, rows);
+    rows.expression = (centre ? (q - c) * (q - c) : q * q).ToMessage();
+    steps.query_norms = program.Reduce(ReduceOp::kSum, queries, {1}, false, rows);
+    if (centre) {
+      OperationOptions squares;
+      squares.expression = (q * q).ToMessage();
+      steps.centre_norm = program.Reduce(ReduceOp::kSum, *centre, {}, false, squares);
+    }
+    return steps;
   }
 
-  // The distances, or products, of the best scores.
-  ProgramStep AddDistances(Program& program, const Operand& queries, ProgramStep best) const {
-    if (!l2_) return best;
-    const ProgramStep own = AddNorms(program, queries, queries_.dtype, true, {.scratch = true});
-    // Rounding must not make a distance negative.
-    return program.Map({best, own}, Expr(MapOp::kMaximum, {Element(0) + Element(1), Expr(0)}));
-  }
-
+  // The best of some queries, by parts of the vectors where not all scores fit.
   absl::Status Find(std::int64_t begin, std::int64_t count) {
     const Operand queries = Rows(queries_, begin, count);
-    Program program;
-    const ProgramStep best =
-        program.TopK(AddScores(program, queries, 0, vectors_.shape[0]), flags_.k, /*smallest=*/l2_,
-                     std::nullopt, {.scratch = l2_});
-    const ProgramStep distances = AddDistances(program, queries, best);
-    const auto results = Execute(program);
-    if (!results.ok()) return results.status();
-    absl::Status status = Append(results->Tensor(best.indices()), indices_);
-    status.Update(Append(results->Tensor(distances), distances_));
-    return status;
-  }
-
-  // Of one query: the best k of each part of the vectors, one behind the other, and of those the best.
-  // They are in the order of their indices where they are equal, as TopK leaves them.
-  absl::Status FindByParts(std::int64_t begin) {
-    const Operand query = Rows(queries_, begin, 1);
     const std::int64_t n = vectors_.shape[0];
-    v1::Tensor scores;
-    std::vector<std::int64_t> indices;
-    for (std::int64_t first = 0; first < n; first += part_) {
+    std::vector<std::vector<Neighbour>> found(static_cast<std::size_t>(count));
+    std::vector<long double> rounding(found.size());
+    std::int64_t first = 0;
+    do {
       if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
-      const std::int64_t count = std::min(part_, n - first);
       Program program;
-      const ProgramStep best = program.TopK(AddScores(program, query, first, count),
-                                            first == 0 ? flags_.k : std::min(flags_.k, count), l2_);
+      const std::int64_t part = std::min(part_, n - first);
+      const Steps steps = Add(program, queries, first, part);
       const auto results = Execute(program);
       if (!results.ok()) return results.status();
-      const auto part = results->Tensor(best);
-      if (!part.ok()) return part.status();
-      const auto places = results->Values<std::int64_t>(best.indices());
-      if (!places.ok()) return places.status();
-      scores.set_dtype(part->dtype());
-      scores.mutable_data()->append(part->data());
-      for (std::int64_t place : *places) indices.push_back(first + place);
-    }
-    scores.add_shape(1);
-    scores.add_shape(static_cast<std::int64_t>(indices.size()));
-    Program program;
-    const ProgramStep best = program.TopK(scores, flags_.k, l2_, std::nullopt, {.scratch = l2_});
-    const ProgramStep distances = AddDistances(program, query, best);
-    const auto results = Execute(program);
-    if (!results.ok()) return results.status();
-    auto found = results->Tensor(best.indices());
-    if (!found.ok()) return found.status();
-    auto places = results->Values<std::int64_t>(best.indices());
-    if (!places.ok()) return places.status();
-    for (std::int64_t& place : *places) place = indices[static_cast<std::size_t>(place)];
-    found->set_data(places->data(), places->size() * sizeof(std::int64_t));
-    absl::Status status = Append(std::move(found), indices_);
-    status.Update(Append(results->Tensor(distances), distances_));
-    return status;
-  }
-
-  // Puts the rows of one call behind those of the calls before it.
-  static absl::Status Append(absl::StatusOr<v1::Tensor> rows, v1::Tensor& all) {
-    if (!rows.ok()) return rows.status();
-    if (all.shape_size() == 0) {
-      all = *std::move(rows);
-    } else {
-      all.set_shape(0, all.shape(0) + rows->shape(0));
-      all.mutable_data()->append(rows->data());
+      if (absl::Status status = Take(*results, steps, first, found, rounding); !status.ok())
+        return status;
+      first += part_;
+    } while (first < n);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      Sort(found[i]);
+      const auto query = static_cast<std::size_t>(begin) + i;
+      Judge(query, found[i], rounding[i]);
+      found_.push_back(std::move(found[i]));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Take(const ProgramResults& results, const Steps& steps, std::int64_t first,
+                    std::vector<std::vector<Neighbour>>& found,
+                    std::vector<long double>& rounding) const {
+    const auto scores = results.Tensor(steps.best);
+    if (!scores.ok()) return scores.status();
+    const std::vector<long double> values = NumbersOf(*scores);
+    const auto places = results.Values<std::int64_t>(steps.best.indices());
+    if (!places.ok()) return places.status();
+    std::vector<long double> offsets(found.size()), norms(found.size());
+    double largest = 0, centre = 0;
+    if (l2_ && !found.empty()) {
+      for (const auto& [step, numbers] :
+           {std::pair(steps.offsets, &offsets), std::pair(steps.query_norms, &norms)}) {
+        const auto tensor = results.Tensor(step);
+        if (!tensor.ok()) return tensor.status();
+        *numbers = NumbersOf(*tensor);
+      }
+      for (const auto& [step, number] :
+           {std::pair(steps.largest, &largest), std::pair(steps.centre_norm, &centre)}) {
+        if (!step) continue;
+        const auto value = results.Real(*step);
+        if (!value.ok()) return value.status();
+        *number = *value;
+      }
+    }
+    const std::size_t k = found.empty() ? 0 : values.size() / found.size();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      for (std::size_t j = i * k; j < (i + 1) * k; ++j)
+        found[i].push_back({values[j] + offsets[i], first + (*places)[j]});
+      if (l2_) {
+        rounding[i] =
+            std::max(rounding[i], RoundingOf(largest, centre, static_cast<double>(norms[i])));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // How far a squared distance may be off; infinite where integers may have wrapped.
+  long double RoundingOf(double largest, double centre, double query) const {
+    const auto width = static_cast<double>(vectors_.shape[1]);
+    if (IsInteger(vectors_.dtype)) {
+      return 2 * (width * largest * largest + query) < 0x1p62
+                 ? 0
+                 : std::numeric_limits<double>::infinity();
+    }
+    const bool wide = vectors_.dtype == DType::kF64;
+    const double unit = wide ? 0x1p-53 : 0x1p-24;
+    const double smallest =
+        wide ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()};
+    const double terms = largest + 2 * (std::sqrt(largest) + std::sqrt(centre)) * std::sqrt(query);
+    // The errors of sums of rounded products grow with the root of their number.
+    const double rounding = (8 * std::sqrt(width) + 8) * unit * terms + 4 * width * smallest;
+    return std::isnan(rounding) ? std::numeric_limits<double>::infinity() : rounding;
+  }
+
+  // NaN comes last, and equal ones in the order of their indices.
+  void Sort(std::vector<Neighbour>& found) const {
+    std::stable_sort(found.begin(), found.end(), [&](const Neighbour& a, const Neighbour& b) {
+      if (std::isnan(a.value) || std::isnan(b.value))
+        return !std::isnan(a.value) ? true : std::isnan(b.value) && a.index < b.index;
+      if (a.value != b.value) return l2_ ? a.value < b.value : a.value > b.value;
+      return a.index < b.index;
+    });
+    found.resize(std::min(found.size(), static_cast<std::size_t>(flags_.k)));
+  }
+
+  // Notes what has to be looked at again.
+  void Judge(std::size_t query, const std::vector<Neighbour>& found, long double rounding) {
+    constexpr long double kClose = 1 << 10;   // in multiples of the rounding
+    constexpr std::ptrdiff_t kFewAgain = 32;  // of a query
+    if (!l2_) {
+      // TopK takes NaN for the largest.
+      if (std::any_of(found.begin(), found.end(),
+                      [](const Neighbour& n) { return std::isnan(n.value); }))
+        exactly_.push_back(query);
+      return;
+    }
+    const auto clear = [&](const Neighbour& n) {
+      return std::isfinite(n.value) && n.value >= kClose * rounding;
+    };
+    const auto close = std::find_if(found.begin(), found.end(), clear) - found.begin();
+    const bool all = close == static_cast<std::ptrdiff_t>(found.size());
+    if (close > kFewAgain || (all && static_cast<std::int64_t>(found.size()) < vectors_.shape[0])) {
+      exactly_.push_back(query);
+    } else {
+      for (std::ptrdiff_t i = 0; i < close; ++i)
+        again_.emplace_back(query, static_cast<std::size_t>(i));
+    }
+  }
+
+  // Computes single distances from their differences.
+  absl::Status MeasureAgain() {
+    constexpr std::size_t kSteps = 1000;
+    OperationOptions options;
+    options.expression = SquaredDifference();
+    for (std::size_t begin = 0; begin < again_.size(); begin += kSteps) {
+      const std::size_t end = std::min(again_.size(), begin + kSteps);
+      Program program;
+      for (std::size_t i = begin; i < end; ++i) {
+        const auto& [query, place] = again_[i];
+        options.with = {Rows(queries_, static_cast<std::int64_t>(query), 1)};
+        program.Reduce(ReduceOp::kSum, Rows(vectors_, found_[query][place].index, 1), {}, false,
+                       options);
+      }
+      const auto results = Execute(program);
+      if (!results.ok()) return results.status();
+      for (std::size_t i = begin; i < end; ++i) {
+        const auto distance =
+            results->Real(ProgramStep{.number = static_cast<std::uint32_t>(i - begin)});
+        if (!distance.ok()) return distance.status();
+        found_[again_[i].first][again_[i].second].value = *distance;
+      }
+    }
+    for (const auto& [query, place] : again_) Sort(found_[query]);
+    return absl::OkStatus();
+  }
+
+  // Compares queries with every vector: l2 by the differences, products so that NaN comes last. most:
+  // queries of a call.
+  absl::Status FindExactly(std::uint64_t most) {
+    const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
+    const OperationOptions scratch = {.scratch = true};
+    for (std::size_t begin = 0; begin < exactly_.size(); begin += together) {
+      const std::size_t end = std::min(exactly_.size(), begin + together);
+      for (std::size_t i = begin; i < end; ++i) found_[exactly_[i]].clear();
+      for (std::int64_t first = 0; first < vectors_.shape[0]; first += part_) {
+        if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+        const std::int64_t count = std::min(part_, vectors_.shape[0] - first);
+        const Operand vectors = Rows(vectors_, first, count);
+        Program program;
+        std::vector<ProgramStep> best;
+        for (std::size_t i = begin; i < end; ++i) {
+          const Operand query = Rows(queries_, static_cast<std::int64_t>(exactly_[i]), 1);
+          ProgramStep scores;
+          if (l2_) {
+            OperationOptions options = scratch;
+            options.expression = SquaredDifference();
+            options.with = {query};
+            scores = program.Reduce(ReduceOp::kSum, vectors, {1}, false, options);
+          } else {
+            scores = program.Map(
+                {program.Matmul(query, vectors, false, true, ScoreType(vectors_.dtype), scratch)},
+                -Element(0), scratch);
+          }
+          best.push_back(program.TopK(scores, std::min(flags_.k, count), /*smallest=*/true));
+        }
+        const auto results = Execute(program);
+        if (!results.ok()) return results.status();
+        for (std::size_t i = begin; i < end; ++i) {
+          const auto scores = results->Tensor(best[i - begin]);
+          if (!scores.ok()) return scores.status();
+          const std::vector<long double> values = NumbersOf(*scores);
+          const auto places = results->Values<std::int64_t>(best[i - begin].indices());
+          if (!places.ok()) return places.status();
+          for (std::size_t j = 0; j < values.size(); ++j)
+            found_[exactly_[i]].push_back({l2_ ? values[j] : -values[j], first + (*places)[j]});
+        }
+      }
+      for (std::size_t i = begin; i < end; ++i) Sort(found_[exactly_[i]]);
+    }
+    return absl::OkStatus();
+  }
+
+  template <class T, class F>
+  v1::Tensor ToTensor(v1::Dtype dtype, const F& value) const {
+    v1::Tensor tensor;
+    tensor.set_dtype(dtype);
+    tensor.add_shape(queries_.shape[0]);
+    tensor.add_shape(flags_.k);
+    std::string& data = *tensor.mutable_data();
+    for (const std::vector<Neighbour>& row : found_) {
+      for (const Neighbour& neighbour : row) {
+        const T element = static_cast<T>(value(neighbour));
+        data.append(reinterpret_cast<const char*>(&element), sizeof(element));
+      }
+    }
+    return tensor;
   }
 
   Session& session_;
@@ -256,10 +512,12 @@ class Searcher {
   const bool l2_;
   const Input vectors_;
   const Input queries_;
+  const bool centred_;
   std::int64_t part_ = 0;  // vectors of a call
   std::optional<Operand> norms_;
-  v1::Tensor indices_;
-  v1::Tensor distances_;
+  std::vector<std::vector<Neighbour>> found_;               // of each query
+  std::vector<std::pair<std::size_t, std::size_t>> again_;  // query, and place among its neighbours
+  std::vector<std::size_t> exactly_;                        // queries
   std::string device_;
   int calls_ = 0;
 };
@@ -359,16 +617,19 @@ void AddSearch(CLI::App& app, Command& chosen) {
                               "or the products [Q, k].\n"
                               "Every vector is compared; equal ones come in the order of their "
                               "indices.\n"
-                              "Squared distances are |q|^2 - 2 q x + |x|^2, in f32 of f32, f16 and "
-                              "bf16, in f64 of f64, and of\n"
-                              "i32 in 64-bit integers, which wrap from 2^63 on. Their rounding is "
-                              "that of the squares: where\n"
-                              "vectors lie much farther from the origin than from each other, "
-                              "subtract their mean first, or\n"
-                              "use f64. Many queries are searched for in several calls, and one "
-                              "query among very many vectors\n"
-                              "as well, so that their scores take no more than 2 GiB or half of "
-                              "the server's scratch memory.\n\n") +
+                              "A vector with NaN is the neighbour of nobody, and comes last. "
+                              "Squared distances are f32 of f32,\n"
+                              "f16 and bf16, f64 of f64, and 64-bit integers of i32. They come of "
+                              "products of matrices, and\n"
+                              "again of the differences in f64 where they are so small beside the "
+                              "vectors that the products'\n"
+                              "rounding would be seen; where the nearest ones are all so close, "
+                              "every vector is compared by\n"
+                              "differences, which takes longer. Many queries are searched for in "
+                              "several calls, and one query\n"
+                              "among very many vectors as well, so that their scores take no more "
+                              "than 2 GiB or half of the\n"
+                              "server's scratch memory.\n\n") +
                   std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });

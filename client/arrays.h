@@ -1,0 +1,139 @@
+// Arrays of C++ types, by Client's transfers and the messages of the protocol:
+//
+//   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+//   tessera::Upload<float>(client, "x", values, {2, 3});
+//   absl::StatusOr<std::vector<float>> back = tessera::Download<float>(client, "x");
+//   client.Dot("x", tessera::Inline<float>(values, {6}));
+//
+// Elements lie in row-major order. Their types: float, double, Half, BFloat16, std::int32_t,
+// std::int64_t, std::uint8_t and std::int8_t; a bool of the service is one of bool in spans.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "client/resident_buffer.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/element.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+// The element type of T.
+template <class T>
+inline constexpr DType kDTypeOf = [] {
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::kF32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::kF64;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return DType::kF16;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return DType::kBF16;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    return DType::kI32;
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    return DType::kI64;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return DType::kBool;
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return DType::kU8;
+  } else {
+    static_assert(std::is_same_v<T, std::int8_t>, "no element of the service");
+    return DType::kI8;
+  }
+}();
+
+// Their bytes, which stay where they are.
+template <class T>
+std::string_view BytesOf(absl::Span<const T> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// Client::Upload of exactly the elements of the shape: INVALID_ARGUMENT / BAD_RANGE for more or less.
+template <class T>
+absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
+                                  absl::Span<const T> values, absl::Span<const std::int64_t> shape,
+                                  const UploadOptions& options = {}) {
+  return client.Upload(name, kDTypeOf<T>, shape, FromMemory(BytesOf(values)), options);
+}
+
+// A small array that travels with a request.
+template <class T>
+v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> shape) {
+  v1::Tensor tensor;
+  tensor.set_dtype(static_cast<v1::Dtype>(kDTypeOf<T>));
+  tensor.mutable_shape()->Add(shape.begin(), shape.end());
+  tensor.set_data(std::string(BytesOf(values)));
+  return tensor;
+}
+
+// INVALID_ARGUMENT / BAD_DTYPE {expected, actual}: the elements are no T.
+template <class T>
+absl::Status CheckElements(v1::Dtype dtype) {
+  const auto actual = static_cast<DType>(dtype);
+  if (actual == kDTypeOf<T>) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+      absl::StrCat("the elements are ", Absl(Name(actual)), " and not ", Absl(Name(kDTypeOf<T>))),
+      {{"expected", std::string(Name(kDTypeOf<T>))}, {"actual", std::string(Name(actual))}});
+}
+
+// Those of an array in an answer; the error of CheckElements.
+template <class T>
+absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
+  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: read tensor.data()");
+  if (absl::Status status = CheckElements<T>(tensor.dtype()); !status.ok()) return status;
+  std::vector<T> values(tensor.data().size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), tensor.data().data(), values.size() * sizeof(T));
+  return values;
+}
+
+// The whole buffer, or the range of the options, in bytes. The errors of Client::Download and
+// CheckElements, the latter before any data is fetched.
+template <class T>
+absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
+                                        const DownloadOptions& options = {}) {
+  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: use Client::Download");
+  std::vector<T> values;
+  std::size_t filled = 0;  // in bytes
+  const auto buffer = client.Download(
+      name,
+      [&](const v1::Buffer& from, std::string_view bytes) -> absl::Status {
+        if (absl::Status status = CheckElements<T>(from.dtype()); !status.ok()) return status;
+        if (bytes.empty()) {
+          const std::uint64_t rest =
+              from.size_bytes() - std::min(options.offset, from.size_bytes());
+          values.reserve((options.limit > 0 ? std::min(options.limit, rest) : rest) / sizeof(T));
+          return absl::OkStatus();
+        }
+        values.resize((filled + bytes.size() + sizeof(T) - 1) / sizeof(T));
+        std::memcpy(reinterpret_cast<char*>(values.data()) + filled, bytes.data(), bytes.size());
+        filled += bytes.size();
+        return absl::OkStatus();
+      },
+      options);
+  if (!buffer.ok()) return buffer.status();
+  return values;
+}
+
+// Of the handle's version: VERSION_MISMATCH once it has been replaced.
+template <class T>
+absl::StatusOr<std::vector<T>> Download(Client& client, const ResidentBuffer& buffer,
+                                        DownloadOptions options = {}) {
+  options.version = buffer.version();
+  return Download<T>(client, buffer.name(), options);
+}
+
+}  // namespace tessera
