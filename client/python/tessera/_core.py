@@ -4,7 +4,6 @@ Each method is a generator: it yields what is to be done (a Call, a Pause, an Up
 Several of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -14,7 +13,6 @@ import time
 from typing import (
     Any,
     Callable,
-    Deque,
     Dict,
     Generator,
     Iterable,
@@ -49,7 +47,7 @@ from ._errors import (
     closed,
     read,
 )
-from ._graph import Inline, Leaf, Node, Term
+from ._graph import Dead, Inline, Leaf, Node, Term
 from ._progress import Progress, reporter
 from ._retry import Retry
 from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
@@ -115,7 +113,7 @@ Steps = Generator[Command, Any, Any]
 _MISSING = 100
 # Seconds: how long close() waits for a server, and for how long after a put() that was interrupted
 # or cancelled its name may be taken by what is left of it.
-_LAST_WORDS_S = 1.0
+LAST_WORDS_S = 1.0
 _LEFT_OVER_S = 5.0
 _GONE = "its name was deleted or has expired, or the server has restarted since"
 
@@ -184,10 +182,10 @@ class Core:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.dead: Deque[Tuple[str, int]] = collections.deque()
+        self.dead = Dead()
         self._prefix = f"unnamed/{secrets.token_hex(6)}/"
         self._count = itertools.count()
-        self._has_unnamed = False
+        self.has_unnamed = False
         self._creating: Set[_Draft] = set()
         # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed it,
         # that it stays, or close() that it goes.
@@ -249,6 +247,11 @@ class Core:
         taken = list(self._take_dead())
         return [self._deletion(*one) for one in taken] if self.own else []
 
+    def flush(self) -> Steps:
+        """Deletes what nobody refers to any more, and waits for it."""
+        for name, version in list(self._take_dead()):
+            yield from self._gone(name, version)
+
     def _take_dead(self) -> Iterator[Tuple[str, int]]:
         try:
             while True:
@@ -280,7 +283,7 @@ class Core:
         self.closed = True
         if not self.own:
             return False
-        give_up = time.monotonic() + _LAST_WORDS_S
+        give_up = time.monotonic() + LAST_WORDS_S
         while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
@@ -288,10 +291,10 @@ class Core:
             left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
             for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)
-            while self._has_unnamed:
+            while self.has_unnamed:
                 method = p.METHODS["ListBuffers"]
                 request = method.request(prefix=self._prefix, page_size=1000).SerializeToString()
-                answer = yield Call(method.name, request, _LAST_WORDS_S)
+                answer = yield Call(method.name, request, LAST_WORDS_S)
                 if not answer.buffers:
                     break
                 for name in {buffer.name for buffer in answer.buffers}:
@@ -302,12 +305,12 @@ class Core:
 
     def _gone(self, name: str, version: int) -> Steps:
         try:
-            yield self._deletion(name, version, _LAST_WORDS_S)
+            yield self._deletion(name, version, LAST_WORDS_S)
         except (BufferNotFound, VersionMismatch):
             pass
 
     def _unnamed(self) -> str:
-        self._has_unnamed = True
+        self.has_unnamed = True
         return self._prefix + str(next(self._count))
 
     def _lifetime(self, ttl: Ttl = None) -> Steps:

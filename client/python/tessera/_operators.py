@@ -91,8 +91,8 @@ class Operators:
     def __rdivmod__(self: Self, other: Any) -> Any:
         return other // self, other % self
 
-    def __pow__(self: Self, other: Any) -> Self:
-        return self._binary(power, other)
+    def __pow__(self: Self, other: Any, modulo: Any = None) -> Self:
+        return NotImplemented if modulo is not None else self._binary(power, other)
 
     def __rpow__(self: Self, other: Any) -> Self:
         return self._binary(power, other, swap=True)

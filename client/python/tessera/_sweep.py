@@ -1,0 +1,51 @@
+"""What is done when nobody waits for it: buffers that nobody refers to any more are deleted.
+
+A thread of the process does it, which sleeps until something is to be done. Whoever has something
+may be in the middle of a collection of garbage, where no lock may be taken: `later` takes none.
+"""
+
+import atexit
+import queue
+import threading
+from typing import Any, Callable, Optional
+
+_jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
+_lock = threading.Lock()
+_thread: Optional[threading.Thread] = None
+# Seconds that the end of the process waits for what is being done.
+_PATIENCE_S = 2.0
+
+later = _jobs.put
+
+
+def begin() -> None:
+    """The thread runs from now on, if the system has one more."""
+    global _thread
+    with _lock:
+        if _thread is None:
+            thread = threading.Thread(target=_work, name="tessera-sweep", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # The client's next call deletes them.
+            _thread = thread
+            # Whatever was registered before, as the end of clients, comes after it.
+            atexit.register(_end)
+
+
+def _work() -> None:
+    while True:
+        job = _jobs.get()
+        if job is None:
+            return
+        try:
+            job()
+        except Exception:
+            pass  # Buffers end by themselves.
+        del job  # It may be all that refers to a client.
+
+
+def _end() -> None:
+    _jobs.put(None)
+    if _thread is not None:
+        _thread.join(_PATIENCE_S)
