@@ -22,6 +22,12 @@ from ._views import View
 _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
+def _end(core: Core, io: Blocking) -> None:
+    answers = io.run(core.close())
+    core.pool.close()
+    io.close(answers)
+
+
 @atexit.register
 def _close_all() -> None:
     for client in list(_open):
@@ -213,8 +219,10 @@ class Client:
             raise Unreachable(why, "UNAVAILABLE")
         _open.add(self)
         _sweep.begin()
-        core, io = self._core, self._io
-        core.dead.wake = functools.partial(_sweep.later, lambda: io.forget(core.take_dead()))
+        self._core.dead.wake = _sweep.waker(self._core, self._io)
+        end = functools.partial(_end, self._core, self._io)
+        self._dropped = weakref.finalize(self, _sweep.later, end)
+        self._dropped.atexit = False
 
     # --- buffers
 
@@ -328,9 +336,8 @@ class Client:
         _open.discard(self)
         if not self._core.own:
             return  # A fork has not what there is to close.
-        answers = self._io.run(self._core.close())
-        self._core.pool.close()
-        self._io.close(answers)
+        self._dropped.detach()
+        _end(self._core, self._io)
 
     def __enter__(self) -> "Client":
         return self

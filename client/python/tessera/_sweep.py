@@ -7,6 +7,7 @@ may be in the middle of a collection of garbage, where no lock may be taken: `la
 import atexit
 import queue
 import threading
+import weakref
 from typing import Any, Callable, Optional
 
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
@@ -31,6 +32,18 @@ def begin() -> None:
             _thread = thread
             # Whatever was registered before, as the end of clients, comes after it.
             atexit.register(_end)
+
+
+def waker(core: Any, io: Any) -> Callable[[], None]:
+    """What has the dead of a blocking client deleted. It does not keep the client alive."""
+    of_core, of_io = weakref.ref(core), weakref.ref(io)
+
+    def wake() -> None:
+        mine, ours = of_core(), of_io()
+        if mine is not None and ours is not None:
+            later(lambda: ours.forget(mine.take_dead()))
+
+    return wake
 
 
 def _work() -> None:

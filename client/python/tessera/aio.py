@@ -202,16 +202,20 @@ class Client:
             raise Unreachable(why, "UNAVAILABLE")
         _open.add(self)
         _sweep.begin()
-        core, io, loop = self._core, self._io, asyncio.get_running_loop()
+        loop, of_self = asyncio.get_running_loop(), weakref.ref(self)
 
         def wake() -> None:
+            client = of_self()
+            if client is None:
+                return  # The finalizer below sees to all that it had.
+            io, core = client._io, client._core
             try:
                 loop.call_soon_threadsafe(lambda: io.forget(core.take_dead()))
             except RuntimeError:  # The loop is closed, and arrays outlive it.
                 _sweep.later(functools.partial(_without_loop, core, core.flush))
 
-        core.dead.wake = wake
-        end = functools.partial(_without_loop, core, core.close)
+        self._core.dead.wake = wake
+        end = functools.partial(_without_loop, self._core, self._core.close)
         weakref.finalize(self, _sweep.later, end).atexit = False
 
     async def put(
