@@ -42,9 +42,16 @@ struct NodeType {
 
 // The one type for arguments that meet.
 DType CommonType(absl::Span<const NodeType> types) {
-  std::optional<DType> common;
-  for (const NodeType& type : types)
-    if (!type.is_free()) common = common ? Promote(*common, type.dtype) : type.dtype;
+  // Bytes and truth values give way to other numbers before they meet each other: the order of the
+  // arguments does not matter.
+  std::optional<DType> common, small;
+  for (const NodeType& type : types) {
+    if (type.is_free()) continue;
+    std::optional<DType>& of =
+        type.dtype == DType::kBool || IsByteInteger(type.dtype) ? small : common;
+    of = of ? Promote(*of, type.dtype) : type.dtype;
+  }
+  if (!common) common = small;
   if (common && IsByteInteger(*common)) common = DType::kI32;
   bool integer = false, real = false;
   for (const NodeType& type : types) {

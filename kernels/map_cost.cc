@@ -33,19 +33,18 @@ std::uint64_t Flops(const MapProblem& p) {
 }
 
 // By how many unit roundoffs the operation on floating-point numbers may miss. Functions are within 2
-// units in the last place, of which each is at most two unit roundoffs; the quotient that is cut off is a
-// difference, a quotient and another difference.
+// units in the last place, of which each is at most two unit roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:
     case MapOp::kSubtract:
     case MapOp::kMultiply:
     case MapOp::kDivide:
+    case MapOp::kFloorDivide:
     case MapOp::kRemainder:
     case MapOp::kFma:
     case MapOp::kSqrt:
       return 1;
-    case MapOp::kFloorDivide:
     case MapOp::kPower:
     case MapOp::kExp:
     case MapOp::kLog:

@@ -4,9 +4,11 @@
 // comparisons, sqrt and fma have the same bits on both, but for the payload of a NaN.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/base/element.h"
@@ -54,38 +56,114 @@ TESSERA_HD T PowerInteger(T a, T b) {
 
 // --- Floating-point numbers ---
 
-// The remainder has the sign of b; the quotient is floor(a / b), computed from that remainder, as in
-// Python and NumPy.
+// The bits of a double, its exponent, and 2 to the power of e, -1022 to 1023.
+TESSERA_HD inline std::uint64_t BitsOf(double x) { return std::bit_cast<std::uint64_t>(x); }
+TESSERA_HD inline int ExponentOf(double normal) {
+  return static_cast<int>(BitsOf(normal) >> 52 & 0x7ff) - 1023;
+}
+TESSERA_HD inline double PowerOfTwo(int e) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(e + 1023) << 52);
+}
+
+// x = fraction * 2^exponent for a fraction in [1, 2); x > 0 and finite.
+struct Fraction {
+  double fraction;
+  int exponent;
+};
+TESSERA_HD inline Fraction FractionOf(double x) {
+  const bool subnormal = x < 0x1p-1022;
+  if (subnormal) x *= 0x1p54;
+  const int e = ExponentOf(x);
+  const std::uint64_t one = std::uint64_t{1023} << 52;
+  return {std::bit_cast<double>((BitsOf(x) & ((std::uint64_t{1} << 52) - 1)) | one),
+          subnormal ? e - 54 : e};
+}
+
+// a - b * trunc(a / b), exactly, as std::fmod, which takes a step for each bit of the quotient: by long
+// division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with digits of 50 bits, at most 42
+// of them. A digit comes from the reciprocal of b; it is off by less than 1/4 beside its own rounding, so
+// that rests are at most 3/4 b, and a fused multiply-add finds them exactly, as they are multiples of the
+// last place of b.
+TESSERA_HD inline double Rest(double a, double b) {
+  const double x = std::fabs(a), y = std::fabs(b);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (!(x < kInfinity) || !(y > 0)) return std::numeric_limits<double>::quiet_NaN();
+  if (!(x >= y)) return y != y ? y : a;
+  constexpr int kDigit = 50;
+  // Of a sum with it only the integer is left, for all below 2^51.
+  constexpr double kRounder = 0x1.8p52;
+  const Fraction dividend = FractionOf(x), divisor = FractionOf(y);
+  const double inverse = 1 / divisor.fraction;
+  const auto step = [&](double rest, double scale) {
+    const double digit = (rest * (inverse * scale) + kRounder) - kRounder;
+    return std::fma(-digit, divisor.fraction, rest * scale);
+  };
+  const int bits = dividend.exponent - divisor.exponent;
+  double rest = step(dividend.fraction, PowerOfTwo(bits % kDigit));
+  for (int left = bits / kDigit; left > 0; --left) rest = step(rest, PowerOfTwo(kDigit));
+  if (rest < 0) rest += divisor.fraction;
+  // In two steps where the divisor is subnormal, or may be.
+  if (divisor.exponent < -900) {
+    rest = rest * PowerOfTwo(divisor.exponent + 200) * 0x1p-200;
+  } else {
+    rest *= PowerOfTwo(divisor.exponent);
+  }
+  return std::copysign(rest, a);
+}
+
+// It has the sign of b, as in Python and NumPy.
 template <class T>
 TESSERA_HD T RemainderReal(T a, T b) {
-  T rest = std::fmod(a, b);
+  const T rest = static_cast<T>(Rest(a, b));
   if (b == 0) return rest;
   if (rest == 0) return std::copysign(T{0}, b);
   return (b < 0) != (rest < 0) ? rest + b : rest;
 }
+
+// floor(a / b) of the exact quotient, rounded where it has more digits than a double. Of infinities as in
+// Python: NaN of an infinite a; -1, as floor of what is hardly below 0, of an infinite b.
+TESSERA_HD inline double FloorQuotient(double a, double b) {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  const double quotient = a / b;
+  if (b == 0 || quotient != quotient) return quotient;
+  if (std::fabs(a) > kMost) return a - a;
+  if (std::fabs(b) > kMost) return a == 0 || (a < 0) == (b < 0) ? quotient : -1.0;
+  const double magnitude = std::fabs(quotient);
+  if (magnitude < 0x1p53) {
+    const double down = std::floor(quotient);
+    if (down != quotient) return down;
+    // Whether it has been rounded up to that integer. fma keeps the sign of the exact difference.
+    const double rest = std::fma(-quotient, b, a);
+    return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
+  }
+  // The quotient is an integer, rounded to nearest; its floor rounds to another one only where it lies
+  // in the middle between two, of which the upper one is odd, and the quotient above it.
+  if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
+  const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
+  const double rest = std::fma(-quotient, b, a);
+  const double above = std::fma(half - 1, std::fabs(b), b < 0 ? -rest : rest);
+  return above < 0 ? quotient - 2 * half : quotient;
+}
 template <class T>
 TESSERA_HD T FloorDivideReal(T a, T b) {
-  if (b == 0) return a / b;
-  const T rest = std::fmod(a, b);
-  T quotient = (a - rest) / b;
-  if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
-  if (quotient == 0) return std::copysign(T{0}, a / b);
-  const T down = std::floor(quotient);
-  return quotient - down > T{0.5} ? down + 1 : down;
+  // In f32 the quotient's own rounding is that of the double's floor.
+  return static_cast<T>(FloorQuotient(a, b));
 }
 
 #ifndef __CUDA_ARCH__
-// t / (t + 2) of t = exp(-2 |a|) - 1, with what its sum and its quotient lose made good: the host's own
-// function misses by up to 2.2 units in the last place.
+// As in Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2 a) + 1)
+// for larger ones. The host's own function misses by up to 2.2 units in the last place.
 inline double AccurateTanh(double a) {
   const double magnitude = std::fabs(a);
   if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too little to be seen
   if (magnitude > 22) return std::copysign(1.0, a);
-  const double t = std::expm1(-2 * magnitude);
-  const double sum = t + 2, lost = t - (sum - 2);
-  const double quotient = t / sum;
-  const double rest = std::fma(-quotient, sum, t) - quotient * lost;
-  return std::copysign(quotient + rest / sum, a);
+  if (magnitude >= 0.625) return std::copysign(1 - 2 / (std::exp(2 * magnitude) + 1), a);
+  const double s = a * a;
+  const double p =
+      (-9.64399179425052238628e-1 * s - 9.92877231001918586564e1) * s - 1.61468768441708447952e3;
+  const double q = ((s + 1.12811678491632931402e2) * s + 2.23548839060100448583e3) * s +
+                   4.84406305325125486048e3;
+  return a + a * s * (p / q);
 }
 #endif
 

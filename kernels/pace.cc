@@ -196,6 +196,26 @@ double LeastBytes(const TopKProblem& p) {
          static_cast<double>(TopKOutBytes(p));
 }
 
+// Seconds in which one thread of a CPU finds an element of a view that is not contiguous, row by row.
+double FindSeconds(const View& view) {
+  constexpr double kLine = 64, kPage = 4096, kNearCache = 1 << 19;
+  const auto size = static_cast<double>(SizeOf(view.dtype));
+  const int rank = view.shape.rank;
+  // Bytes from an element to its nearest neighbour, to the next one of its row, and of all of them.
+  double closest = kPage, innermost = size, all = size;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
+    closest = std::min(closest, innermost);
+    all += static_cast<double>(view.shape[i] - 1) * innermost;
+  }
+  const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
+  // In a row, or in few rows at a time, neighbours come from a cache line that is near.
+  const bool near = innermost < kLine || (columns < 16 && closest < kLine);
+  const double element = near ? 0.4e-9 : all < kNearCache ? 1.3e-9 : closest < kPage ? 8e-9 : 18e-9;
+  return element + 1.5e-9 / columns;
+}
+
 double Bounded(double value, double least, double most) {
   return std::min(std::max(value, least), most);
 }
@@ -224,6 +244,14 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
   if (cpu) {
     // What one core does after the other, however many there are.
     model.work = std::max(model.work, depth * rates.step);
+    if constexpr (std::is_same_v<Problem, MapProblem>) {
+      // No rate that was measured with operands that lie in a row says anything of this.
+      for (int i = 0; i < p.program->operands; ++i) {
+        const View& view = p.operands[static_cast<std::size_t>(i)];
+        if (view.shape.rank > 0 && !view.contiguous())
+          model.latency += static_cast<double>(p.n) * FindSeconds(view) / units;
+      }
+    }
   } else {
     constexpr bool kMatmul = std::is_same_v<Problem, MatmulProblem>;
     model.latency = depth * (kMatmul ? kCudaMatmulStep : rates.step);
@@ -244,24 +272,20 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   const auto size = static_cast<double>(SizeOf(view.dtype));
   const bool cpu = backend_ == Backend::kCpu;
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
-  const int rank = view.shape.rank;
-  // What one element fetches, in cache lines: neighbours along any axis share one. Innermost
-  // neighbours that do not come from a nearer cache than those.
-  const double line = cpu ? 64 : 32;
-  double closest = line, innermost = size;
-  for (int i = 0; i < rank; ++i) {
-    if (view.shape[i] <= 1) continue;
-    innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
-    closest = std::min(closest, innermost);
-  }
-  const double bytes = elements * (size + std::max(size, closest));
-  const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
   Model model;
-  if (to == view.dtype || !view.contiguous()) {
-    // On a CPU one thread does it, element by element, row by row.
-    model.work = cpu ? elements * (innermost < line || columns < 16 ? 0.4e-9 : 6e-9) +
-                           elements / columns * 1.5e-9 + bytes / rates.memory
-                     : bytes / (rates.memory * units_);
+  if (cpu && !view.contiguous()) {
+    // One thread does it.
+    model.latency = elements * FindSeconds(view);
+  } else if (cpu && to == view.dtype) {
+    model.work = elements * 0.4e-9 + 2 * elements * size / rates.memory;
+  } else if (!cpu && (to == view.dtype || !view.contiguous())) {
+    // What one element fetches, in sectors: neighbours along any axis share one.
+    double closest = 32;
+    for (int i = 0; i < view.shape.rank; ++i) {
+      const auto stride = static_cast<double>(view.strides[static_cast<std::size_t>(i)]);
+      if (view.shape[i] > 1) closest = std::min(closest, std::abs(stride) * size);
+    }
+    model.work = elements * (size + std::max(size, closest)) / (rates.memory * units_);
   }
   if (to != view.dtype) {
     const double converted = elements * (size + static_cast<double>(SizeOf(to)));

@@ -9,6 +9,7 @@
 
 #include "kernels/base/element.h"
 #include "kernels/convert.h"
+#include "kernels/squares.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -22,13 +23,19 @@ struct Indexed {
 
 // Count, mean and sum of squared deviations of some elements. Two of them merge without
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979). The deviations are NaN when an element is not finite, and infinity when
-// they are beyond the range.
+// sample variances", 1979). The mean has twice the digits of a double: the difference of two means is
+// exact enough however far from zero they are. The deviations are NaN when an element is not finite, and
+// infinity when they are beyond the range.
+template <class Squares>
 struct Moments {
   double count;
-  double mean;
-  double deviations;
+  Pair mean;
+  Squares deviations;
 };
+template <class W>
+inline constexpr bool kIsMoments = false;
+template <class Squares>
+inline constexpr bool kIsMoments<Moments<Squares>> = true;
 
 // The squared deviations of elements from their mean, by the sum and the sum of squares of their
 // differences from a shift; mean: sum over their number. A sum that is not finite stands for an
@@ -39,6 +46,26 @@ TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   // Squares alone have left the range.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
+}
+TESSERA_HD inline WideSquares<double> DeviationsOf(const WideSquares<double>& squares, double sum,
+                                                   double mean) {
+  return {DeviationsOf(squares.middle, sum, mean),
+          DeviationsOf(squares.large, sum * kShrink, mean * kShrink),
+          DeviationsOf(squares.small, sum * kGrow, mean * kGrow)};
+}
+
+// apart^2 * weight
+TESSERA_HD inline double Weighted(double apart, double weight) { return apart * apart * weight; }
+
+// The squared deviations of two groups whose means are that far apart from the mean of both.
+template <class Squares>
+TESSERA_HD Squares Between(double apart, double weight) {
+  if constexpr (std::is_same_v<Squares, double>) {
+    return Weighted(apart, weight);
+  } else {
+    return {Weighted(apart, weight), Weighted(apart * kShrink, weight),
+            Weighted(apart * kGrow, weight)};
+  }
 }
 
 // |x|; of the least integer itself.
@@ -60,6 +87,18 @@ TESSERA_HD bool Stays(V a, V b) {
   return (kLargest ? a >= b : a <= b) | (a != a);
 }
 
+// A sum of squares over their number, and the root of that, which is in the range wherever it is.
+template <class Squares>
+TESSERA_HD double VarianceOf(const Squares& squares, double count) {
+  const ScaledSquares scaled = InRange(squares);
+  return scaled.sum / count * scaled.unit * scaled.unit;
+}
+template <class Squares>
+TESSERA_HD double RootOf(const Squares& squares, double count) {
+  const ScaledSquares scaled = InRange(squares);
+  return ::sqrt(scaled.sum / count) * scaled.unit;
+}
+
 // Every NaN with the same bits.
 TESSERA_HD inline void StoreReal(double value, Scalar* result) {
   result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
@@ -78,7 +117,8 @@ struct Fold {
   static constexpr bool kOrdering = IsOrdering(op);
   static constexpr bool kLogical = IsLogical(op);
   static constexpr bool kLargest = op == R::kMax || op == R::kArgMax;
-  static constexpr bool kFraction = op == R::kMean || op == R::kNormL2 || op == R::kVariance;
+  static constexpr bool kMoments = IsDeviation(op);
+  static constexpr bool kFraction = op == R::kMean || op == R::kNormL2 || kMoments;
 
   using Value = ValueOf<T>;  // what an element is compared and added as
 
@@ -87,10 +127,10 @@ struct Fold {
       return Indexed<Value>{};
     } else if constexpr (kLogical) {
       return std::int32_t{};
-    } else if constexpr (op == R::kVariance) {
-      return Moments{};
+    } else if constexpr (kMoments) {
+      return Moments<SquaresOf<T>>{};
     } else if constexpr (op == R::kNormL2) {
-      return double{};
+      return SquaresOf<T>{};
     } else if constexpr (op == R::kMean && sizeof(T) == 8 && kInteger) {
       return Int128{};
     } else if constexpr (!kOrdering && (op == R::kProduct || op == R::kSumSquares || kInteger)) {
@@ -100,7 +140,7 @@ struct Fold {
     }
   }
   static constexpr auto WideType() {
-    if constexpr (kOrdering || kLogical || op == R::kVariance || op == R::kNormL2) {
+    if constexpr (kOrdering || kLogical || kMoments || op == R::kNormL2) {
       return AccType();
     } else if constexpr (op == R::kMean && kInteger) {
       return Int128{};
@@ -129,8 +169,8 @@ struct Fold {
       return {Worst(), INT64_MAX};
     } else if constexpr (kOrdering) {
       return Worst();
-    } else if constexpr (op == R::kVariance) {
-      return {0, 0, 0};
+    } else if constexpr (kMoments || std::is_same_v<A, WideSquares<double>>) {
+      return A{};
     } else {
       return op == R::kProduct || op == R::kAll ? A(1) : A(0);
     }
@@ -143,11 +183,15 @@ struct Fold {
       return {x, index};
     } else if constexpr (kLogical) {
       return x != Value(0);
-    } else if constexpr (op == R::kVariance) {
-      return {1, static_cast<double>(x), static_cast<double>(x) - static_cast<double>(x)};
+    } else if constexpr (kMoments) {
+      // NaN of what is not finite.
+      const double nothing = static_cast<double>(x) - static_cast<double>(x);
+      return {1, ExactPair(x), Between<SquaresOf<T>>(nothing, 1)};
     } else if constexpr (op == R::kNormL1) {
       return Magnitude(static_cast<Acc>(x));
-    } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
+    } else if constexpr (op == R::kNormL2) {
+      return SquareOf<Acc>(static_cast<double>(x));
+    } else if constexpr (op == R::kSumSquares) {
       return WrapMultiply<Acc>(static_cast<Acc>(x), static_cast<Acc>(x));
     } else {
       return static_cast<Acc>(x);
@@ -173,17 +217,22 @@ struct Fold {
       return a & b;
     } else if constexpr (op == R::kAny) {
       return a | b;
-    } else if constexpr (op == R::kVariance) {
+    } else if constexpr (kMoments) {
       if (a.count == 0) return b;
       if (b.count == 0) return a;
       const double count = a.count + b.count;
-      const double apart = b.mean - a.mean;
+      const double apart = (b.mean.value - a.mean.value) + (b.mean.lost - a.mean.lost);
       // The counts are mostly equal, and this is the quotient without a division.
       const double share = a.count == b.count ? 0.5 : b.count / count;
+      const auto deviations = Plus(a.deviations, b.deviations);
       // Infinite means of finite elements, whose deviations are infinite already.
-      if (apart != apart) return {count, apart, a.deviations + b.deviations};
-      return {count, a.mean + apart * share,
-              a.deviations + b.deviations + apart * apart * a.count * share};
+      if (apart != apart) return {count, {apart, apart}, deviations};
+      const Pair mean = TwoSum(a.mean.value, apart * share);
+      return {count,
+              {mean.value, a.mean.lost + mean.lost},
+              Plus(deviations, Between<SquaresOf<T>>(apart, a.count * share))};
+    } else if constexpr (std::is_same_v<A, WideSquares<double>>) {
+      return Plus(a, b);
     } else if constexpr (op == R::kProduct) {
       return WrapMultiply(a, b);
     } else {
@@ -198,9 +247,11 @@ struct Fold {
     } else if constexpr (op == R::kMean) {
       return static_cast<double>(w) / static_cast<double>(n);
     } else if constexpr (op == R::kVariance) {
-      return w.deviations / w.count;
+      return VarianceOf(w.deviations, w.count);
+    } else if constexpr (op == R::kStd) {
+      return RootOf(w.deviations, w.count);
     } else if constexpr (op == R::kNormL2) {
-      return ::sqrt(w);
+      return RootOf(w, 1);
     } else {
       return w;
     }
@@ -274,9 +325,11 @@ decltype(auto) DispatchOp(ReduceOp op, F&& f) {
     case R::kAll:
       return f(std::integral_constant<R, R::kAll>{});
     case R::kAny:
+      return f(std::integral_constant<R, R::kAny>{});
+    case R::kStd:
       break;
   }
-  return f(std::integral_constant<R, R::kAny>{});
+  return f(std::integral_constant<R, R::kStd>{});
 }
 
 // Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.

@@ -18,13 +18,13 @@ double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps)
       // In double from the start. The square and the root round once each, and an i64 that becomes
       // a double does so twice, being squared.
       return (all + 4) * kRoundoffF64;
-    case ReduceOp::kVariance: {
-      // In double from the start, relative to the mean of squares. A merge of a and b elements
-      // moves the mean by at most 10 u of the mean magnitude, as long as a is not much smaller than
-      // b, so that means are off by 10 steps u. The deviations grow by (difference of means)^2
-      // a b / (a + b), in which that error counts four times; and since each element stands on the
-      // smaller side of a merge at most log2(n) times, all merges together weigh no more than
-      // log2(n) sums of squares.
+    case ReduceOp::kVariance:
+    case ReduceOp::kStd: {
+      // In double from the start. A merge finds the difference of two means to some roundings of
+      // itself, and moves the mean by a share of it, of which later differences have the error: all
+      // that one merge leaves is some roundings of the deviations that it adds. Since each element
+      // stands on the smaller side of a merge at most log2(n) times, all merges together weigh no
+      // more than log2(n) sums of squares.
       const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
       return 40 * (1 + levels) * all * kRoundoffF64;
     }

@@ -48,15 +48,14 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   const FoldSteps steps = StepsOf(tree, dtype);
-  if (op == ReduceOp::kVariance) {
-    // Relative to the mean of squares. Inside a segment of c elements a column's differences are at
-    // most (2 + 2c) times the squares in the sum of their squares, and pass c + 4 roundings. Then
-    // merges: each moves the mean by at most 10 u of the mean magnitude, which counts four times in
-    // the deviations, and all that one element takes part in weigh no more than log2(n) sums of
-    // squares.
+  if (IsDeviation(op)) {
+    // Inside a segment of c elements a column's differences are at most (2 + 2c) times the squares in
+    // the sum of their squares, and pass c + 4 roundings. Then merges, as of ReduceRoundoff.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
-    return (4 * (c + 4) * (c + 1) + 40 * levels * static_cast<double>(steps.wide)) * kRoundoffF64;
+    const double all =
+        (4 * (c + 4) * (c + 1) + 40 * levels * static_cast<double>(steps.wide)) * kRoundoffF64;
+    return compensated && dtype == DType::kF64 ? 4 * kRoundoffF64 + all * all : all;
   }
   if (!compensated || dtype != DType::kF64 || IsExact(op, dtype))
     return ReduceRoundoff(op, Widened(dtype, compensated), tree.n, steps);

@@ -25,6 +25,7 @@
 #include "kernels/base/element.h"
 #include "kernels/fixed_tree.h"
 #include "kernels/reduction.h"
+#include "kernels/squares.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -128,7 +129,7 @@ struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   }
 };
 
-// SUM_SQUARES and NORM_L2.
+// SUM_SQUARES, and NORM_L2 of all but f64.
 template <class T, class A>
 struct SquareColumns : KindOf<T, WideOf<A>, ReduceOp::kSumSquares, ReduceOp::kNormL2> {
   using Column = A;
@@ -231,73 +232,50 @@ struct LogicalColumns {
   }
 };
 
-// VARIANCE: a column adds the differences from its first element of the segment and their squares,
-// which costs no division an element and does not cancel: no element of a segment is further from
-// the mean than the sum of squared deviations allows, so that with c elements the squares are at
+// Of a column in one segment.
+TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
+  if (span.first >= span.end) return 0;
+  const auto rows = (span.end - span.first + row - 1) / row;
+  return static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
+}
+
+// VARIANCE and STD: a column adds the differences from its first element of the segment and their
+// squares, which costs no division an element and does not cancel: no element of a segment is further
+// from the mean than the sum of squared deviations allows, so that with c elements the squares are at
 // most 1 + c times the deviations that are wanted. Segments merge as Moments do.
 template <class T>
-struct MomentColumns : KindOf<T, Moments, ReduceOp::kVariance> {
+struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, ReduceOp::kStd> {
+  using Wide = Moments<SquaresOf<T>>;
   struct Column {
     ValueOf<T> shift;
     double sum;
-    double squares;
+    SquaresOf<T> squares;
   };
-  TESSERA_HD static Column Start(T first) { return {static_cast<ValueOf<T>>(first), 0, 0}; }
+  TESSERA_HD static Column Start(T first) { return {static_cast<ValueOf<T>>(first), 0, {}}; }
   TESSERA_HD static void Step(Column& c, T x, int, bool) {
-    const double apart =
-        static_cast<double>(static_cast<ValueOf<T>>(x)) - static_cast<double>(c.shift);
+    const double apart = Apart(static_cast<ValueOf<T>>(x), c.shift);
     c.sum += apart;
-    c.squares = ::fma(apart, apart, c.squares);
+    AddSquare(c.squares, apart);
   }
-  TESSERA_HD static Moments Widen(const Column& c, ColumnSpan span) {
-    if (span.first >= span.end) return {0, 0, 0};
-    constexpr std::int64_t kRow = kTreeRow<T>;
-    const auto rows = (span.end - span.first + kRow - 1) / kRow;
-    const auto count = static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
+  TESSERA_HD static Wide Widen(const Column& c, ColumnSpan span) {
+    const double count = ElementsOf(span, kTreeRow<T>);
+    if (count == 0) return {};
     const double mean = c.sum / count;
-    return {count, static_cast<double>(c.shift) + mean, DeviationsOf(c.squares, c.sum, mean)};
+    return {count, Plus(ExactPair(c.shift), {mean, 0}), DeviationsOf(c.squares, c.sum, mean)};
   }
 };
 
 // --- Compensated, f64 ---
 
-// An unevaluated sum: a value, and what rounding has taken from it so far.
-struct Pair {
-  double value;
-  double lost;
-};
-
-// a + b without error: the sum, rounded, and its error (Knuth, "The Art of Computer Programming",
-// volume 2, 4.2.2).
-TESSERA_HD inline Pair TwoSum(double a, double b) {
-  const double sum = a + b;
-  const double from_b = sum - a;
-  return {sum, (a - (sum - from_b)) + (b - from_b)};
-}
-
-// a * b without error, as long as the error does not underflow. fma rounds once, by definition.
-TESSERA_HD inline Pair TwoProduct(double a, double b) {
-  const double product = a * b;
-  return {product, ::fma(a, b, -product)};
-}
-
-// The sum of both, rounded once. Once the value has left the range, what was lost means nothing.
-TESSERA_HD inline double Rounded(Pair p) {
-  return p.value - p.value == 0 ? p.value + p.lost : p.value;
-}
-
 // Ogita, Rump and Oishi, "Accurate sum and dot product", 2005: Sum2 and Dot2, along the tree.
 struct PairSum {
   using Wide = Pair;
   TESSERA_HD static Wide Identity() { return {0, 0}; }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) {
-    const Pair sum = TwoSum(a.value, b.value);
-    return {sum.value, (a.lost + b.lost) + sum.lost};
-  }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return Plus(a, b); }
   TESSERA_HD static void Finish(Wide w, ReduceOp op, std::int64_t n, bool, Scalar* result) {
     using R = ReduceOp;
-    KindOf<double, double, R::kSum, R::kMean, R::kNormL1, R::kNormL2, R::kSumSquares>::Finish(
-        Rounded(w), op, n, false, result);
+    KindOf<double, double, R::kSum, R::kMean, R::kNormL1, R::kSumSquares>::Finish(Rounded(w), op, n,
+                                                                                  false, result);
   }
   TESSERA_HD static void Add(Pair& c, double x) {
     const Pair sum = TwoSum(c.value, x);
@@ -326,8 +304,75 @@ struct PairSquareColumns : PairSum {
   using Column = Pair;
   static constexpr int kOperands = 1;
   TESSERA_HD static Column Start(double) { return {0, 0}; }
-  TESSERA_HD static void Step(Column& c, double x, int, bool) { AddProduct(c, x, x); }
+  TESSERA_HD static void Step(Column& c, double x, int, bool) { AddSquare(c, x); }
   TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+};
+
+// NORM_L2.
+struct PairNormColumns {
+  using Element = double;
+  using Column = WideSquares<Pair>;
+  using Wide = Column;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(double) { return {}; }
+  TESSERA_HD static void Step(Column& c, double x, int, bool) { AddSquare(c, x); }
+  TESSERA_HD static Wide Widen(const Column& c, ColumnSpan) { return c; }
+  TESSERA_HD static Wide Identity() { return {}; }
+  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) { return Plus(a, b); }
+  TESSERA_HD static void Finish(const Wide& w, ReduceOp, std::int64_t, bool, Scalar* result) {
+    StoreReal(RootOf(w, 1), result);
+  }
+};
+
+// VARIANCE and STD: MomentColumns and Fold::Combine, of which every step has twice the digits.
+struct PairMomentColumns {
+  using Element = double;
+  struct Column {
+    double shift;
+    Pair sum;
+    WideSquares<Pair> squares;
+  };
+  using Wide = Moments<WideSquares<Pair>>;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(double first) { return {first, {}, {}}; }
+  TESSERA_HD static void Step(Column& c, double x, int, bool) {
+    const Pair apart = TwoSum(x, -c.shift);
+    c.sum = Plus(c.sum, apart);
+    AddSquare(c.squares, apart.value);
+    c.squares.middle.lost += 2 * apart.value * apart.lost;
+  }
+  TESSERA_HD static Wide Widen(const Column& c, ColumnSpan span) {
+    const double count = ElementsOf(span, kTreeRow<double>);
+    if (count == 0) return {};
+    const Pair all = Normal(c.sum), mean = Quotient(all, count);
+    const double sum = all.value, rounded = mean.value;
+    Pair middle = Plus(c.squares.middle, Negative(Times(mean, all)));
+    if (Rounded(middle) < 0) middle = {};
+    return {count,
+            Plus({c.shift, 0}, mean),
+            {middle, DeviationsOf(c.squares.large, sum * kShrink, rounded * kShrink),
+             DeviationsOf(c.squares.small, sum * kGrow, rounded * kGrow)}};
+  }
+  TESSERA_HD static Wide Identity() { return {}; }
+  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
+    if (a.count == 0) return b;
+    if (b.count == 0) return a;
+    const double count = a.count + b.count;
+    const Pair apart = Normal(Plus(b.mean, Negative(a.mean)));
+    const Pair share = Quotient({b.count, 0}, count), weight = Times({a.count, 0}, share);
+    auto deviations = Plus(a.deviations, b.deviations);
+    if (apart.value != apart.value) return {count, apart, deviations};
+    const auto between = Between<WideSquares<double>>(apart.value, weight.value);
+    deviations.middle = Plus(deviations.middle, Times(Times(apart, apart), weight));
+    deviations.large += between.large;
+    deviations.small += between.small;
+    return {count, Plus(a.mean, Times(apart, share)), deviations};
+  }
+  TESSERA_HD static void Finish(const Wide& w, ReduceOp op, std::int64_t, bool, Scalar* result) {
+    StoreReal(
+        op == ReduceOp::kStd ? RootOf(w.deviations, w.count) : VarianceOf(w.deviations, w.count),
+        result);
+  }
 };
 
 struct PairDotColumns : PairSum {
@@ -369,8 +414,7 @@ constexpr bool IsMirrored(ReduceOp op) {
 
 // The kind that folds T for op. Compensated: in twice the precision of T, f64 by Pair, the smaller
 // floating-point types in double. Operations that do not round, and integers, have nothing to
-// compensate; squares, products and variances of the smaller types are double already, and so is
-// the variance of f64, whose differences from the mean are what it keeps.
+// compensate; squares, products and variances of the smaller types are double already.
 template <ReduceOp op, class T, bool kCompensated>
 constexpr auto ColumnsOf() {
   using R = ReduceOp;
@@ -384,6 +428,12 @@ constexpr auto ColumnsOf() {
     } else {
       return SumColumns<T, std::conditional_t<kCompensated, WideOf<T>, NarrowOf<T>>>{};
     }
+  } else if constexpr (op == R::kNormL2 && std::is_same_v<T, double>) {
+    if constexpr (kPair) {
+      return PairNormColumns{};
+    } else {
+      return PlainColumns<op, T>{};
+    }
   } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
     if constexpr (kPair) {
       return PairSquareColumns{};
@@ -396,8 +446,12 @@ constexpr auto ColumnsOf() {
     return ArgColumns<T>{};
   } else if constexpr (IsOrdering(op)) {
     return ExtremeColumns<T>{};
-  } else if constexpr (op == R::kVariance) {
-    return MomentColumns<T>{};
+  } else if constexpr (IsDeviation(op)) {
+    if constexpr (kPair) {
+      return PairMomentColumns{};
+    } else {
+      return MomentColumns<T>{};
+    }
   } else if constexpr (IsLogical(op)) {
     return LogicalColumns<T>{};
   } else {

@@ -108,7 +108,8 @@ TEST_F(ComputeServiceTest, ReduceToScalars) {
                                                    {v1::REDUCE_OP_NORM_L1, 10},
                                                    {v1::REDUCE_OP_NORM_L2, std::sqrt(30)},
                                                    {v1::REDUCE_OP_SUM_SQUARES, 30},
-                                                   {v1::REDUCE_OP_VARIANCE, 7.25}};
+                                                   {v1::REDUCE_OP_VARIANCE, 7.25},
+                                                   {v1::REDUCE_OP_STD, std::sqrt(7.25)}};
   for (const auto& [op, value] : expected) {
     v1::ReduceRequest request;
     *request.mutable_x() = Named("x");

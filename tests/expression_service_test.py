@@ -17,9 +17,9 @@ F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMBERS = (F32, F64, F16, BF16, I32, I64)
 NUMPY = {F32: "f4", F64: "f8", F16: "f2", BF16: "u2", I32: "i4", I64: "i8", BOOL: "?", U8: "u1",
          I8: "i1"}
-OPS = range(1, 14)
+OPS = range(1, 15)
 (SUM, PRODUCT, MIN, MAX, ARGMIN, ARGMAX, MEAN, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, ALL,
- ANY) = OPS
+ ANY, STD) = OPS
 SCRATCH_LIMIT = 128 * o.MI
 
 
@@ -457,7 +457,7 @@ def test_truth_values_go_both_ways(server, client):
         tensor = client.call("Map", operands=operands,
                              expression=expression(operand(0), node("NOT", 0))).tensor
         assert np.array_equal(o.to_numpy(tensor), ~want) and tensor.dtype == BOOL
-    for op in (PRODUCT, MIN, MAX, ARGMIN, ARGMAX, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE):
+    for op in (PRODUCT, MIN, MAX, ARGMIN, ARGMAX, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, STD):
         for axes in ([], [0]):
             expect_refused(client.attempt("Reduce", x=o.resident("b"), op=op, axes=axes),
                            "BAD_DTYPE")

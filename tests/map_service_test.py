@@ -5,6 +5,9 @@ strategy; views, broadcasting, types that meet, programs, and requests that are 
 usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
+import fractions
+import functools
+import math
 import sys
 import time
 
@@ -126,12 +129,27 @@ def rounding(function):
     return lambda a: a if a.dtype.kind == "i" else function(a)
 
 
+def floor_divide(a, b):
+    """The floor of the exact quotient, rounded once; beyond what is finite as NumPy's."""
+    result = np.asarray(np.floor_divide(a, b))
+    if a.dtype.kind == "i":
+        return result
+    a, b, result = *np.broadcast_arrays(a, b), result.copy()
+    for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & (b != 0) & (a != 0)):
+        floor = int(fractions.Fraction(float(a.flat[i])) // fractions.Fraction(float(b.flat[i])))
+        try:
+            result.flat[i] = float(floor) if floor else math.copysign(0, a.flat[i] * np.sign(b.flat[i]))
+        except OverflowError:
+            result.flat[i] = math.copysign(math.inf, floor)
+    return result
+
+
 MODEL = {  # name: (arguments, rule, function)
     "ADD": (2, "numbers", np.add),
     "SUBTRACT": (2, "numbers", np.subtract),
     "MULTIPLY": (2, "numbers", np.multiply),
     "DIVIDE": (2, "reals", np.divide),
-    "FLOOR_DIVIDE": (2, "numbers", np.floor_divide),
+    "FLOOR_DIVIDE": (2, "numbers", floor_divide),
     "REMAINDER": (2, "numbers", np.remainder),
     "POWER": (2, "numbers", None),
     "MINIMUM": (2, "numbers", minimum),
@@ -166,9 +184,9 @@ FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 def apply(op, types, values):
     """The type and the values of an operation on values of these types."""
     _, rule, function = MODEL[op]
-    common = types[0]
-    for other in types[1:]:
-        common = promote(common, other)
+    # Bytes and truth values give way before they meet each other.
+    small = [t for t in types if t in BYTES or t == BOOL]
+    common = functools.reduce(promote, [t for t in types if t not in small] or small)
     common = I32 if common in BYTES else common
     if rule == "reals" and common in INTEGERS:
         common = F64

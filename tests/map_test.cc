@@ -230,6 +230,76 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
+// Of any operands, also where the quotient has more digits than the type, is next to an integer or is
+// subnormal. What the type computes in is F32 or F64: 16-bit results are of that, rounded.
+TEST_P(MapTest, FloorsAndRemaindersAreExact) {
+  ForType([&]<class T>(T) {
+    if constexpr (!std::is_integral_v<T>) {
+      using V = ValueOf<T>;
+      constexpr V kInf = std::numeric_limits<V>::infinity();
+      std::vector<T> a, b;
+      const V special[] = {0,
+                           1,
+                           -1,
+                           3,
+                           kInf,
+                           std::numeric_limits<V>::quiet_NaN(),
+                           std::numeric_limits<V>::max(),
+                           std::numeric_limits<V>::min(),
+                           std::numeric_limits<V>::denorm_min()};
+      for (V x : special) {
+        for (V y : special) {
+          a.insert(a.end(), {T(x), T(-x), T(x)});
+          b.insert(b.end(), {T(y), T(y), T(-y)});
+        }
+      }
+      Random random(17);
+      using Bits =
+          std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                             std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+      for (int i = 0; i < (WatchedClosely() ? 500 : 50000); ++i) {
+        a.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
+        b.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
+        // Products of an integer and the divisor, and what lies next to them.
+        const auto y = static_cast<V>(random.Normal());
+        const auto x = static_cast<V>(std::floor(std::exp2(60 * random.Uniform()))) * y;
+        a.insert(a.end(), {T(x), T(std::nextafter(x, V{0})), T(std::nextafter(x, 2 * x))});
+        b.insert(b.end(), 3, T(y));
+      }
+      a.insert(a.end(), {T(V(8404830)), T(V(9007199254740994))});
+      b.insert(b.end(), {T(V(1.7446926832199097)), T(V(3))});
+      const auto n = std::ssize(a);
+      DeviceArray<T> da(stream(), a), db(stream(), b);
+      const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
+      const std::vector<T> floors = Run<T>(views, Alone(MapOp::kFloorDivide));
+      std::vector<T> rests;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const auto x = static_cast<V>(a[i]), y = static_cast<V>(b[i]);
+        V rest = std::fmod(x, y);
+        if (y != 0)
+          rest = rest == 0 ? std::copysign(V{0}, y) : (rest < 0) != (y < 0) ? rest + y : rest;
+        rests.push_back(T(rest));
+        const double got = static_cast<double>(static_cast<V>(floors[i])), p = x, q = y;
+        SCOPED_TRACE(testing::Message() << std::hexfloat << p << " // " << q << " is " << got);
+        if (std::isnan(p) || std::isnan(q) || std::isinf(p) || y == 0) {
+          ASSERT_TRUE(y == 0 && p != 0 && !std::isnan(p) ? std::isinf(got) : std::isnan(got));
+        } else if (std::isinf(q)) {
+          ASSERT_EQ(got, p != 0 && (p < 0) != (q < 0) ? -1 : 0);
+        } else if (std::abs(got) < std::exp2(Format<T>::kDigits)) {
+          // got <= p / q < got + 1: a fused multiply-add has the sign of the exact difference.
+          const double sign = std::copysign(1.0, q);
+          ASSERT_GE(sign * std::fma(-got, q, p), 0);
+          ASSERT_LT(sign * std::fma(-(got + 1), q, p), 0);
+          ASSERT_TRUE(got != 0 || std::signbit(got) == std::signbit(p / q));
+        } else {
+          ASSERT_TRUE(IsWithin(0.51, floors[i], static_cast<long double>(p) / q));
+        }
+      }
+      ExpectSame(Run<T>(views, Alone(MapOp::kRemainder)), rests, "remainder");
+    }
+  });
+}
+
 // Two units of F32 and F64. Those of 16 bits are F32's, rounded.
 TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   ForType([&]<class T>(T) {
@@ -269,13 +339,16 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
         a.push_back(Element<T>(1 + random.Normal() * std::exp(between(-40, -1))));
       }
       check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
-      // The last one is what the host's own function of F64 misses by more than two units.
+      // The last ones are what the host's own function of F64, or a quotient of its expm1, misses by
+      // more than two units.
       a.clear();
       for (std::size_t i = 0; i < n; ++i) {
         a.push_back(Element<T>(random.Normal() * std::exp(between(smallest, 3))));
         a.push_back(Element<T>(between(-1, 1)));
+        a.push_back(Element<T>(between(0.5, 0.7)));
       }
-      a.push_back(Element<T>(0x1.de7fac1c38acp-3));
+      for (double x : {0x1.de7fac1c38acp-3, 0.5434871243764351, 0.5371285650691622})
+        a.push_back(Element<T>(x));
       check(MapOp::kTanh, a, [&](std::size_t i) { return std::tanh(Exact(a[i])); });
       a.clear();
       for (std::size_t i = 0; i < n; ++i) {
@@ -337,7 +410,7 @@ TEST_P(MapTest, NodesKeepTheBound) {
       alone(MapOp::kMultiply, 1, [](Real p, Real q) { return p * q; });
       alone(MapOp::kDivide, 1, [](Real p, Real q) { return p / q; });
       alone(MapOp::kRemainder, 1, remainder);
-      alone(MapOp::kFloorDivide, 4,
+      alone(MapOp::kFloorDivide, 1,
             [&](Real p, Real q) { return std::nearbyint((p - remainder(p, q)) / q); });
       alone(MapOp::kMaximum, 0, [](Real p, Real q) { return std::max(p, q); });
       alone(MapOp::kNegate, 0, [](Real p, Real) { return -p; });
@@ -728,6 +801,36 @@ TEST(ExpressionTest, TypesThatMeet) {
   EXPECT_EQ(Promote(DType::kBool, DType::kU8), DType::kU8);
   for (DType a : kArrayDTypes)
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
+}
+
+// Bytes and truth values take the type of the numbers beside them, however many and in which order.
+TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
+  const auto type_of = [](MapOp op, std::vector<DType> types) {
+    const auto program = CompileExpression({In(0), In(1), In(2), Op(op, {0, 1, 2})}, types);
+    return program.ok() ? program->dtype : DType::kBool;
+  };
+  for (MapOp op : {MapOp::kFma, MapOp::kClip}) {
+    for (DType a : kArrayDTypes) {
+      for (DType b : kArrayDTypes) {
+        for (DType c : kArrayDTypes) {
+          std::vector<DType> types = {a, b, c};
+          std::sort(types.begin(), types.end());
+          DType want = DType::kBool, other = DType::kBool;
+          for (DType type : types) {
+            DType& of = type == DType::kBool || IsByteInteger(type) ? other : want;
+            of = Promote(of, type);
+          }
+          if (want == DType::kBool && other != DType::kBool) want = DType::kI32;
+          do {
+            EXPECT_EQ(type_of(op, types), want)
+                << Name(types[0]) << " " << Name(types[1]) << " " << Name(types[2]);
+          } while (std::next_permutation(types.begin(), types.end()));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(type_of(MapOp::kFma, {DType::kU8, DType::kI8, DType::kF32}), DType::kF32);
+  EXPECT_EQ(type_of(MapOp::kClip, {DType::kI8, DType::kF16, DType::kU8}), DType::kF16);
 }
 
 // Integers of a byte are values of I32, and need no instruction to become that.

@@ -59,7 +59,8 @@ REDUCTIONS = {
     "NORM_L1": (lambda x, **k: np.abs(x).sum(**k), lambda x, **k: np.abs(x).sum(**k)),
     "NORM_L2": (lambda x, **k: np.sqrt((x * x).sum(**k)), lambda x, **k: np.sqrt((x * x).sum(**k))),
     "SUM_SQUARES": (lambda x, **k: (x * x).sum(**k), lambda x, **k: (x * x).sum(**k)),
-    "VARIANCE": (np.var, lambda x, **k: (x * x).mean(**k)),
+    "VARIANCE": (np.var, np.var),
+    "STD": (np.std, np.std),
 }
 
 

@@ -283,12 +283,12 @@ def check_scalar(response, integer, expected, terms, what):
 
 OPS = (
     "SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
-    "SUM_SQUARES", "VARIANCE", "ALL", "ANY",
+    "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
 )
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
 # What reductions give of no elements; all others are refused.
 EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
-REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE")
+REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE", "STD")
 
 
 def fold(op, x):
@@ -315,6 +315,7 @@ def fold(op, x):
             "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
             "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
             "VARIANCE": lambda: (float(np.var(real)), 4 * float(squares.mean())),
+            "STD": lambda: (float(np.std(real)), 4 * float(np.sqrt(squares.mean()))),
             "ALL": lambda: (int(np.all(x != 0)), 0.0),
             "ANY": lambda: (int(np.any(x != 0)), 0.0),
         }[op]()

@@ -68,13 +68,15 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
       }
       r.value = static_cast<long double>(r.integer);
       return r;
-    case ReduceOp::kVariance: {
+    case ReduceOp::kVariance:
+    case ReduceOp::kStd: {
+      // From the first element: far from zero a long double has too few digits for the mean, too.
+      const auto apart = [&](T v) { return Exact(v) - Exact(x[0]); };
       long double mean = 0;
-      for (T v : x) mean += Exact(v) / n;
-      for (T v : x) {
-        r.value += (Exact(v) - mean) * (Exact(v) - mean) / n;
-        r.scale += Exact(v) * Exact(v) / n;  // the bound is for the worst place of the mean
-      }
+      for (T v : x) mean += apart(v) / n;
+      for (T v : x) r.value += (apart(v) - mean) * (apart(v) - mean) / n;
+      if (op == ReduceOp::kStd) r.value = std::sqrt(r.value);
+      r.scale = r.value;
       return r;
     }
     case ReduceOp::kSum:
@@ -317,6 +319,42 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
 
 // Of floating-point types.
 TESSERA_STRATEGY_SUITE(VarianceTest, ReduceTest, HasVariance);
+
+// Far from zero the mean has no digits left for what decides.
+TEST_P(VarianceTest, FarFromZero) {
+  ForType([&]<class T>(T) {
+    // The largest that has three integers in a row.
+    const double far = 0.25 / UnitRoundoff(GetParam().dtype);
+    for (std::int64_t n : Sizes({3, 999, 15000, 70001})) {
+      std::vector<T> x;
+      for (std::int64_t i = 0; i < n; ++i)
+        x.push_back(Element<T>(far + static_cast<double>(i % 3)));
+      Check<T>(ReduceOp::kVariance, x, {}, 1);
+      Check<T>(ReduceOp::kStd, x);
+    }
+  });
+}
+
+// Squares leave the range of every type, and of double, where their root does not.
+TEST_P(VarianceTest, RootsStayInTheRange) {
+  ForType([&]<class T>(T) {
+    const int most =
+                  std::is_same_v<T, Half> ? 15 : std::numeric_limits<ValueOf<T>>::max_exponent - 10,
+              least = std::is_same_v<T, Half> ? -20 : std::numeric_limits<ValueOf<T>>::min_exponent;
+    for (int exponent : {most, most / 2 + 1, least / 2 - 3, least}) {
+      for (std::int64_t n : Sizes({2, 1000, 5001})) {
+        std::vector<T> x;
+        for (std::int64_t i = 0; i < n; ++i)
+          x.push_back(Element<T>(std::ldexp(i % 2 == 0 ? 1 : -0.5, exponent)));
+        Check<T>(ReduceOp::kStd, x);
+        if (Refusal(StrategyOf<ReduceProblem>(GetParam()),
+                    {.dtype = GetParam().dtype, .op = ReduceOp::kNormL2, .n = n})
+                .empty())
+          Check<T>(ReduceOp::kNormL2, x);
+      }
+    }
+  });
+}
 
 // One element that is not finite leaves no deviation from the mean that is.
 TEST_P(VarianceTest, OfWhatIsNotFinite) {
@@ -701,6 +739,37 @@ TEST_P(ReduceAxesOfFloatsTest, VarianceOfWhatIsNotFinite) {
         for (int axis : {0, 1})
           Check<T>(WholeView(type, values.data()), WholeView(type, array.data()),
                    ReduceOp::kVariance, {axis});
+      }
+    }
+  });
+}
+
+TEST_P(ReduceAxesOfFloatsTest, DeviationsFarFromZeroAndBeyondTheRange) {
+  ForType([&]<class T>(T) {
+    if constexpr (!std::is_integral_v<T>) {
+      const double far = 0.25 / UnitRoundoff(GetParam().dtype);
+      const bool half = std::is_same_v<T, Half>;
+      const int most = half ? 15 : std::numeric_limits<ValueOf<T>>::max_exponent - 10,
+                least = half ? -20 : std::numeric_limits<ValueOf<T>>::min_exponent;
+      for (const std::vector<std::int64_t>& shape :
+           std::vector<std::vector<std::int64_t>>{{1, 9}, {40, 30}, {3, 3000}, {3000, 3}}) {
+        const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
+        std::vector<T> apart, large, small;
+        for (std::int64_t i = 0; i < type.shape.elements(); ++i) {
+          apart.push_back(Element<T>(far + static_cast<double>(i * i % 5 % 3)));
+          large.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, most)));
+          small.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, least)));
+        }
+        for (const std::vector<T>* values : {&apart, &large, &small}) {
+          DeviceArray<T> array(TestStream(GetParam().backend), *values);
+          for (int axis : {0, 1}) {
+            for (ReduceOp op : {ReduceOp::kStd, ReduceOp::kNormL2})
+              Check<T>(WholeView(type, values->data()), WholeView(type, array.data()), op, {axis});
+            if (values == &apart)
+              Check<T>(WholeView(type, values->data()), WholeView(type, array.data()),
+                       ReduceOp::kVariance, {axis});
+          }
+        }
       }
     }
   });

@@ -20,7 +20,7 @@ MIB = 1 << 20
 # for long on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
 REDUCTIONS = (
-    "SUM PRODUCT MIN MAX ARGMIN ARGMAX MEAN NORM_L1 NORM_L2 SUM_SQUARES VARIANCE ALL ANY"
+    "SUM PRODUCT MIN MAX ARGMIN ARGMAX MEAN NORM_L1 NORM_L2 SUM_SQUARES VARIANCE STD ALL ANY"
 ).split()
 
 

@@ -233,7 +233,8 @@ absl::Status BenchReduce(Bench& bench, const BenchFlags& flags) {
   };
   bench.problem.scale = [&]() -> absl::StatusOr<BenchScale> {
     if (IsExact(op, x->dtype)) return ConstantScale(0);
-    if (op == ReduceOp::kNormL1 || op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares)
+    if (op == ReduceOp::kNormL1 || op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares ||
+        IsDeviation(op))
       return [](std::size_t, long double value) { return std::abs(value); };
     if (op == ReduceOp::kProduct) {
       // Partial products of very small or large ones leave the range in one order and not in
@@ -253,9 +254,7 @@ absl::Status BenchReduce(Bench& bench, const BenchFlags& flags) {
     const long double n = axes.empty() ? static_cast<long double>(x->elements()) : folded;
     return [norms = *std::move(norms), n, op](std::size_t i, long double) {
       const long double magnitudes = norms[i] * std::sqrt(n);
-      return op == ReduceOp::kSum    ? magnitudes
-             : op == ReduceOp::kMean ? magnitudes / n
-                                     : norms[i] * norms[i] / n;
+      return op == ReduceOp::kMean ? magnitudes / n : magnitudes;
     };
   };
   return bench.Report(Bench::Ceiling::kMemory);

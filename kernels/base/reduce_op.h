@@ -25,6 +25,7 @@ enum class ReduceOp : std::uint8_t {
   kVariance,
   kAll,
   kAny,
+  kStd,
 };
 
 struct ReduceOpInfo {
@@ -34,7 +35,7 @@ struct ReduceOpInfo {
 
 // THE list of reduction operations, in the order of their values. What an operation computes:
 // kernels/reduction.h.
-inline constexpr std::array<ReduceOpInfo, 13> kReduceOpInfos = {{
+inline constexpr std::array<ReduceOpInfo, 14> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},
     {ReduceOp::kMin, "min"},
@@ -48,6 +49,7 @@ inline constexpr std::array<ReduceOpInfo, 13> kReduceOpInfos = {{
     {ReduceOp::kVariance, "variance"},
     {ReduceOp::kAll, "all"},
     {ReduceOp::kAny, "any"},
+    {ReduceOp::kStd, "std"},
 }};
 
 inline constexpr auto kAllReduceOps = [] {
@@ -72,9 +74,14 @@ constexpr bool IsOrdering(ReduceOp op) {
 // Operations that ask whether elements are zero.
 constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
 
+// Operations by the squared deviations from the mean.
+constexpr bool IsDeviation(ReduceOp op) {
+  return op == ReduceOp::kVariance || op == ReduceOp::kStd;
+}
+
 // Operations that have no value for an empty input.
 constexpr bool NeedsElements(ReduceOp op) {
-  return IsOrdering(op) || op == ReduceOp::kMean || op == ReduceOp::kVariance;
+  return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
 // Whether the operation folds elements of this type: of truth values those that count them.
@@ -89,8 +96,7 @@ constexpr DType ResultDType(ReduceOp op, DType dtype) {
   if (IsArg(op)) return DType::kI64;
   if (IsLogical(op)) return DType::kI32;
   if (!IsInteger(dtype) || IsOrdering(op)) return dtype;
-  const bool fraction =
-      op == ReduceOp::kMean || op == ReduceOp::kNormL2 || op == ReduceOp::kVariance;
+  const bool fraction = op == ReduceOp::kMean || op == ReduceOp::kNormL2 || IsDeviation(op);
   return fraction ? DType::kF64 : DType::kI64;
 }
 

@@ -136,9 +136,9 @@ class PersistentKernel;  // kernels/cuda/persistent.h
 // runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
 // memset.
 struct Mailbox {
-  // 16 bytes each: three for every value, of at most 24 bytes, of a tree with kTreeMaxChunks
+  // 16 bytes each: seven for every value, of at most 56 bytes, of a tree with kTreeMaxChunks
   // chunks.
-  static constexpr std::size_t kSlots = 3 * 18432;
+  static constexpr std::size_t kSlots = 7 * 18432;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
 };

@@ -247,6 +247,11 @@ __device__ inline void AtomicAdd(double* cell, double x) { atomicAdd(cell, x); }
 __device__ inline void AtomicAdd(std::int64_t* cell, std::int64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(cell), static_cast<unsigned long long>(x));
 }
+__device__ inline void AtomicAdd(WideSquares<double>* cell, const WideSquares<double>& x) {
+  atomicAdd(&cell->middle, x.middle);
+  atomicAdd(&cell->large, x.large);
+  atomicAdd(&cell->small, x.small);
+}
 // In two steps, which others may come between: every addition that makes the lower word wrap
 // carries into the upper one, so that both are right once all are done.
 __device__ inline void AtomicAdd(Int128* cell, Int128 x) {

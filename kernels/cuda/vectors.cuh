@@ -211,37 +211,43 @@ requires(F::kArg) class Chain<F, T> {
 // divides. shift is the mean so far, or the first element: differences are of the size of the
 // deviations, and nothing cancels.
 template <class F, class T>
-requires(std::is_same_v<typename F::Wide, Moments>) class Chain<F, T> {
+requires(kIsMoments<typename F::Wide>) class Chain<F, T> {
  public:
+  using Wide = typename F::Wide;
+
   __device__ void Begin(T first) {
-    shift_ = mean_;
-    if (fresh_) shift_ = static_cast<double>(static_cast<typename F::Value>(first));
-    sum_ = squares_ = 0;
+    shift_ = fresh_ ? static_cast<double>(static_cast<typename F::Value>(first)) : mean_.value;
+    sum_ = 0;
+    squares_ = {};
   }
   __device__ void Add(T element, std::uint32_t) {
-    const double apart = static_cast<double>(static_cast<typename F::Value>(element)) - shift_;
+    const Pair x = ExactPair(static_cast<typename F::Value>(element));
+    const double apart = (x.value - shift_) + x.lost;
     sum_ += apart;
-    squares_ += apart * apart;
+    AddSquare(squares_, apart);
   }
   __device__ void Flush(std::int64_t before, std::int64_t count) {
     if (count == 0) return;
     const auto n = static_cast<double>(count);
     const double mean = sum_ / n;
-    const Moments all = F::Combine(Moments{static_cast<double>(before), mean_, deviations_},
-                                   Moments{n, shift_ + mean, DeviationsOf(squares_, sum_, mean)});
+    const Wide all = F::Combine(Wide{static_cast<double>(before), mean_, deviations_},
+                                Wide{n, TwoSum(shift_, mean), DeviationsOf(squares_, sum_, mean)});
     mean_ = all.mean;
     deviations_ = all.deviations;
     fresh_ = false;
   }
   template <class Index>
-  __device__ Moments Value(std::int64_t count, Index) const {
+  __device__ Wide Value(std::int64_t count, Index) const {
     return {static_cast<double>(count), mean_, deviations_};
   }
 
  private:
+  using Squares = decltype(Wide::deviations);
   bool fresh_ = true;
-  double shift_ = 0, sum_ = 0, squares_ = 0;
-  double mean_ = 0, deviations_ = 0;
+  double shift_ = 0, sum_ = 0;
+  Squares squares_ = {};
+  Pair mean_ = {};
+  Squares deviations_ = {};
 };
 
 // Vectors that a thread loads before it uses the first: 8 times 16 bytes times the 512 threads that
@@ -251,7 +257,7 @@ inline constexpr int kVectorsInFlight = 8;
 // Folds the walk's elements, those at position v of a vector in chains[v].
 template <class F, class T>
 __device__ void FoldWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector<T>]) {
-  constexpr bool kCounts = std::is_same_v<typename F::Wide, Moments>;
+  constexpr bool kCounts = kIsMoments<typename F::Wide>;
   static_assert(kMaxChain % kVectorsInFlight == 0);
   const T neutral = NeutralElement<F, T>();
   for (std::int64_t begin = 0; begin < walk.count; begin += kMaxChain) {

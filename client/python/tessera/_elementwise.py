@@ -71,11 +71,15 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
     """The type of all together, as NumPy 2 promotes: numbers without a type give way."""
     common: Any = None
     weak: List[Any] = []
+    typed: List[Any] = []
     for source, _ in terms:
         if isinstance(source, Constant) and source.dtype is None:
             weak.append(source.value)
         else:
-            common = source.dtype if common is None else _dtypes.promote(common, source.dtype)
+            typed.append(source.dtype)
+    # Bytes and truth values last: beside a larger type the order does not matter.
+    for dtype in sorted(typed, key=lambda one: one.itemsize == 1):
+        common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
         if isinstance(value, (bool, np.bool_)):
             common = BOOL if common is None else common

@@ -17,7 +17,7 @@
 //
 // The order of the atomics is not the same from run to run: the last bits of a floating-point
 // result may differ. The state of a reduction has to fit the word that can be swapped: ARGMIN,
-// ARGMAX and VARIANCE are refused as well.
+// ARGMAX, VARIANCE and STD are refused as well.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -40,9 +40,9 @@ constexpr bool IsAddition(ReduceOp op) {
 }
 
 // Operations whose state fits a word of 64 bits and of which most threads change nothing, or that
-// the hardware knows (means of integers: in two words).
+// the hardware knows (means of integers, and norms of f64: in words that do not depend on each other).
 constexpr bool Takes(ReduceOp op) {
-  return !IsArg(op) && op != ReduceOp::kVariance && op != ReduceOp::kProduct;
+  return !IsArg(op) && !IsDeviation(op) && op != ReduceOp::kProduct;
 }
 
 // *cell = F::Combine(*cell, value), for values of 32 or 64 bits.
@@ -88,8 +88,8 @@ LessonShape ShapeOf(const ReduceProblem& p) {
 
 std::string Refuses(const ReduceProblem& p) {
   if (Takes(p.op)) return "";
-  return "a reduction that threads can do atomically at once, which ARGMIN, ARGMAX, VARIANCE and "
-         "PRODUCT are not";
+  return "a reduction that threads can do atomically at once, which ARGMIN, ARGMAX, VARIANCE, "
+         "STD and PRODUCT are not";
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {

@@ -25,11 +25,14 @@ namespace {
 
 // All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
 // instance of CUB's kernels, not five, each of which takes as long to compile as a whole strategy.
-// Norms and means of integers are sums of doubles and of 128 bits and go by themselves.
+// Norms and means of integers are sums of doubles and of 128 bits and go by themselves, as norms of
+// f64 do, which have a wider range.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {
     case ReduceOp::kNormL2:
+      if (std::is_same_v<T, double>) return op;
+      [[fallthrough]];
     case ReduceOp::kMean:
       if (std::is_integral_v<T>) return op;
       [[fallthrough]];

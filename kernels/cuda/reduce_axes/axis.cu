@@ -67,11 +67,11 @@ constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 
 constexpr std::int64_t kLeastSteps = 8;
 // Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
 // what a block does before its first load and after its last shows. Four need vectors that are
-// whole and no more than four of a thread's chains; Moments do not fit three.
+// whole and no more than four of a thread's chains; Moments and WideSquares do not fit three.
 template <class F, class T, bool kWhole>
-constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2
-                          : kWhole && sizeof(T) >= 4                ? 4
-                                                                    : 3;
+constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
+                          : kWhole && sizeof(T) >= 4      ? 4
+                                                          : 3;
 
 // How the block lies over the array and how the axis is cut.
 struct Plan {

@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-static_assert(3 * kTreeMaxChunks <= Mailbox::kSlots, "three pairs of words for the largest value");
+static_assert(kMailPairs<PairMomentColumns::Wide> * kTreeMaxChunks <= Mailbox::kSlots,
+              "pairs of words for the largest value");
 
 template <class C>
 void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned grid, unsigned block,

@@ -3,7 +3,7 @@ buffer with all elements (kernels/fixed_tree.h).
 
 A block has most chunks of the tree as a whole, and folds them on its server (Part, in
 compute.proto). The elements at its ends, of chunks of the tree that it shares with its neighbours,
-come to the workers: less than one chunk of the tree at each end. Values of chunks travel, up to 24
+come to the workers: less than one chunk of the tree at each end. Values of chunks travel, up to 56
 bytes each, and a task makes the result of them. Where that is not finite though elements were added
 as f32, tasks that wait for it fold all once more, in double (step 6 of the tree).
 """

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""How far the estimates of operations, which decide what is refused, are from the time that they take: every
+operation, type and layout, with usual operands and with those that take longest, on a machine that does nothing else.
+
+usage: estimates.py --server build/bin/tessera-server [--device cpu] [--worst 30] [--only TEXT]
+
+One server refuses all as too long, and says its estimate; another one runs it, three times. Prints the cases of
+which the quickest run took most of its estimate, and those that took least, and exits with 1 if one took more than
+three times its estimate.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import outsider as o  # noqa: E402
+
+MOST = 3
+SIDE = 2048  # of resident arrays
+F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
+NUMPY = {F32: "f4", F64: "f8", F16: "f2", I32: "i4", I64: "i8", U8: "u1", I8: "i1"}
+# Two operands of an operation, by what is unusual of them.
+REALS = {
+    "usual": (1.5, 1.0009), "far apart": (1e308, 3e-308), "subnormal": (5e-320, 0.999),
+    "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1),
+}  # fmt: skip
+SINGLES = {
+    "usual": (1.5, 1.0009), "far apart": (3e38, 1e-44), "subnormal": (1e-40, 0.999),
+    "power": (0.5, 140.5), "negative": (-100.5, 2), "nan": (np.nan, 1),
+}  # fmt: skip
+WHOLE = {"usual": (123456789, 77), "power": (3, 2**31 - 1)}
+# What a view of SIDE x SIDE elements has as shape and strides.
+LAYOUTS = {
+    "rows": ([SIDE, SIDE], [SIDE, 1]), "transposed": ([SIDE, SIDE], [1, SIDE]),
+    "transposed, repeated": ([2, SIDE, SIDE], [0, 1, SIDE]),
+    "one element": ([SIDE, SIDE], [0, 0]), "backwards": ([SIDE * SIDE], [-1]),
+    "every line": ([SIDE * SIDE // 16], [16]), "every page": ([SIDE, SIDE // 16], [1, SIDE * 16]),
+}  # fmt: skip
+
+
+PART = 1 << 20  # bytes of a message of an upload
+
+
+def put(client, name, array):
+    data = array.tobytes()
+    messages = [dict(name=name, spec=o.spec_of(array))]
+    client.upload(messages + [dict(data=data[i : i + PART]) for i in range(0, len(data), PART)])
+
+
+def values_of(dtype):
+    if dtype == F64:
+        return REALS
+    if dtype in (F32, F16):
+        return SINGLES
+    return {name: pair for name, pair in WHOLE.items() if dtype in (I32, I64) or name == "usual"}
+
+
+def maps():
+    """Chains of each operation: (name, method, fields)."""
+    node = o.compute.Expression.Node
+    for op in range(1, 35):
+        name = o.compute.MapOp.Name(op).removeprefix("MAP_OP_")
+        if name in ("AND", "OR", "XOR", "NOT", "WHERE"):
+            continue
+        for dtype, numpy in NUMPY.items():
+            for kind, pair in values_of(dtype).items():
+                with np.errstate(all="ignore"):
+                    one, two = (np.array([x]).astype(numpy) for x in pair)
+                arguments = 3 if name in ("FMA", "CLIP") else 1 if 12 <= op <= 22 or op == 34 else 2
+                # Each node has the operands themselves: what it is given does not change.
+                args = [[0, 1, 1][:arguments]] * 24
+                nodes = [node(operand=0), node(operand=1)]
+                nodes += [node(op=op, args=a, dtype=F16 if name == "CAST" else 0) for a in args]
+                # All of them are needed.
+                last = 2
+                for i in range(3, len(args) + 2):
+                    nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
+                                      args=[last, i]))  # fmt: skip
+                    last = len(nodes) - 1
+                window = o.view([1 << 18], [0])
+                yield f"map {name} {numpy} {kind}", "Map", dict(
+                    operands=[o.inline(one, window), o.inline(two, window)],
+                    expression=o.compute.Expression(nodes=nodes), result=o.into("out", replace=True),
+                )  # fmt: skip
+
+
+def folds():
+    node = o.compute.Expression.Node
+    negative = o.compute.Expression(nodes=[node(operand=0), node(op="MAP_OP_NEGATE", args=[0])])
+    for dtype, numpy in NUMPY.items():
+        for layout, (shape, strides) in LAYOUTS.items():
+            offset = SIDE * SIDE - 1 if strides[0] < 0 else 0
+            x = o.resident(numpy, o.view(shape, strides, offset))
+            for op in range(1, len(o.compute.ReduceOp.values())):
+                yield f"reduce {o.compute.ReduceOp.Name(op)[10:]} {numpy} {layout}", "Reduce", dict(x=x, op=op)
+            yield f"reduce SUM of -x {numpy} {layout}", "Reduce", dict(x=x, op=1, expression=negative)
+            yield f"map -x {numpy} {layout}", "Map", dict(
+                operands=[x], expression=negative, result=o.into("out", replace=True)
+            )
+            for axis in range(len(shape)):
+                yield f"axes SUM {numpy} {layout} {axis}", "Reduce", dict(
+                    x=x, op=1, axes=[axis], result=o.into("out", replace=True)
+                )
+            if dtype not in (U8, I8):
+                yield f"dot {numpy} {layout}", "Dot", dict(a=x, b=x)
+                yield f"top_k {numpy} {layout}", "TopK", dict(
+                    x=x, k=10, values=o.into("values", replace=True), indices=o.into("at", replace=True)
+                )
+            if dtype not in (U8, I8, I64) and layout in ("rows", "transposed"):
+                small = o.resident(numpy, o.view([512, 512], [s if s == 1 else SIDE for s in strides]))
+                yield f"matmul {numpy} {layout}", "Matmul", dict(
+                    a=small, b=small, result=o.into("out", replace=True)
+                )
+    tiny = o.resident("subnormal")
+    yield "matmul f4 subnormal", "Matmul", dict(a=tiny, b=tiny, result=o.into("out", replace=True))
+    yield "dot f4 subnormal", "Dot", dict(a=tiny, b=tiny)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--worst", type=int, default=30)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    o.Program.path, o.Program.device, o.Program.warm_up = args.server, args.device, True
+    o.make_stubs()
+    with tempfile.TemporaryDirectory() as folder:
+        limits = "--max-operation-seconds", "--max-slow-operation-seconds"
+        servers = [o.Server(folder, *(part for limit in limits for part in (limit, value)))
+                   for value in ("0.000001", "600")]  # fmt: skip
+        strict, free = (server.client() for server in servers)
+        rng = np.random.default_rng(1)
+        for numpy in NUMPY.values():
+            array = (100 * rng.random((SIDE, SIDE))).astype(numpy)
+            for client in (strict, free):
+                put(client, numpy, array)
+        for client in (strict, free):
+            put(client, "subnormal", np.full((512, 512), 1e-20, "f4"))
+        found = []
+        for name, method, fields in (*maps(), *folds()):
+            if args.only not in name:
+                continue
+            refused = strict.attempt(method, **fields)
+            if refused.reason != "OPERATION_TOO_LONG":
+                continue  # no estimate: too short, or nothing that the server does
+            estimate = float(refused.metadata["estimate_seconds"])
+            stats = [free.call(method, timeout=600, **fields).stats for _ in range(3)]
+            took = min(s.total_us - s.queue_us for s in stats) / 1e6
+            found.append((took / estimate, name, took, estimate))
+        for server in servers:
+            server.stop()
+    found.sort()
+    for ratio, name, took, estimate in (*found[-args.worst :], *found[: args.worst // 3]):
+        print(f"{ratio:8.2f} {name:<44} {took * 1e3:9.2f} ms, estimate {estimate * 1e3:9.2f} ms")
+    return 1 if found and found[-1][0] > MOST else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
