@@ -277,14 +277,30 @@ class TokensTest(unittest.TestCase):
             path.write_text("one\n")
             options = _connect.Options("localhost:1", token_file=str(path))
             self.assertEqual(options.metadata()[0][1], "Bearer one")
-            path.write_text("two\n")
+            path.write_text("\ufeff two \r\n", encoding="utf-8")
             self.assertEqual(options.metadata()[0][1], "Bearer two")
-        os.environ["TESSERA_TOKEN"] = "of the environment"
-        try:
-            self.assertEqual(_connect.Options("localhost:1").token, "of the environment")
-        finally:
-            del os.environ["TESSERA_TOKEN"]
+            ring = pathlib.Path(folder, "ring")
+            ring.write_text("\ufeffa localhost:1\r\n", encoding="utf-8")
+            self.assertEqual(ts.Ring(str(ring)).servers, {"a": "localhost:1"})
+        for token in ("secret", "secret\n", "secret\r\n", " secret "):
+            with mock.patch.dict(os.environ, TESSERA_TOKEN=token):
+                self.assertEqual(_connect.Options("localhost:1").token, "secret")
+            self.assertEqual(_connect.Options("localhost:1", token=token).token, "secret")
         self.assertIsNone(_connect.Options("localhost:1").metadata())
+        for token in ("two words", "", "\n", "\u00e9", "a" * 1025):
+            with self.assertRaisesRegex(ValueError, "1 to 1024 characters"):
+                _connect.Options("localhost:1", token=token)
+
+    def test_addresses_that_stay_on_this_host(self):
+        lines = (o.ROOT / "tests" / "loopback_cases.txt").read_text().splitlines()
+        cases = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
+        self.assertGreater(len(cases), 80)
+        for address, stays in cases:
+            with self.subTest(address):
+                self.assertEqual(_connect.is_loopback(address), stays == "yes")
+                if stays == "no":
+                    with self.assertRaises(ValueError):
+                        _connect.Options(address, token="secret")
 
 
 class LostArraysTest(unittest.TestCase):

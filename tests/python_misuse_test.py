@@ -245,7 +245,8 @@ class ArgumentsTest(python_outsider.Case):
                         {"stall_timeout": 0}, {"timeout": float("nan")}, {"unnamed_ttl": "long"}):
             with self.assertRaises(ValueError):
                 ts.connect(self.server.address, **options)
-        for target in ("", " ", None, 50051):
+        for target in ("", " ", None, 50051, "http://127.0.0.1:1", "localhost:http", "localhost",
+                       "no such host:1", "127.0.0.1:1,127.0.0.1:2", "vsock:2:1"):
             with self.assertRaisesRegex(ValueError, "host:port"):
                 ts.connect(target)
         for target in ("127.0.0.1:65536", "[::1]:99999", "ipv4:127.0.0.1:99999,127.0.0.1:1"):
@@ -254,8 +255,8 @@ class ArgumentsTest(python_outsider.Case):
         for token in ("two\nlines", "é"):
             with self.assertRaisesRegex(ValueError, "token"):
                 ts.connect(self.server.address, token=token)
-        for target in ("http://127.0.0.1:1", "no such host:1"):
-            with self.assertRaises(ts.Unreachable):
+        for target, why in (("127.0.0.1:1", "refused"), ("none.invalid:1", "DNS")):
+            with self.assertRaisesRegex(ts.Unreachable, why):
                 ts.connect(target, connect_timeout=0.1)
 
     def test_aio_in_another_loop(self):

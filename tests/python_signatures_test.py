@@ -73,7 +73,7 @@ class SignaturesTest(python_outsider.Case):
         lazy, wanted, served = [], [], 0
         for text, want, got in cases:
             strict = isinstance(got, TypeError) and "is an integer, not" in str(got)
-            if strict and ("True" in text or "keepdims=f4" in text):
+            if strict and ("True" in text or "keepdims" in text):
                 continue  # Also where NumPy takes them.
             if isinstance(got, Exception):
                 ok = isinstance(want, Exception) or isinstance(got, REFUSALS)

@@ -40,9 +40,13 @@ from ._errors import (
     BufferNotFound,
     BufferNotReady,
     ConnectionLost,
+    DeadlineExceeded,
     Draining,
     Error,
+    ResultTooLarge,
+    ScratchExhausted,
     Stalled,
+    TooManySteps,
     VersionMismatch,
     closed,
     read,
@@ -159,15 +163,16 @@ class _Draft:
 
 
 def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Repeats steps once where the server refuses a lifetime that its limits allowed when they were
-    asked for: another server has the address since, and its limits are asked for first."""
+    """Repeats steps once where the server refuses a lifetime, or a size of results, that its limits
+    allowed when they were asked for: another server has the address since, and its limits are asked
+    for first."""
 
     @functools.wraps(make)
     def steps(self: "Core", *args: Any, **options: Any) -> Steps:
         known = self._limits
         try:
             return (yield from make(self, *args, **options))
-        except BadTtl:
+        except (BadTtl, ResultTooLarge):
             if known is None:
                 raise
             self._limits = None
@@ -220,6 +225,8 @@ class Core:
             except Error as error:
                 retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
+                    if isinstance(error, DeadlineExceeded):
+                        error.text += f": {method} took longer than {whole:g} s, its timeout"
                     raise
             timeout = max(retry.left(), 0.001)
 
@@ -345,6 +352,7 @@ class Core:
         return Leaf(answer.buffer)
 
     def list(self, prefix: str) -> Steps:
+        _named(prefix)
         found: List[Any] = []
         token = ""
         while True:
@@ -698,7 +706,9 @@ class Core:
             raise self._explained(error, leaves)
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf]) -> Error:
-        if isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
+        if isinstance(error, (ScratchExhausted, TooManySteps)):
+            error.text += "; .save() of what comes in between, x = x.save(), makes several programs of it"
+        elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
             error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
         elif isinstance(error, VersionMismatch):
             error.text += "; the array of this version is gone: another one has taken its name"

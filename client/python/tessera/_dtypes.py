@@ -41,6 +41,11 @@ _BY_NAME["bfloat16"] = bfloat16
 SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
 
 
+def argument_of(dtype: "np.dtype[Any]") -> str:
+    """A type as arguments name it: "f32", "int8"."""
+    return dtype.name if is_byte(dtype) else SHORT[dtype]
+
+
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
     """The server's type that `dtype` (NumPy's, or "f32", "bf16"...) names; Unsupported if none."""
     found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None

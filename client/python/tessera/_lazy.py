@@ -3,8 +3,8 @@
 The blocking and the asyncio classes add what computes: numpy(), save() and the like.
 """
 
-import math
 import numbers
+import sys
 from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
@@ -14,7 +14,6 @@ from . import _dtypes, _functions, _html, _numpy, _ops, _plan
 from ._elementwise import apply, cast, common_dtype, constant, converted, lift
 from ._errors import BadShape, Unsupported
 from ._graph import Constant, Leaf, Node, Term
-from . import _protocol as p
 from ._operators import Operators
 from ._views import Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
 
@@ -455,8 +454,7 @@ class Lazy(Operators):
         no elements."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
-            found = x._reduce("variance", axis, keepdims)
-            return found._corrected(*x._degrees(axis, less)) if less else found
+            return x._moment("variance", axis, keepdims, less)
         apart = x._apart(axis, where)
         total = (apart * apart).sum(axis, keepdims=keepdims, where=where)
         return (total / x._count(where, axis, keepdims, less)).astype(x._mean_dtype)
@@ -475,11 +473,7 @@ class Lazy(Operators):
         """The square root of var(), also where that does not fit its type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
-            found = x._root(axis, keepdims)
-            if not less:
-                return found
-            n, left = x._degrees(axis, less)
-            return found._corrected(n**0.5, left**0.5)
+            return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
         # Of deviations by the largest one, whose squares fit.
         most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
@@ -490,25 +484,19 @@ class Lazy(Operators):
             found = found.squeeze(_ops.axes_of(axis, self.ndim))
         return found.astype(x._mean_dtype)
 
-    def _root(self: Self, axis: Any, keepdims: bool) -> Self:
-        if "std" in p.REDUCE_OPS:
-            return self._reduce("std", axis, keepdims)
-        return np.sqrt(self.astype("f8")._reduce("variance", axis, keepdims)).astype(self._mean_dtype)
-
     def _apart(self: Self, axis: Any, where: Any) -> Self:
         """The deviations, f64, from the means of the elements that a mask picks."""
         wide = self.astype("f8")
         return wide - wide.mean(axis, keepdims=True, where=where)
 
-    def _degrees(self, axis: Any, less: float) -> Tuple[float, float]:
-        """(how many elements are folded, that less a correction, at least 0)."""
+    def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
+        """A variance or deviation, of which n - less counts rather than n elements."""
+        found = self._reduce(op, axis, keepdims)
+        if not less:
+            return found
         n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
-        return float(n), max(n - less, 0.0)
-
-    def _corrected(self: Self, n: float, left: float) -> Self:
-        """self * n / left, in f64, for one rounding less; a power of two keeps it in range."""
-        power = 2.0 ** -math.frexp(n)[1]
-        return (self.astype("f8") * (n * power) / (left * power)).astype(self.dtype)
+        times, over = _ops.correction_of(op, n, less)
+        return (found.astype("f8") * times / over).astype(found.dtype)
 
     def all(
         self: Self,
@@ -565,6 +553,17 @@ class Lazy(Operators):
     def __deepcopy__(self: Self, _: Any) -> Self:
         return self
 
+    def __dask_tokenize__(self) -> Any:
+        # What Dask asks for where it takes an array into its graph. Sent to another process, the graph
+        # would break the connection to the scheduler, and with it all that is persisted.
+        distributed = sys.modules.get("distributed")
+        if distributed is not None and distributed.client._get_global_client() is not None:
+            raise Unsupported(
+                "a resident array in a graph of Dask that is sent to workers: save() it and use"
+                " tessera.dask.from_buffers([(address, name)])"
+            )
+        return id(self._session), id(self._source), self._view
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "a handle of a connection cannot be pickled: save(name) the array, send the name, and"
@@ -574,7 +573,7 @@ class Lazy(Operators):
     def __repr__(self) -> str:
         kind = "Array" if isinstance(self._source, Leaf) else "Expr"
         name = f" {self._source.name!r}" if isinstance(self._source, Leaf) else ""
-        return f"<tessera.{kind}{name} shape={self.shape} dtype={_dtypes.SHORT[self.dtype]}>"
+        return f"<tessera.{kind}{name} shape={self.shape} dtype={_dtypes.argument_of(self.dtype)}>"
 
     def _repr_html_(self) -> str:
         return _html.card(self)

@@ -2,6 +2,7 @@
 Unsupported where the server has none. Terms are a source and a view of it.
 """
 
+import math
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -206,6 +207,16 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
         view = View.whole(shape)
     picks_byte = op in ("min", "max") and _dtypes.is_byte(own)
     return cast((node, view), own) if picks_byte else (node, view)
+
+
+def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
+    """(times, over): what a "variance" or "std" of n elements is multiplied by and divided by, in f64,
+    where n - less counts rather than n."""
+    left = max(n - less, 0.0)
+    if op == "std":
+        return (n / left) ** 0.5 if left else float("inf"), 1.0
+    power = 2.0 ** -math.frexp(n)[1]  # Nothing of it leaves the range.
+    return n * power, left * power
 
 
 def _of_each(op: str, a: Term) -> Term:
