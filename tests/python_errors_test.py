@@ -6,6 +6,7 @@ usage: python_errors_test.py --server build/bin/tessera-server [unittest argumen
 """
 
 import asyncio
+import copy
 import datetime
 import itertools
 import os
@@ -65,6 +66,16 @@ class ReasonsTest(unittest.TestCase):
         again = pickle.loads(pickle.dumps(error))
         self.assertEqual((again.reason, again.details, again.retry_after), ("SOMETHING_ELSE",
                          {"a": "b"}, 2.0))
+
+    def test_errors_travel(self):
+        """In pickles, and in copies, as what they are."""
+        for name in _errors.__all__:
+            error = getattr(ts, name)("text", "INTERNAL", "", {"figure": "1"}, 2.0)
+            for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+                self.assertIs(type(again), type(error))
+                self.assertEqual((str(again), again.details, again.retry_after), (str(error), error.details, 2.0))
+        unknown = _errors.make("text", "INTERNAL", "NEW", {})
+        self.assertEqual(pickle.loads(pickle.dumps(unknown)).reason, "NEW")
 
     def test_what_is_tried_again(self):
         options = _connect.Options("127.0.0.1:1")

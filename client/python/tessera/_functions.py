@@ -297,6 +297,7 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 def dot(a: Any, b: Any) -> Any:
     """As numpy.dot of numbers, vectors, matrices and stacks of them."""
+    a._operand(b, "np.dot")
     ranks = np.ndim(a), np.ndim(b)
     if 0 in ranks:
         return a * b
@@ -314,6 +315,7 @@ def _vdot(a: Any, b: Any) -> Any:
 
 
 def _inner(a: Any, b: Any) -> Any:
+    a._operand(b, "np.inner")
     ranks = np.ndim(a), np.ndim(b)
     if 0 in ranks:
         return a * b

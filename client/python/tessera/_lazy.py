@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import _dtypes, _functions, _html, _numpy, _ops, _plan
 from ._elementwise import apply, cast, common_dtype, constant, converted, lift
-from ._errors import BadShape, Unsupported
+from ._errors import BadShape, BadView, Unsupported
 from ._graph import Constant, Leaf, Node, Term
 from ._operators import Operators
 from ._views import Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
@@ -610,6 +610,8 @@ def picked(array: Lazy, place: Tuple[Any, ...]) -> Lazy:
         return array
     if len(place) == 1 and array.ndim != 1:
         at = index_of(place[0], "a place")
+        if not -array.size <= at < array.size:
+            raise BadView(f"place {at} is out of range for {array.size} elements")
         place = np.unravel_index(at + array.size if at < 0 else at, array.shape)
     if len(place) != array.ndim:
         raise ValueError(f"{len(place)} indices for {array.ndim} axes")
