@@ -106,6 +106,7 @@ class Expr(Lazy):
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
+        """Whether any element equals a value. Asks the server."""
         return bool((self == value).any())
 
     def __bool__(self) -> bool:

@@ -83,6 +83,7 @@ class Expr(Lazy):
         raise TypeError("use int(await x.item())")
 
     def __contains__(self, value: Any) -> bool:
+        """TypeError: it takes an answer."""
         raise TypeError("use await (x == value).any().item()")
 
 
