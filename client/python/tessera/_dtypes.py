@@ -4,6 +4,7 @@ bf16 is ml_dtypes.bfloat16 where that package is installed. Otherwise it is ts.b
 structured type over the same 16 bits, and .numpy() gives float32, which holds every value.
 """
 
+import sys
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
@@ -172,9 +173,9 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     if _library(value) == "torch":
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            import torch  # The caller's: it has made the tensor.
-
-            return value.contiguous().view(torch.int16).numpy().view("<u2").view(bfloat16)  # type: ignore
+            torch: Any = sys.modules["torch"]  # It has made the tensor.
+            bits: npt.NDArray[Any] = value.contiguous().view(torch.int16).numpy()
+            return bits.view("<u2").view(bfloat16)
         return value.numpy()  # type: ignore[no-any-return]
     if hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) not in _HOST:
         if hasattr(value, "get"):

@@ -78,7 +78,7 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
         else:
             typed.append(source.dtype)
     # Bytes and truth values last: beside a larger type the order does not matter.
-    for dtype in sorted(typed, key=lambda one: one.itemsize == 1):
+    for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
         if isinstance(value, (bool, np.bool_)):
@@ -212,5 +212,5 @@ def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
     constant_ = isinstance(term[0], Constant)
     if constant_ or own.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(own, dtype):
         return cast(term, dtype)
-    wide = cast(term, I64 if own == I64 else I32)
-    return cast(_wrapped(wide, dtype), dtype)
+    wide: Any = I64 if own == I64 else I32
+    return cast(_wrapped(cast(term, wide), dtype), dtype)

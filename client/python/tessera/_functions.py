@@ -11,7 +11,7 @@ from . import _dtypes, _ops, _ufuncs
 from . import _elementwise as e
 from ._errors import BadShape, Unsupported
 from ._graph import Constant, Term
-from ._manipulation import MANIPULATIONS, add, diagonal, flat, repeat
+from ._manipulation import MANIPULATIONS, add, diagonal, flat
 from ._views import View, index_of, normalize_axis
 
 MISSING: Any = object()  # An argument that was not given.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _dtypes, _functions, _html, _numpy, _ops, _plan
+from . import _dtypes, _functions, _html, _manipulation, _numpy, _ops, _plan
 from ._elementwise import apply, cast, common_dtype, constant, converted, lift
 from ._errors import BadShape, BadView, Unsupported
 from ._graph import Constant, Leaf, Node, Term
@@ -247,11 +247,11 @@ class Lazy(Operators):
 
     def repeat(self: Self, repeats: int, axis: Optional[int] = None) -> Self:
         """Each element, or each slice along an axis, so many times over."""
-        return _functions.repeat(self, repeats, axis)  # type: ignore[no-any-return]
+        return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
         """The diagonal of two axes, as a view whose last axis it is."""
-        return _functions.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+        return _manipulation.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
 
     def trace(
         self: Self,
@@ -482,7 +482,7 @@ class Lazy(Operators):
         found = most * np.sqrt(total / x._count(where, axis, True, less))
         if not is_true(keepdims, "keepdims"):
             found = found.squeeze(_ops.axes_of(axis, self.ndim))
-        return found.astype(x._mean_dtype)
+        return found.astype(x._mean_dtype)  # type: ignore[return-value]
 
     def _apart(self: Self, axis: Any, where: Any) -> Self:
         """The deviations, f64, from the means of the elements that a mask picks."""
@@ -602,7 +602,7 @@ def _row_major(order: Any) -> None:
         )
 
 
-def picked(array: Lazy, place: Tuple[Any, ...]) -> Lazy:
+def picked(array: Self, place: Tuple[Any, ...]) -> Self:
     """The element that item() is asked for."""
     if len(place) == 1 and isinstance(place[0], tuple):
         (place,) = place

@@ -92,7 +92,9 @@ class Operators:
         return other // self, other % self
 
     def __pow__(self: Self, other: Any, modulo: Any = None) -> Self:
-        return NotImplemented if modulo is not None else self._binary(power, other)
+        if modulo is not None:
+            return NotImplemented
+        return self._binary(power, other)
 
     def __rpow__(self: Self, other: Any) -> Self:
         return self._binary(power, other, swap=True)

@@ -90,11 +90,11 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if ranks[0] > 2:
         return tensordot(a, b, (-1, -ranks[1]), out_dtype)
     if ranks[1] > 2:
-        source, view = tensordot(a, b, (-1, -2), out_dtype)
-        order = list(range(len(view.shape)))
+        source, stack = tensordot(a, b, (-1, -2), out_dtype)
+        order = list(range(len(stack.shape)))
         if ranks[0] == 2:  # Its rows come behind the axes of the stack.
             order.insert(len(order) - 2, order.pop(0))
-        return source, view.transpose(order)
+        return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
     truth = out_dtype is None and _are_truth(a, b)

@@ -5,6 +5,7 @@ may be in the middle of a collection of garbage, where no lock may be taken: `la
 """
 
 import atexit
+import functools
 import queue
 import threading
 import weakref
@@ -41,9 +42,13 @@ def waker(core: Any, io: Any) -> Callable[[], None]:
     def wake() -> None:
         mine, ours = of_core(), of_io()
         if mine is not None and ours is not None:
-            later(lambda: ours.forget(mine.take_dead()))
+            later(functools.partial(_flush, mine, ours))
 
     return wake
+
+
+def _flush(core: Any, io: Any) -> None:
+    io.forget(core.take_dead())
 
 
 def _work() -> None:

@@ -71,7 +71,7 @@ class Expr(Lazy):
 
     def item(self, *place: Any) -> Coroutine[Any, Any, Any]:
         """As ts.Expr.item: the only element, or that at a place."""
-        return _item(picked(self, place))  # type: ignore[arg-type]
+        return _item(picked(self, place))
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of an array needs an answer: bool(await x.item())")
