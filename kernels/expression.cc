@@ -101,6 +101,12 @@ bool Rounds(MapOp op) {
   }
 }
 
+// What an operation costs of the worst operands of the type. A remainder takes as many steps as the
+// exponents are apart, of which other types than F64 have few.
+int FlopsOf(MapOp op, DType dtype) {
+  return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
+}
+
 // Checks node by node, and then writes the instructions of those that the last one needs. Registers
 // are numbered by the instruction that fills them until Allocate.
 class Compiler {
@@ -293,7 +299,7 @@ class Compiler {
   }
 
   int Convert(int value, DType from, DType to) {
-    program_.flops += 1;
+    program_.flops += 2;
     return Append({.kind = Instruction::Kind::kConvert, .type = ValueTypeOf(from), .dtype = to},
                   {value, -1, -1});
   }
@@ -337,7 +343,7 @@ class Compiler {
                         .type = ValueTypeOf(common),
                         .dtype = dtype},
                        args);
-    program_.flops += InfoOf(node.op)->flops;
+    program_.flops += FlopsOf(node.op, common);
     if (!IsStoredAsValue(dtype) && InfoOf(node.op)->rule != MapRule::kSelect && Rounds(node.op))
       value_[i] = Convert(value_[i], DType::kF32, dtype);
   }

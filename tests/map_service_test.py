@@ -140,7 +140,7 @@ def floor_divide(a, b):
         try:
             result.flat[i] = float(floor) if floor else math.copysign(0, a.flat[i] * np.sign(b.flat[i]))
         except OverflowError:
-            result.flat[i] = math.copysign(math.inf, floor)
+            result.flat[i] = math.inf if floor > 0 else -math.inf
     return result
 
 

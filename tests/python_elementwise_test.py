@@ -5,6 +5,7 @@ broadcast, promoted, fused.
 usage: python_elementwise_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
+import itertools
 import operator
 
 import numpy as np
@@ -92,6 +93,16 @@ class ElementwiseTest(python_outsider.Case):
         for first in NUMBERS:
             for second in NUMBERS:
                 self.compare(BINARY, [array_of(first, (40,), 1), array_of(second, (40,), 2)])
+
+    def test_types_of_three_arguments_in_any_order(self):
+        types = ("?", "u1", "i1", *NUMBERS)
+        for three in itertools.combinations(types, 3):
+            if set(three) == {"?", "u1", "i1"}:
+                continue  # i2, which the server lacks
+            terms = [_elementwise.constant(np.ones((), one)[()]) for one in three]
+            want = np.result_type(*map(np.dtype, three))
+            for order in itertools.permutations(terms):
+                self.assertEqual(_elementwise.common_dtype(list(order)), want, three)
 
     @bounded(15)
     @drawn(broadcast_pairs, one_of(NUMBERS), seeds)

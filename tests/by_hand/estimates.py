@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How far the estimates of operations, which decide what is refused, are from the time that they take: every
-operation, type and layout, with usual operands and with those that take longest, on a machine that does nothing else.
+"""How far the models of the CPU device, which decide what is refused, are from the time that operations take:
+every operation, type and layout, with usual operands and with those that take longest.
 
-usage: estimates.py --server build/bin/tessera-server [--device cpu] [--worst 30] [--only TEXT]
+usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
-One server refuses all as too long, and says its estimate; another one runs it, three times. Prints the cases of
-which the quickest run took most of its estimate, and those that took least, and exits with 1 if one took more than
+One server refuses all as too long, and says its estimate, before anything has been measured; another one runs it,
+three times. Both have one thread, whose processor time counts, so that other programs disturb little. Prints the cases
+of which the quickest run took most of its estimate, and those that took least, and exits with 1 if one took more than
 three times its estimate.
 """
 
@@ -52,6 +53,18 @@ def put(client, name, array):
     client.upload(messages + [dict(data=data[i : i + PART]) for i in range(0, len(data), PART)])
 
 
+def seconds_of(pid, call):
+    """Processor time of a process, of all its threads, for a call."""
+
+    def spent():
+        tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+    before = spent()
+    call()
+    return (spent() - before) / 1e9
+
+
 def values_of(dtype):
     if dtype == F64:
         return REALS
@@ -82,7 +95,7 @@ def maps():
                     nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
                                       args=[last, i]))  # fmt: skip
                     last = len(nodes) - 1
-                window = o.view([1 << 18], [0])
+                window = o.view([1 << 16], [0])
                 yield f"map {name} {numpy} {kind}", "Map", dict(
                     operands=[o.inline(one, window), o.inline(two, window)],
                     expression=o.compute.Expression(nodes=nodes), result=o.into("out", replace=True),
@@ -124,16 +137,17 @@ def folds():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--worst", type=int, default=30)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    o.Program.path, o.Program.device, o.Program.warm_up = args.server, args.device, True
+    o.Program.path, o.Program.device, o.Program.warm_up = args.server, "cpu", False
     o.make_stubs()
     with tempfile.TemporaryDirectory() as folder:
         limits = "--max-operation-seconds", "--max-slow-operation-seconds"
-        servers = [o.Server(folder, *(part for limit in limits for part in (limit, value)))
-                   for value in ("0.000001", "600")]  # fmt: skip
+        servers = [
+            o.Server(folder, *(f"{limit}={value}" for limit in limits), OMP_NUM_THREADS="1")
+            for value in ("0.000001", "600")
+        ]
         strict, free = (server.client() for server in servers)
         rng = np.random.default_rng(1)
         for numpy in NUMPY.values():
@@ -150,8 +164,8 @@ def main():
             if refused.reason != "OPERATION_TOO_LONG":
                 continue  # no estimate: too short, or nothing that the server does
             estimate = float(refused.metadata["estimate_seconds"])
-            stats = [free.call(method, timeout=600, **fields).stats for _ in range(3)]
-            took = min(s.total_us - s.queue_us for s in stats) / 1e6
+            took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
+                       for _ in range(3))  # fmt: skip
             found.append((took / estimate, name, took, estimate))
         for server in servers:
             server.stop()
