@@ -28,6 +28,12 @@ def store(x):
     x[0] = 1
 
 
+def in_place(x):
+    y = x
+    y += 1
+    return x
+
+
 def refused(call, text=""):
     """A case: the call is Unsupported, for this reason."""
     return call, ts.Unsupported, text
@@ -50,6 +56,10 @@ CASES = {
         refused(lambda: put(I.astype("u2")), "uint16"),
         refused(lambda: put(F) + I.astype("u4"), "uint32"),
     ],
+    "`std` of deviations whose squares do not fit": lambda put: [
+        (put(np.array([0, 600], "f2")).std(), np.float16(300), "f2"),
+        (put(np.array([1e200, -1e200])).std(), 1e200, "f8"),
+    ],
     "bf16 beside i32, i64": lambda put: [
         (put(F, dtype="bf16") + put(I.astype(other)), F + I, dtype)
         for other, dtype in (("i4", "f8"), ("i8", "f8"), ("f2", "f4"), ("u1", BF16), ("i1", BF16))
@@ -61,6 +71,7 @@ CASES = {
     "integers to shorter ones": lambda put: [
         (put(WIDE).astype("uint8"), [255, 0, 7], "u1"),
         (put(WIDE, dtype="uint8"), [44, 255, 7], "u1"),
+        (np.sum(put(WIDE), dtype="u1"), np.uint8(50), "u1"),
     ],
     "integers to negative powers": lambda put: [
         (put(I) ** put(np.array([-1, -1, 2], "i4")), [1, 0, 9], "i4"),
@@ -82,7 +93,18 @@ CASES = {
     "`x.sum()` of f16, f32": lambda put: [
         (abs(put(MANY).sum() - MANY.astype("f8").sum()) < 1e-2, True, bool)],
     "`x @ y`": lambda put: [
-        (put(F) @ put(F), F @ F, "f4"), refused(lambda: put(STACK) @ put(STACK))],
+        (put(F) @ put(F), F @ F, "f4"), refused(lambda: put(STACK) @ put(STACK)),
+        (put(STACK) @ put(STACK)[0], STACK @ STACK[0], "f4"),
+        (put(STACK)[0] @ put(STACK), STACK[0] @ STACK, "f4"),
+        (np.dot(put(STACK), put(STACK)), np.dot(STACK, STACK), "f4"),
+        (put(WIDE) @ put(WIDE)[:, None], [90050], "i8"),
+    ],
+    "`np.average` by weights whose sum is 0": lambda put: [
+        (np.average(put(F), weights=[1, -1, 0]), np.inf, "f8"),
+        (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4"),
+    ],
+    "`np.nanargmax`, `np.nanargmin` of NaN alone": lambda put: [
+        (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
     "the largest elements": lambda put: [
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
         refused(lambda: np.sort(put(TOP)), "topk"), refused(lambda: np.argsort(put(TOP)), "topk"),
@@ -100,6 +122,11 @@ CASES = {
             (call(put(I)[:0]), np.nan, "f8"))
     ],
     "`x[...] = v`": lambda put: [refused(lambda: store(put(F)), "put")],
+    "`y += 1`": lambda put: [(in_place(put(F)), F, "f4")],
+    "`print(x[0])`": lambda put: [
+        (np.bool_("shape=()" in f"{put(F)[0]}"), True, bool), (np.str_(f"{put(F)[0]:.2f}"), "1.50", "U4"),
+        (np.array(put(F).item(0)), 1.5, "f8"),
+    ],
     "`x.numpy()` of bf16": lambda put: [(put(F, dtype="bf16"), F, BF16)],
     "a number's `.numpy()`": lambda put: [(put(F).sum(), np.float32(2.25), "f4")],
     "`x == y`": lambda put: [(put(F) == put(F), [True] * 3, bool), (put(F)[0] == 1.5, True, bool)],

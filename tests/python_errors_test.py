@@ -6,6 +6,7 @@ usage: python_errors_test.py --server build/bin/tessera-server [unittest argumen
 """
 
 import asyncio
+import copy
 import datetime
 import itertools
 import os
@@ -65,6 +66,16 @@ class ReasonsTest(unittest.TestCase):
         again = pickle.loads(pickle.dumps(error))
         self.assertEqual((again.reason, again.details, again.retry_after), ("SOMETHING_ELSE",
                          {"a": "b"}, 2.0))
+
+    def test_errors_travel(self):
+        """In pickles, and in copies, as what they are."""
+        for name in _errors.__all__:
+            error = getattr(ts, name)("text", "INTERNAL", "", {"figure": "1"}, 2.0)
+            for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+                self.assertIs(type(again), type(error))
+                self.assertEqual((str(again), again.details, again.retry_after), (str(error), error.details, 2.0))
+        unknown = _errors.make("text", "INTERNAL", "NEW", {})
+        self.assertEqual(pickle.loads(pickle.dumps(unknown)).reason, "NEW")
 
     def test_what_is_tried_again(self):
         options = _connect.Options("127.0.0.1:1")
@@ -277,14 +288,30 @@ class TokensTest(unittest.TestCase):
             path.write_text("one\n")
             options = _connect.Options("localhost:1", token_file=str(path))
             self.assertEqual(options.metadata()[0][1], "Bearer one")
-            path.write_text("two\n")
+            path.write_text("\ufeff two \r\n", encoding="utf-8")
             self.assertEqual(options.metadata()[0][1], "Bearer two")
-        os.environ["TESSERA_TOKEN"] = "of the environment"
-        try:
-            self.assertEqual(_connect.Options("localhost:1").token, "of the environment")
-        finally:
-            del os.environ["TESSERA_TOKEN"]
+            ring = pathlib.Path(folder, "ring")
+            ring.write_text("\ufeffa localhost:1\r\n", encoding="utf-8")
+            self.assertEqual(ts.Ring(str(ring)).servers, {"a": "localhost:1"})
+        for token in ("secret", "secret\n", "secret\r\n", " secret "):
+            with mock.patch.dict(os.environ, TESSERA_TOKEN=token):
+                self.assertEqual(_connect.Options("localhost:1").token, "secret")
+            self.assertEqual(_connect.Options("localhost:1", token=token).token, "secret")
         self.assertIsNone(_connect.Options("localhost:1").metadata())
+        for token in ("two words", "", "\n", "\u00e9", "a" * 1025):
+            with self.assertRaisesRegex(ValueError, "1 to 1024 characters"):
+                _connect.Options("localhost:1", token=token)
+
+    def test_addresses_that_stay_on_this_host(self):
+        lines = (o.ROOT / "tests" / "loopback_cases.txt").read_text().splitlines()
+        cases = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
+        self.assertGreater(len(cases), 80)
+        for address, stays in cases:
+            with self.subTest(address):
+                self.assertEqual(_connect.is_loopback(address), stays == "yes")
+                if stays == "no":
+                    with self.assertRaises(ValueError):
+                        _connect.Options(address, token="secret")
 
 
 class LostArraysTest(unittest.TestCase):

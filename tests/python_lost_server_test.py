@@ -9,7 +9,10 @@ import asyncio
 import collections
 import concurrent.futures
 import signal
+import socket
+import struct
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
@@ -417,6 +420,40 @@ class Cancelled(Case):
         self.check(client, lambda t: x.numpy(), "Download", data, 4, 3)
         small = client.do(lambda t: t.put(data[:10]))
         self.check(client, lambda t: small.numpy(), "Download", data[:10], 1, 0)
+
+
+class NameServer:
+    """Answers each question of names with one address of IPv4, which may change."""
+
+    def __init__(self, address):
+        self.address = address
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.answer, daemon=True).start()
+
+    def answer(self):
+        while True:
+            question, sender = self.socket.recvfrom(512)
+            end = question.index(b"\0", 12) + 5
+            found = b""
+            if question[end - 4 : end - 2] == b"\0\1":  # A; of AAAA there is none.
+                found = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0, 4) + socket.inet_aton(self.address)
+            head = question[:2] + struct.pack("!HHHHH", 0x8180, 1, bool(found), 0, 0)
+            self.socket.sendto(head + question[12:end] + found, sender)
+
+
+class MovedNameTest(python_outsider.Case):
+    def test_a_name_that_moves(self):
+        """The call that meets the end of the old server goes on at the new one."""
+        names = NameServer("127.0.0.1")
+        port = self.server.address.rsplit(":", 1)[1]
+        self.serve(listen=f"127.0.0.2:{port}")
+        with ts.connect(f"dns://127.0.0.1:{names.port}/moves.example:{port}") as t:
+            self.assertEqual(t.list(), [])
+            names.address = "127.0.0.2"
+            self.server.kill()
+            self.assertEqual(t.list(), [])
 
 
 class BlockingLostServerTest(LostServer):

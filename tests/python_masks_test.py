@@ -82,17 +82,13 @@ class TruthTest(Case):
                 self.check(made, mask.astype(dtype))
         self.check(x.astype("bf16").astype("f4"), mask.astype("f4"))
 
-    def test_other_bytes_are_refused(self):
-        broken = np.zeros(3_000_000, np.uint8)
-        for size, at in ((3, 1), (3_000_000, 2_999_999)):
-            broken[at] = 2
-            with self.assertRaises(ts.BadBool) as caught:
-                self.t.put(broken[:size].view(bool))
-            self.assertEqual(caught.exception.details["offset"], str(at))
-            broken[at] = 0
-        with self.assertRaises(ts.BadBool):
-            (self.t.put(np.ones(3)) + np.array([0, 2, 0], np.uint8).view(bool)).numpy()
-        self.check(self.t.put(broken[:3].view(bool)), [False] * 3)
+    def test_other_bytes_are_true(self):
+        bytes_ = np.arange(3_000_000).astype(np.uint8)
+        for size in (3, 3_000_000):
+            truth = bytes_[:size].view(bool)
+            for array in (truth, truth[::-1]):
+                self.check(self.t.put(array), array.view("u1") != 0)
+        self.check(self.t.put(np.ones(3)) + bytes_[254:257].view(bool), [2.0, 2, 1])
 
     def test_comparisons_and_logic_stay_on_the_server(self):
         a, b = RNG.integers(-3, 4, (2, 40, 30))
@@ -262,7 +258,41 @@ class MasksTest(Case):
         x = self.t.put(a)
         for name, correction in itertools.product(("var", "std"), (1, 1.5, 2, 3)):
             want = self.quiet(getattr(np, name), a, 1, ddof=correction, keepdims=True)
-            self.check(getattr(x, name)(1, True, correction=correction), want, 1e-12)
+            self.check(getattr(x, name)(1, keepdims=True, correction=correction), want, 1e-12)
+
+    def test_deviations_whose_squares_do_not_fit(self):
+        for dtype, a in (("f2", [0, 600]), ("f4", [3e19, -3e19]), ("f8", [1e200, -1e200]),
+                         ("f4", [1e-30, -1e-30]), ("f8", [1e-200, -1e-200])):
+            a = np.array(a, dtype)
+            x, half = self.t.put(a), np.abs(a[:1] / 2 - a[1:] / 2)[0]
+            both = np.array([True, True])
+            for how in ({}, {"where": both}, {"axis": 0}, {"axis": 0, "where": both}):
+                with self.subTest(dtype=dtype, a=a[0], how=how):
+                    self.check(x.std(**how), half, 1e-15)
+                    self.check(np.nanstd(x, axis=how.get("axis")), half, 1e-15)
+                    most = half.astype("f8") * 2**0.5
+                    self.check(x.std(ddof=1, **how), most.astype(dtype), 3e-16 if dtype == "f8" else 0)
+            self.check((x - x.mean()) / x.std(), np.sign(a - a.mean()).astype(dtype), 1e-6)
+
+    def test_means_of_large_integers(self):
+        """Sums beyond the type's range, as of times in ns."""
+        a = 1795869453_000_000_000 + np.arange(12).reshape(3, 4) * 1_000_000
+        self.same(a, self.calls_of(("mean",), [{"where": a > 0}, {"where": a > 0, "axis": 1},
+                                               {"where": a % 7 > 2, "axis": 0}], "times"))
+        a = np.full(4, 2**62)
+        self.same(a, self.calls_of(("mean", "var", "std"), [{"where": [True, False, True, True]}], ""))
+        self.check(self.t.put(np.arange(6.0).reshape(2, 3)).var(ddof=1), 3.5)
+
+    def test_what_is_no_number_is_skipped(self):
+        a = np.array([[1, np.nan, 3], [np.nan, -np.inf, np.nan], [np.nan] * 3])
+        names = [f"nan{name}" for name in "sum prod mean min max var std".split()]
+        for dtype in ("f2", "f4", "f8"):
+            hows = [{}, {"axis": 0}, {"axis": 1, "keepdims": True}]
+            self.same(a.astype(dtype), self.calls_of(names, hows, dtype))
+            self.same(a.astype(dtype), self.calls_of(("nanvar", "nanstd"), [{"axis": 1, "ddof": 1}], dtype))
+            self.same(a[:2].astype(dtype), self.calls_of(("nanargmax", "nanargmin"), hows[:2], dtype))
+        self.same(np.arange(6).reshape(2, 3), self.calls_of([*names, "nanargmax"], hows, "integers"))
+        self.check(np.nanargmax(self.t.put(a), axis=1), [2, 0, -1])
 
     def test_what_is_not_picked_does_not_count(self):
         a = np.array([[1, np.nan, 3], [np.inf, np.nan, -0.0]], "f4")

@@ -7,13 +7,17 @@ usage: python_misuse_test.py --server build/bin/tessera-server [unittest argumen
 
 import asyncio
 import fractions
+import gc
 import itertools
+import operator
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+import types
 import warnings
 from unittest import mock
 
@@ -156,6 +160,88 @@ class ArraysTest(python_outsider.Case):
             x.__dlpack__(dl_device=(2, 0))
         self.assertRaises(BufferError, x.__dlpack__, copy=False)
 
+    def test_arrays_of_other_libraries(self):
+        """Those on a device, those that keep a gradient, and columns with missing values."""
+        bits = np.arange(0x3F80, 0x3F88, dtype="u2")
+        a = np.arange(6, dtype="f4")
+
+        class Tensor:  # As torch's: no __array__ of bf16, a way to the host, a view as int16.
+            dtype = "torch.bfloat16"
+            detach = cpu = contiguous = lambda self: self
+
+            def view(self, dtype):
+                return types.SimpleNamespace(numpy=lambda: bits.view("i2"))
+
+        Tensor.__module__ = "torch"
+        with mock.patch.dict(sys.modules, torch=mock.Mock()):
+            got = self.t.put(Tensor())
+        self.assertEqual(got.dtype, ts.bfloat16)
+        want = (bits.astype("u4") << 16).view("f4")
+        np.testing.assert_array_equal(got.astype("f4").numpy(), want)
+        Tensor.dtype, Tensor.numpy = "torch.float32", lambda self: a
+        np.testing.assert_array_equal(self.t.put(Tensor()).numpy(), a)
+
+        class OnDevice:  # As CuPy's.
+            __dlpack_device__ = lambda self: (2, 0)
+            __dlpack__ = __array__ = mock.Mock(side_effect=TypeError)
+            get = lambda self: a
+
+        np.testing.assert_array_equal(self.t.put(OnDevice()).numpy(), a)
+
+        class Series:  # As pandas': types of its own, with a value for what is missing.
+            ndim = 1
+            dtype = types.SimpleNamespace(numpy_dtype=np.dtype("i4"))
+            missing = np.array([False, False, True])
+            isna = lambda self: self.missing
+            __array__ = lambda self, *_: np.array([1, 2, None], object)
+
+            def to_numpy(self, dtype, na_value=0):
+                return np.where(self.missing, na_value, [1, 2, 3]).astype(dtype)
+
+        Series.__module__ = "pandas.core"
+        with self.assertRaisesRegex(ts.Unsupported, "missing values.*dtype="):
+            self.t.put(Series())
+        np.testing.assert_array_equal(self.t.put(Series(), dtype="f4").numpy(), [1, 2, np.nan])
+        Series.missing = np.zeros(3, bool)
+        got = self.t.put(Series())
+        self.assertEqual(got.dtype, np.int32)
+        np.testing.assert_array_equal((got + Series()).numpy(), [2, 4, 6])
+        np.testing.assert_array_equal(np.where(got > 1, Series(), 0).numpy(), [0, 2, 3])
+
+    def test_what_is_on_a_server_already_is_not_put(self):
+        x = self.t.put(self.a)
+        for value in (x, x + 1):
+            with self.assertRaisesRegex(TypeError, r"\.save\(name\).*\.copy\(name\)"):
+                self.t.put(value, name="again")
+
+    def test_numbers_of_python(self):
+        x = self.t.put(np.array([[4, 1], [3, 2]]))
+        self.assertEqual([*"abcd"][x.argmin()], "b")
+        self.assertEqual(np.arange(4)[x.argmax()], 0)
+        self.assertEqual([*range(x[0, 1] + 0)], [0])
+        self.assertEqual(x[0, : x[1, 1]].shape, (2,))
+        self.assertEqual((x.item(3), x.item(1, 0), x.item(-1), x.item((0, 1))), (2, 3, 2, 1))
+        self.assertEqual((round(x[0, 0] / 3), round(x[0, 0] / 3, 1)), (1, 1.3))
+        self.assertTrue(3 in x and 5 not in x)
+        for call in (lambda: [1][x], lambda: [1][x[0, 0] * 1.0], lambda: float(x), lambda: int(x),
+                     lambda: pow(x, 2, 5), lambda: self.t.list(5), lambda: self.t.compute([x, x])):
+            with self.assertRaises(TypeError):
+                call()
+        with self.assertRaises(IndexError):
+            x.item(4)
+        for value in (2**63, -(2**63) - 1, 2**64, 10**400):
+            for call in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
+                for array in (x, x.astype("u1"), x.astype("i4"), x > 2):
+                    self.assertEqual(bool(call(array, value).all()), call(1, value))
+                    self.assertEqual(bool(call(value, array).any()), call(value, 1))
+
+    def test_operands_that_are_none(self):
+        x = self.t.put(self.a)
+        for call in (lambda: np.where(x > 1, "a", "b"), lambda: np.where(x > 1, None, x),
+                     lambda: np.outer(x, None), lambda: np.add(x, "a"), lambda: np.dot(x, object())):
+            with self.assertRaisesRegex(TypeError, "operands are arrays of this client"):
+                call()
+
     def test_numbers_take_formats(self):
         x = self.t.put(self.a)
         self.assertEqual(f"{x[0, 0]:.3f} {x.max():8.2e}", f"{self.a[0, 0]:.3f} {self.a.max():8.2e}")
@@ -245,7 +331,8 @@ class ArgumentsTest(python_outsider.Case):
                         {"stall_timeout": 0}, {"timeout": float("nan")}, {"unnamed_ttl": "long"}):
             with self.assertRaises(ValueError):
                 ts.connect(self.server.address, **options)
-        for target in ("", " ", None, 50051):
+        for target in ("", " ", None, 50051, "http://127.0.0.1:1", "localhost:http", "localhost",
+                       "no such host:1", "127.0.0.1:1,127.0.0.1:2", "vsock:2:1"):
             with self.assertRaisesRegex(ValueError, "host:port"):
                 ts.connect(target)
         for target in ("127.0.0.1:65536", "[::1]:99999", "ipv4:127.0.0.1:99999,127.0.0.1:1"):
@@ -254,8 +341,8 @@ class ArgumentsTest(python_outsider.Case):
         for token in ("two\nlines", "é"):
             with self.assertRaisesRegex(ValueError, "token"):
                 ts.connect(self.server.address, token=token)
-        for target in ("http://127.0.0.1:1", "no such host:1"):
-            with self.assertRaises(ts.Unreachable):
+        for target, why in (("127.0.0.1:1", "refused"), ("none.invalid:1", "DNS")):
+            with self.assertRaisesRegex(ts.Unreachable, why):
                 ts.connect(target, connect_timeout=0.1)
 
     def test_aio_in_another_loop(self):
@@ -327,8 +414,53 @@ class ProcessesTest(python_outsider.Case):
         asyncio.run(work())
         self.assertEqual(self.unnamed() - before, set())
 
+    def eventually_gone(self, names, pause=lambda: time.sleep(0.01)):
+        give_up = time.monotonic() + o.START_TIMEOUT_S
+        while self.unnamed() & names:
+            self.assertLess(time.monotonic(), give_up, "it is there yet")
+            pause()
+
+    def test_what_nobody_refers_to_goes_without_another_call(self):
+        t = ts.connect(self.server.address)
+        self.addCleanup(t.close)
+        x, (y,) = t.put(np.ones(3)), t.keep(t.put(np.ones(3)) + 1)
+        names = {x.name, y.name}
+        del x, y
+        self.eventually_gone(names)
+        # Nor where the client itself goes.
+        other = ts.connect(self.server.address)
+        x = other.put(np.ones(3))
+        names = {x.name}
+        del other, x
+        gc.collect()
+        self.eventually_gone(names)
+
+    def test_what_nobody_refers_to_goes_with_its_event_loop(self):
+        async def work(dropped):
+            t = await ts.aio.connect(self.server.address)
+            x = await t.put(np.ones(3))
+            names = {x.name}
+            if not dropped:
+                return t, x, names
+            del x
+            while self.unnamed() & names:
+                await asyncio.sleep(0.01)
+            await t.close()
+
+        asyncio.run(asyncio.wait_for(work(True), o.START_TIMEOUT_S))
+        t, x, names = asyncio.run(work(False))
+        del x
+        self.eventually_gone(names)  # The client is there yet, its loop is not.
+        t, x, names = asyncio.run(work(False))
+        del t, x
+        gc.collect()
+        self.eventually_gone(names)
+
     def test_what_is_unnamed_goes_with_its_process(self):
         before = self.unnamed()
+        self.run_("import asyncio\nasync def work():\n  t = await ts.aio.connect(address)\n"
+                  "  return t, await t.put(np.ones(5))\nkept = asyncio.run(work())", "")
+        self.assertEqual(self.unnamed() - before, set())
         self.run_("t = ts.connect(address); x = t.put(np.ones(5)); y = (x + 1).save()", "")
         self.assertEqual(self.unnamed() - before, set())
         self.run_("def work():\n  return ts.connect(address).put(np.ones(5))\nx = work()\n"
@@ -489,13 +621,13 @@ print(found > 6)
                 t._io.call, t._io.perform = slow, watched
                 self.assertRaises(KeyboardInterrupt, t.put, data, name)
                 if again:
-                    t.put(data, name)
+                    kept = t.put(data, name)
                     waited_for.set()
                     # The second one is there, and nothing else.
                     self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
                     self.assertNotEqual(self.like(made[0]), [made[0].version])
                     if name:
-                        t.delete(name)
+                        kept.delete()
             self.assertEqual(self.like(made[0]), [])
 
     def like(self, buffer):

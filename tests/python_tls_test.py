@@ -5,6 +5,7 @@ usage: python_tls_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import asyncio
+import itertools
 import pathlib
 import tempfile
 import unittest
@@ -45,9 +46,19 @@ class TlsTest(unittest.TestCase):
         port = self.server.address.split(":")[1]
         with ts.connect(f"localhost:{port}", tls_ca=str(self.ca.cert)) as t:
             self.assertEqual(t.list("unnamed/"), [])
-        for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}, {}):
-            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable, "TLS"):
+        for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}):
+            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused"):
                 self.total(self.server, **SOON, **options)
+        with self.assertRaisesRegex(ts.Unreachable, "TLS"):
+            self.total(self.server, **SOON)
+        pair = map(str, self.ca.issue("elsewhere", names="DNS:gpu.example"))
+        server = o.Server(self.folder, *itertools.chain(*zip(("--tls-cert", "--tls-key"), pair)))
+        self.addCleanup(server.kill)
+        with self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused.*not in peer"):
+            self.total(server, **SOON, tls_ca=str(self.ca.cert))
+        self.assertEqual(
+            self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12
+        )
 
     def test_who_is_let_in(self):
         trust = {"tls_ca": str(self.ca.cert)}

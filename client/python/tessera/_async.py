@@ -10,6 +10,7 @@ from ._connect import (
     LAST_CALLS_S,
     PAUSE_S,
     PING,
+    WHY_S,
     Options,
     answer_of,
     answered,
@@ -85,6 +86,14 @@ class Async:
                 return False  # Closed meanwhile.
             await asyncio.sleep(min(PAUSE_S, seconds))
         return False
+
+    async def why(self) -> str:
+        """What gRPC says to a call where no server answers."""
+        try:
+            await self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
+        except grpc.RpcError as error:
+            return str(error.details())
+        return "it has answered after the time"
 
     async def _forget(self, call: Call) -> None:
         try:

@@ -12,6 +12,7 @@ from ._connect import (
     LAST_CALLS_S,
     PAUSE_S,
     PING,
+    WHY_S,
     Options,
     answer_of,
     answered,
@@ -204,6 +205,14 @@ class Blocking:
                 return False  # Closed meanwhile.
             time.sleep(min(PAUSE_S, seconds))
         return False
+
+    def why(self) -> str:
+        """What gRPC says to a call where no server answers."""
+        try:
+            self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
+        except grpc.RpcError as error:
+            return str(error.details())
+        return "it has answered after the time"
 
     def _stalled(self) -> Stalled:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")

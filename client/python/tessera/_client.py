@@ -1,24 +1,31 @@
 """The blocking client: its classes."""
 
 import atexit
+import functools
 import weakref
 from typing import Any, List, Optional, Tuple
 
 import numpy.typing as npt
 
-from . import _core, _dtypes
+from . import _core, _dtypes, _sweep
 from ._blocking import Blocking
 from ._connect import Options, Placement, Ttl
 from ._core import Core
 from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported, closed
 from ._graph import Leaf
-from ._lazy import Lazy, terms_of
+from ._lazy import Lazy, picked, terms_of
 from ._progress import Progress
 from ._scope import Scope
 from ._views import View
 
 
 _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _end(core: Core, io: Blocking) -> None:
+    answers = io.run(core.close())
+    core.pool.close()
+    io.close(answers)
 
 
 @atexit.register
@@ -74,15 +81,33 @@ class Expr(Lazy):
         leaf, self._stats = session._run(save)
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
-    def item(self) -> Any:
-        """The only element, as a number of Python."""
-        return self.numpy().item()
+    def item(self, *place: Any) -> Any:
+        """The only element, or that at a place in row-major order or at an index for each axis, as a
+        number of Python."""
+        return picked(self, place).numpy().item()
+
+    def _number(self) -> Any:
+        if self.size != 1:
+            raise TypeError("only arrays of one element are numbers of Python")
+        return self.item()
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number())
 
     def __int__(self) -> int:
+        return int(self._number())
+
+    def __round__(self, digits: Optional[int] = None) -> Any:
+        return round(self._number(), digits)
+
+    def __index__(self) -> int:
+        if self.shape or self.dtype.kind not in "iu":
+            raise TypeError("only integer arrays without axes are indices")
         return int(self.item())
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether any element equals a value. Asks the server."""
+        return bool((self == value).any())
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -190,9 +215,15 @@ class Client:
         self._core = Core(options)
         self._io = Blocking(options)
         if not self._io.ready(options.connect_timeout):
+            why = options.unreachable(self._io.why())
             self._io.close()
-            raise Unreachable(options.unreachable(), "UNAVAILABLE")
+            raise Unreachable(why, "UNAVAILABLE")
         _open.add(self)
+        _sweep.begin()
+        self._core.dead.wake = _sweep.waker(self._core, self._io)
+        end = functools.partial(_end, self._core, self._io)
+        self._dropped = weakref.finalize(self, _sweep.later, end)
+        self._dropped.atexit = False
 
     # --- buffers
 
@@ -306,15 +337,17 @@ class Client:
         _open.discard(self)
         if not self._core.own:
             return  # A fork has not what there is to close.
-        answers = self._io.run(self._core.close())
-        self._core.pool.close()
-        self._io.close(answers)
+        self._dropped.detach()
+        _end(self._core, self._io)
 
     def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<tessera.Client {self._core.options.target!r}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a connection cannot be pickled: connect() in the other process")

@@ -27,6 +27,8 @@ _ANSWERS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND,
 )
+# Seconds for one that asks why there is no connection.
+WHY_S = 1.0
 # Before another one, in seconds, where a server went away.
 PAUSE_S = 0.1
 # Seconds: how long the end of a client waits for calls whose outcomes do not matter.
@@ -64,6 +66,14 @@ def duration(ttl: Ttl) -> Any:
     return _Duration(seconds=int(seconds), nanos=int(math.fmod(seconds, 1) * 1e9))
 
 
+def checked_token(token: str) -> str:
+    """A token without the blanks and newlines around it. ValueError: a server knows none like it."""
+    token = token.strip(" \t\n\v\f\r")
+    if not re.fullmatch("[!-~]{1,1024}", token):
+        raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
+    return token
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What connect() was told; times in seconds."""
@@ -85,12 +95,13 @@ class Options:
     token_file: Optional[str] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, str) or not self.target.strip():
-            raise ValueError(f"target {self.target!r}: write host:port or unix:path")
-        # gRPC would take it modulo 65536.
-        ports = () if self.target.startswith("unix") else re.findall(r":([0-9]+)(?:,|$)", self.target)
-        if any(int(port) > 65535 for port in ports):
-            raise ValueError(f"target {self.target!r}: a port is at most 65535")
+        try:
+            hosts_of(self.target)
+        except (ValueError, AttributeError):
+            raise ValueError(
+                f"target {self.target!r} is no address: write host:port, [IPv6 address]:port or"
+                " unix:path; a port is at most 65535"
+            ) from None
         for name in ("timeout", "connect_timeout", "stall_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -100,6 +111,8 @@ class Options:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
             raise ValueError("token and token_file: give one of them")
+        if self.token is not None:
+            object.__setattr__(self, "token", checked_token(self.token))
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key belong together")
         has_token = self.token is not None or self.token_file is not None
@@ -113,14 +126,22 @@ class Options:
     def secure(self) -> bool:
         return bool(self.tls or self.tls_ca or self.tls_cert)
 
-    def unreachable(self) -> str:
-        """What may be wrong where no connection comes about: gRPC does not tell."""
+    def unreachable(self, why: str) -> str:
+        """What is wrong where no connection comes about; why: what gRPC says to a call that does not
+        wait for one."""
+        why = why.rpartition("last error: ")[2]
+        if "certificate" in why and "alert" not in why:
+            return (
+                f"the certificate of the server at {self.target} was refused ({why}): it is not of an"
+                " authority that is trusted here (tls_ca), not for this name (tls_server_name), or not"
+                " valid now"
+            )
         if self.secure:
             return (
-                f"no server answers at {self.target} over TLS; or its certificate is not of an"
-                " authority that is trusted here (tls_ca), or it asks for one (tls_cert)"
+                f"no server answers at {self.target} over TLS ({why}); or it asks for a certificate"
+                " (tls_cert)"
             )
-        return f"no server answers at {self.target}; or it speaks TLS (tls_ca, tls=True)"
+        return f"no server answers at {self.target} ({why}); or it speaks TLS (tls_ca, tls=True)"
 
     def credentials(self) -> Any:
         """For a secure channel; None for a plain one."""
@@ -136,13 +157,11 @@ class Options:
         """Of every call. A token file is read each time, since tokens are renewed."""
         token = self.token
         if self.token_file is not None:
-            token = pathlib.Path(self.token_file).read_text(encoding="utf-8").strip()
+            token = checked_token(pathlib.Path(self.token_file).read_text(encoding="utf-8-sig"))
         if token is None and self.route is None:
             return None
         found: Tuple[Tuple[str, str], ...] = ()
         if token is not None:
-            if not (token.isascii() and token.isprintable()):
-                raise ValueError("a token has characters that no header can carry")
             found = (("authorization", f"Bearer {token}"),)
         if self.route is not None:
             found += (("tessera-route", route_of(self.route)),)
@@ -159,6 +178,9 @@ class Options:
             ("grpc.use_local_subchannel_pool", 1),
             # gRPC's own pauses grow to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
+            # A name that has moved is looked up again before the next attempt; gRPC's 30 s are longer
+            # than callers wait.
+            ("grpc.dns_min_time_between_resolutions_ms", 500),
             # How long one attempt to connect may take.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
@@ -227,15 +249,53 @@ def answered(error: Any) -> Optional[bool]:
     return True if error.code() in _ANSWERS else None
 
 
+def _host_of(address: str, scheme: str = "") -> str:
+    """The host of HOST:PORT or [ADDRESS]:PORT, where of ipv4: and ipv6: it is an address. ValueError:
+    it is none of these."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
+    if found is None or int(found[3]) > 65535:
+        raise ValueError("write host:port, [IPv6 address]:port or unix:path")
+    if found[1] is not None or scheme == "ipv4":
+        (ipaddress.IPv4Address if found[1] is None else ipaddress.IPv6Address)(found[1] or found[2])
+    if scheme == "ipv6" and found[1] is None or scheme == "ipv4" and found[2] is None:
+        raise ValueError(f"{scheme} takes addresses of its own kind")
+    return found[1] or found[2]
+
+
+def hosts_of(target: str) -> List[str]:
+    """The hosts that a target of gRPC leads to; of a socket none. tests/loopback_cases.txt has the
+    rules. ValueError: what is not understood."""
+    scheme, colon, rest = target.partition(":")
+    if scheme in ("unix", "unix-abstract") and colon:
+        rest = rest[2:] if rest.startswith("///") and scheme == "unix" else rest
+        if not rest or rest.startswith("//") or "," in rest:
+            raise ValueError("write unix:path")
+        return []
+    if scheme not in ("dns", "ipv4", "ipv6") or not colon or re.fullmatch("[0-9]+", rest):
+        return [_host_of(target)]
+    rest = rest[3:] if rest.startswith("///") else rest
+    if scheme == "dns":
+        # The name may be asked for at a name server: dns://SERVER/NAME.
+        server, slash, name = rest[2:].partition("/")
+        if rest.startswith("//") and server and slash:
+            _host_of(name)
+            return [rest]  # That server says where it is.
+        return [_host_of(rest)]
+    return [_host_of(address, scheme) for address in rest.split(",")]
+
+
 def is_loopback(target: str) -> bool:
-    """Whether what is sent to a target stays on this host."""
-    if target.startswith(("unix:", "unix-abstract:")):
-        return True
-    host = re.sub(r"^(dns|ipv4|ipv6):(///?)?", "", target)
-    host = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host
-    if host.count(":") == 1:
-        host = host.split(":")[0]
+    """Whether what is sent to a target stays on this host for certain."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        hosts = hosts_of(target)
     except ValueError:
-        return host == "localhost"
+        return False
+    return all(host == "localhost" or _is_loopback_address(host) for host in hosts)
+
+
+def _is_loopback_address(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -4,7 +4,6 @@ Each method is a generator: it yields what is to be done (a Call, a Pause, an Up
 Several of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -14,7 +13,6 @@ import time
 from typing import (
     Any,
     Callable,
-    Deque,
     Dict,
     Generator,
     Iterable,
@@ -42,14 +40,18 @@ from ._errors import (
     BufferNotFound,
     BufferNotReady,
     ConnectionLost,
+    DeadlineExceeded,
     Draining,
     Error,
+    ResultTooLarge,
+    ScratchExhausted,
     Stalled,
+    TooManySteps,
     VersionMismatch,
     closed,
     read,
 )
-from ._graph import Inline, Leaf, Node, Term
+from ._graph import Dead, Inline, Leaf, Node, Term
 from ._progress import Progress, reporter
 from ._retry import Retry
 from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
@@ -115,7 +117,7 @@ Steps = Generator[Command, Any, Any]
 _MISSING = 100
 # Seconds: how long close() waits for a server, and for how long after a put() that was interrupted
 # or cancelled its name may be taken by what is left of it.
-_LAST_WORDS_S = 1.0
+LAST_WORDS_S = 1.0
 _LEFT_OVER_S = 5.0
 _GONE = "its name was deleted or has expired, or the server has restarted since"
 
@@ -161,15 +163,16 @@ class _Draft:
 
 
 def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Repeats steps once where the server refuses a lifetime that its limits allowed when they were
-    asked for: another server has the address since, and its limits are asked for first."""
+    """Repeats steps once where the server refuses a lifetime, or a size of results, that its limits
+    allowed when they were asked for: another server has the address since, and its limits are asked
+    for first."""
 
     @functools.wraps(make)
     def steps(self: "Core", *args: Any, **options: Any) -> Steps:
         known = self._limits
         try:
             return (yield from make(self, *args, **options))
-        except BadTtl:
+        except (BadTtl, ResultTooLarge):
             if known is None:
                 raise
             self._limits = None
@@ -184,10 +187,10 @@ class Core:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.dead: Deque[Tuple[str, int]] = collections.deque()
+        self.dead = Dead()
         self._prefix = f"unnamed/{secrets.token_hex(6)}/"
         self._count = itertools.count()
-        self._has_unnamed = False
+        self.has_unnamed = False
         self._creating: Set[_Draft] = set()
         # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed it,
         # that it stays, or close() that it goes.
@@ -222,6 +225,8 @@ class Core:
             except Error as error:
                 retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
+                    if isinstance(error, DeadlineExceeded):
+                        error.text += f": {method} took longer than {whole:g} s, its timeout"
                     raise
             timeout = max(retry.left(), 0.001)
 
@@ -248,6 +253,11 @@ class Core:
         """Calls that delete what nobody refers to any more; their outcomes do not matter."""
         taken = list(self._take_dead())
         return [self._deletion(*one) for one in taken] if self.own else []
+
+    def flush(self) -> Steps:
+        """Deletes what nobody refers to any more, and waits for it."""
+        for name, version in list(self._take_dead()):
+            yield from self._gone(name, version)
 
     def _take_dead(self) -> Iterator[Tuple[str, int]]:
         try:
@@ -280,7 +290,7 @@ class Core:
         self.closed = True
         if not self.own:
             return False
-        give_up = time.monotonic() + _LAST_WORDS_S
+        give_up = time.monotonic() + LAST_WORDS_S
         while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
@@ -288,10 +298,10 @@ class Core:
             left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
             for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)
-            while self._has_unnamed:
+            while self.has_unnamed:
                 method = p.METHODS["ListBuffers"]
                 request = method.request(prefix=self._prefix, page_size=1000).SerializeToString()
-                answer = yield Call(method.name, request, _LAST_WORDS_S)
+                answer = yield Call(method.name, request, LAST_WORDS_S)
                 if not answer.buffers:
                     break
                 for name in {buffer.name for buffer in answer.buffers}:
@@ -302,12 +312,12 @@ class Core:
 
     def _gone(self, name: str, version: int) -> Steps:
         try:
-            yield self._deletion(name, version, _LAST_WORDS_S)
+            yield self._deletion(name, version, LAST_WORDS_S)
         except (BufferNotFound, VersionMismatch):
             pass
 
     def _unnamed(self) -> str:
-        self._has_unnamed = True
+        self.has_unnamed = True
         return self._prefix + str(next(self._count))
 
     def _lifetime(self, ttl: Ttl = None) -> Steps:
@@ -342,6 +352,7 @@ class Core:
         return Leaf(answer.buffer)
 
     def list(self, prefix: str) -> Steps:
+        _named(prefix)
         found: List[Any] = []
         token = ""
         while True:
@@ -695,7 +706,9 @@ class Core:
             raise self._explained(error, leaves)
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf]) -> Error:
-        if isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
+        if isinstance(error, (ScratchExhausted, TooManySteps)):
+            error.text += "; .save() of what comes in between, x = x.save(), makes several programs of it"
+        elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
             error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
         elif isinstance(error, VersionMismatch):
             error.text += "; the array of this version is gone: another one has taken its name"

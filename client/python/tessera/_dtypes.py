@@ -4,6 +4,7 @@ bf16 is ml_dtypes.bfloat16 where that package is installed. Otherwise it is ts.b
 structured type over the same 16 bits, and .numpy() gives float32, which holds every value.
 """
 
+import sys
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
@@ -41,6 +42,11 @@ _BY_NAME["bfloat16"] = bfloat16
 SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
 
 
+def argument_of(dtype: "np.dtype[Any]") -> str:
+    """A type as arguments name it: "f32", "int8"."""
+    return dtype.name if is_byte(dtype) else SHORT[dtype]
+
+
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
     """The server's type that `dtype` (NumPy's, or "f32", "bf16"...) names; Unsupported if none."""
     found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
@@ -49,7 +55,7 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
     if found not in _WIRE:
         raise Unsupported(
             f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64, float16,"
-            " bfloat16, float32 and float64; convert with .astype() before put()"
+            " bfloat16, float32 and float64, of which put(dtype=...) and .astype() make one"
         )
     return found
 
@@ -129,13 +135,54 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 _HOST = (1, 3)  # kDLCPU and kDLCUDAHost of DLPack.
 
 
-def to_numpy(value: Any) -> npt.NDArray[Any]:
-    """As np.asarray, and of arrays that have DLPack alone; but a mask is not lost in silence."""
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def is_pandas(value: Any) -> bool:
+    return _library(value) == "pandas" and hasattr(value, "to_numpy")
+
+
+def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
+    """Of columns of types that have missing values NumPy's types; missing ones are NaN where floats
+    are wanted. Unsupported: there is no number for them."""
+    columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
+    types = [getattr(column, "numpy_dtype", column) for column in columns]
+    if types == columns or not all(isinstance(one, np.dtype) for one in types):
+        return np.asarray(value)
+    found: "np.dtype[Any]" = np.result_type(*types) if wanted is None else np.dtype(wanted)
+    if not np.any(value.isna()):
+        return value.to_numpy(dtype=found)  # type: ignore[no-any-return]
+    if found.kind != "f":
+        raise Unsupported(
+            "missing values have no number: dtype='f4' or another float makes NaN of them, .fillna()"
+            " what it is given"
+        )
+    return value.to_numpy(dtype=found, na_value=np.nan)  # type: ignore[no-any-return]
+
+
+def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
+    """As np.asarray, and of arrays of other libraries, also such as are on a device or have types of
+    their own; but a mask is not lost in silence. wanted: the type that is asked for, if any."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        if int(value.__dlpack_device__()[0]) not in _HOST:
+    if isinstance(value, np.ndarray):
+        return value
+    if is_pandas(value):
+        return _of_pandas(value, "<f4" if wanted == bfloat16 else wanted)
+    if _library(value) == "torch":
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            torch: Any = sys.modules["torch"]  # It has made the tensor.
+            bits: npt.NDArray[Any] = value.contiguous().view(torch.int16).numpy()
+            return bits.view("<u2").view(bfloat16)
+        return value.numpy()  # type: ignore[no-any-return]
+    if hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) not in _HOST:
+        if hasattr(value, "get"):
+            return np.asarray(value.get())  # CuPy's way to the host.
+        if not hasattr(value, "__array__"):
             raise Unsupported(f"{type(value).__name__} is not on the host: copy it there first")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
     return np.asarray(value)
 
@@ -146,14 +193,17 @@ def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[
         array = round_to_bf16(array)
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
+    if array.dtype == wanted == bool:
+        array = array.view(np.uint8) != 0  # NumPy takes any byte for one; the server 0 and 1.
     # ascontiguousarray would make a scalar an array of rank 1.
     return np.asarray(array, wanted, order="C")
 
 
 def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
     """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
-    array = to_numpy(array)
-    return _converted(array, dtype_of(array.dtype if dtype is None else dtype))
+    wanted = None if dtype is None else dtype_of(dtype)
+    array = to_numpy(array, wanted)
+    return _converted(array, dtype_of(array.dtype) if wanted is None else wanted)
 
 
 class Outgoing:
@@ -163,12 +213,20 @@ class Outgoing:
     What np.errstate says where it is made holds for all slices. Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
-        self._array = to_numpy(value)
+        if hasattr(value, "_session"):
+            raise TypeError(
+                "the array is on a server already: .save(name) keeps an expression, .copy(name) makes"
+                " another buffer, t.import_from(server, name) brings it to another server"
+            )
+        wanted = None if dtype is None else dtype_of(dtype)
+        self._array = to_numpy(value, wanted)
         self.shape = self._array.shape
-        self.dtype = dtype_of(self._array.dtype if dtype is None else dtype)
+        self.dtype = dtype_of(self._array.dtype) if wanted is None else wanted
         self._errors: Any = {"call": np.geterrcall(), **np.geterr()}
         self._bytes: Optional[memoryview] = None
         ready = self._array.dtype == self.dtype and self._array.flags.c_contiguous
+        if ready and self.dtype == bool:
+            ready = not self._array.size or int(self._array.view(np.uint8).max()) <= 1
         if ready or self._array.dtype.hasobject:
             self.convert()
 

@@ -16,6 +16,7 @@ from ._views import View, broadcast_shapes
 
 BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
+_I64_LIMITS: Any = np.iinfo(I64)
 # NumPy's arrays beside resident ones travel with every call.
 MAX_INLINE_BYTES = 1 << 20
 
@@ -77,7 +78,7 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
         else:
             typed.append(source.dtype)
     # Bytes and truth values last: beside a larger type the order does not matter.
-    for dtype in sorted(typed, key=lambda one: one.itemsize == 1):
+    for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
         if isinstance(value, (bool, np.bool_)):
@@ -143,14 +144,20 @@ def apply(name: str, *terms: Term) -> Term:
 
 
 def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any]":
-    """NumPy compares integers with numbers beyond their type's range by value."""
-    if common.kind in "iu":
-        limits: Any = np.iinfo(common)
-        for source, _ in arguments:
-            if isinstance(source, Constant) and source.dtype is None:
-                if not limits.min <= source.value <= limits.max:
-                    return I64
-    return common
+    """NumPy compares integers with numbers beyond their type's range by value; one beyond all types
+    is as infinity."""
+    if common.kind not in "iu":
+        return common
+    limits: Any = np.iinfo(common)
+    widest = common
+    for i, (source, view) in enumerate(arguments):
+        if isinstance(source, Constant) and source.dtype is None:
+            if not limits.min <= source.value <= limits.max:
+                widest = I64 if widest != F64 else F64
+            if not _I64_LIMITS.min <= source.value <= _I64_LIMITS.max:
+                arguments[i] = Constant(float("inf") * (1 if source.value > 0 else -1)), view
+                widest = F64
+    return widest
 
 
 def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
@@ -161,6 +168,10 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
         raise TypeError(f"{name} of truth values: use {_NOT_OF_BOOL[name]}")
     if name in ("abs", "floor", "ceil", "trunc"):
         return "copy", dtype
+    if name in ("floor_divide", "remainder", "power"):
+        return name, np.dtype("i1")
+    if name == "round":
+        return name, np.dtype("<f2")
     if FUNCTIONS[name] == "reals":
         return name, _real_of(name, dtype)
     raise Unsupported(f"{name} of truth values: use .astype() on them first")
@@ -186,9 +197,20 @@ def _node(name: str, arguments: List[Term], dtype: "np.dtype[Any]") -> Term:
 
 
 def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Integers of i32 as NumPy leaves them in a byte: modulo 256."""
+    """Integers of a longer type as NumPy leaves them in this one: modulo its range."""
     low = -int(np.iinfo(dtype).min)
     if low:
         term = apply("add", term, constant(low))
-    term = apply("remainder", term, constant(256))
+    term = apply("remainder", term, constant(1 << 8 * dtype.itemsize))
     return apply("subtract", term, constant(low)) if low else term
+
+
+def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
+    """As cast(), but integers that have no room in an integer type wrap, as where NumPy's functions
+    are given a dtype."""
+    own = term[0].dtype
+    constant_ = isinstance(term[0], Constant)
+    if constant_ or own.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(own, dtype):
+        return cast(term, dtype)
+    wide: Any = I64 if own == I64 else I32
+    return cast(_wrapped(cast(term, wide), dtype), dtype)

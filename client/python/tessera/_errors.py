@@ -48,7 +48,7 @@ class Error(Exception):
         return f"{self.text} [{kind}]" if kind else self.text
 
     def __reduce__(self) -> Any:
-        return make, (self.text, self.code, self.reason, self.details, self.retry_after)
+        return type(self), (self.text, self.code, self.reason, self.details, self.retry_after)
 
 
 # fmt: off

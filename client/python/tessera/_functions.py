@@ -3,7 +3,7 @@
 Arguments may be arrays of the server or what they take as operands: numbers, NumPy's arrays, lists.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
@@ -12,14 +12,16 @@ from . import _elementwise as e
 from ._errors import BadShape, Unsupported
 from ._graph import Constant, Term
 from ._manipulation import MANIPULATIONS, add, diagonal, flat
-from ._views import View
+from ._views import View, index_of, normalize_axis
+
+MISSING: Any = object()  # An argument that was not given.
 
 
 def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
     """The result of an operation on terms, as an array or expression."""
     one = next((array for array in arrays if hasattr(array, "_session")), arrays[0])
     _own(one)
-    return one._make(op(*(one._other(array) for array in arrays), **options))
+    return one._make(op(*(one._operand(array) for array in arrays), **options))
 
 
 def _own(x: Any) -> Any:
@@ -37,21 +39,50 @@ def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return _own(x)._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of vectors, of order 1, 2, inf or -inf; without an order of all elements of x, whose
-    square is the sum of their squares (Frobenius)."""
-    _own(x)
-    if ord in (np.inf, -np.inf) and (axis is not None or x.ndim == 1):
+def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
+    """Norms of what lies along axes, each seen as one vector."""
+    if ord in (None, 1, 2):
+        op = "norm_l1" if ord == 1 else "norm_l2"
+        return x._make(_ops.reduce(op, x._term(), axis, keepdims))
+    if isinstance(ord, str) or np.ndim(ord):
+        raise ValueError(f"Invalid norm order {ord!r} for vectors")
+    if ord in (np.inf, -np.inf):
         absolute = abs(x)
-        return absolute.max(axis, keepdims) if ord > 0 else absolute.min(axis, keepdims)
-    if ord not in (None, 1, 2, "fro") or (axis is None and x.ndim == 2 and ord in (1, 2)):
-        raise Unsupported(f"a norm of order {ord!r} of {x.ndim} axes: use .numpy()")
-    return x._make(_ops.reduce("norm_l1" if ord == 1 else "norm_l2", x._term(), axis, keepdims))
+        return (absolute.max if ord > 0 else absolute.min)(axis, keepdims=keepdims)
+    if ord == 0:
+        return (x != 0).sum(axis, keepdims=keepdims).astype(x.dtype)
+    return (abs(x) ** ord).sum(axis, keepdims=keepdims) ** (1 / ord)
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """The norm of vectors along one axis, of any order, or of matrices along two, of order "fro", 1,
+    -1, inf or -inf; without axes of all of x, which without an order is the root of the sum of the
+    squares. Of integers as f64. Unsupported: what needs singular values."""
+    _own(x)
+    if not _dtypes.is_float(x.dtype):
+        x = x.astype("f8")
+    if axis is None and (ord is None or (x.ndim, ord) in ((2, "fro"), (2, "f"), (1, 2))):
+        return _vectors(x, None, None, keepdims)
+    axes = _ops.axes_of(axis, x.ndim)
+    if len(axes) == 1:
+        return _vectors(x, ord, axes, keepdims)
+    if len(axes) != 2:
+        raise ValueError("Improper number of dimensions to norm.")
+    if ord in (None, "fro", "f"):
+        return _vectors(x, None, axes, keepdims)
+    if ord in (2, -2, "nuc"):
+        raise Unsupported(f"a norm of order {ord!r} of matrices needs singular values: use .numpy()")
+    if ord not in (1, -1, np.inf, -np.inf):
+        raise ValueError(f"Invalid norm order {ord!r} for matrices")
+    summed, kept = axes if abs(ord) == 1 else axes[::-1]
+    sums = _vectors(x, 1, summed, True)
+    found = (sums.max if ord > 0 else sums.min)(kept, keepdims=True)
+    return found if keepdims else found.squeeze(axes)
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b for vectors and matrices; dtype: of the result, accumulated in it ("f32" of f16 and
-    bf16 operands, "i64" of i32)."""
+    """a @ b; dtype: of the result, accumulated in it ("f32" of f16 and bf16 operands, "i64" of
+    i32)."""
     out = None if dtype is None else _dtypes.dtype_of(dtype)
     return _made(lambda x, y: _ops.matmul(x, y, out), a, b)
 
@@ -80,36 +111,59 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return _made(lambda *terms: e.apply("fma", *terms), a, b, c)
 
 
-# --- element by element
+# --- NumPy's. Parameters have the names of NumPy's, by which they are given; defaults are the same.
 
 
-def where(condition: Any, *values: Any) -> Any:
-    if len(values) != 2:
+def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
+    if (x is MISSING) != (y is MISSING):
+        raise ValueError("np.where takes a condition, or a condition and two values")
+    if x is MISSING:
         raise Unsupported("np.where(condition) has a length that only the elements tell: .numpy()")
-    return _made(lambda *terms: e.apply("where", *terms), condition, *values)
+    return _made(lambda *terms: e.apply("where", *terms), condition, x, y)
 
 
-def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    low = min if a_min is None else a_min
-    high = max if a_max is None else a_max
-    if low is None and high is None:
+def clip(a: Any, min: Any = None, max: Any = None) -> Any:
+    """The elements, those below min as min, those above max as max; None: no such end."""
+    if min is None and max is None:
         return a
-    if low is None or high is None:
-        name, bound = ("minimum", high) if low is None else ("maximum", low)
+    if min is None or max is None:
+        name, bound = ("minimum", max) if min is None else ("maximum", min)
         return _made(lambda *terms: e.apply(name, *terms), a, bound)
-    return _made(lambda *terms: e.apply("clip", *terms), a, low, high)
+    return _made(lambda *terms: e.apply("clip", *terms), a, min, max)
 
 
-def _round(a: Any, decimals: int = 0) -> Any:
+def round_(a: Any, decimals: int = 0) -> Any:
+    """The elements rounded to so many decimals, halves to even, as NumPy does: scaled, rounded and
+    scaled back."""
+    decimals = index_of(decimals, "the number of decimals")
+    if a.dtype.kind in "iu" and decimals >= 0:
+        return a
+    if decimals and not _dtypes.is_float(a.dtype):
+        raise Unsupported("decimals of integers: round .astype('f8') of them")
+    scale = 10.0 ** abs(decimals)
     if decimals:
-        raise Unsupported("the server rounds to integers: scale before and after")
-    return a._make(e.apply("round", a._term()))
+        a = a * scale if decimals > 0 else a / scale
+    found = a._make(e.apply("round", a._term()))
+    if decimals:
+        found = found / scale if decimals > 0 else found * scale
+    return found
+
+
+def _trunc(x: Any) -> Any:
+    return x._make(e.apply("trunc", x._term()))
 
 
 def isclose(
     a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
+    def real(x: Term) -> Term:
+        weak = isinstance(x[0], Constant) and x[0].dtype is None
+        return x if weak or _dtypes.is_float(x[0].dtype) else e.cast(x, e.F64)
+
     def close(x: Term, y: Term) -> Term:
+        x, y = real(x), real(y)
+        if not _dtypes.is_float(e.common_dtype([x, y])):
+            x, y = e.cast(x, e.F64), e.cast(y, e.F64)
         bound = e.apply("abs", e.apply("multiply", y, e.constant(float(rtol))))
         bound = e.apply("add", bound, e.constant(float(atol)))
         near = e.apply("less_equal", e.apply("abs", e.apply("subtract", x, y)), bound)
@@ -123,122 +177,163 @@ def isclose(
     return _made(close, a, b)
 
 
-def _array_equal(a: Any, b: Any) -> Any:
-    if np.shape(a) != np.shape(b):
+def _allclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    return isclose(a, b, rtol, atol, equal_nan).all()
+
+
+def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+    if np.shape(a1) != np.shape(a2):
         return False
-    return _made(lambda x, y: e.apply("equal", x, y), a, b).all()
+
+    def equal(x: Term, y: Term) -> Term:
+        found = e.apply("equal", x, y)
+        if equal_nan:
+            found = e.apply("or", found, e.apply("and", _ufuncs.isnan(x), _ufuncs.isnan(y)))
+        return found
+
+    return _made(equal, a1, a2).all()
 
 
-def nan_to_num(x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
-    if x.dtype.kind != "f" or x.dtype == _dtypes.bfloat16:
-        raise Unsupported("np.nan_to_num of f16, f32 and f64 alone")
-    limits = np.finfo(x.dtype)
-    high = float(limits.max) if posinf is None else posinf
-    low = float(limits.min) if neginf is None else neginf
+def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if not _dtypes.is_float(x.dtype):
+        return x
+    # Of bf16, whose type NumPy does not know: 8 bits of exponent, 8 of the fraction.
+    most = (2 - 2**-7) * 2.0**127 if x.dtype == _dtypes.bfloat16 else float(np.finfo(x.dtype).max)
+    high = most if posinf is None else posinf
+    low = -most if neginf is None else neginf
     found = where(x == np.inf, high, where(x == -np.inf, low, x))
-    return where(x != x, nan, found)
+    return where(x != x, nan, found).astype(x.dtype)
 
 
 # --- reductions
 
 
-def reduction(name: str) -> Callable[..., Any]:
-    """A method of arrays as NumPy's function; dtype casts before it folds."""
-
-    def call(
-        x: Any,
-        axis: Any = None,
-        dtype: Any = None,
-        keepdims: bool = False,
-        initial: Any = None,
-        where: Any = None,
-    ) -> Any:
-        if dtype is not None:
-            x = x.astype(dtype)
-        begun = {} if name in ("mean", "all", "any") else {"initial": initial}
-        found = getattr(x, name)(axis, keepdims, where=where, **begun)
-        if dtype is not None:
-            found = found.astype(dtype)
-        if name in ("all", "any") and initial is not None:
-            found = found._from("and" if name == "all" else "or", bool(initial))
-        return found
-
-    def plain(x: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> Any:
-        return call(x, axis, None, keepdims, **options)
-
-    if name in ("sum", "prod", "mean"):
-        return call
-    return plain
+# The parameters of NumPy's reductions, of which each has some.
+_FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
-def _deviation(name: str) -> Callable[..., Any]:
-    def call(
-        x: Any,
-        axis: Any = None,
-        dtype: Any = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        correction: float = 0,
-        where: Any = None,
-    ) -> Any:
-        x = x if dtype is None else x.astype(dtype)
-        return getattr(x, name)(axis, keepdims, correction=ddof or correction, where=where)
+def _method(name: str) -> Callable[..., Any]:
+    """What hands the arguments that were given to the method of arrays, which has the same names."""
 
+    def call(a: Any, **options: Any) -> Any:
+        return getattr(a, name)(**options)
+
+    call.names = _FOLDING  # type: ignore[attr-defined]
     return call
 
 
-def average(a: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
+def _skipping(name: str) -> Callable[..., Any]:
+    """NumPy's reduction that skips NaN."""
+
+    def call(a: Any, **options: Any) -> Any:
+        fold = getattr(a, name)
+        if not _dtypes.is_float(a.dtype):
+            return fold(**options)
+        other = options.pop("where", True)
+        mask = _and(a, a == a, other)
+        picks = name.endswith(("min", "max"))
+        if picks and other is True and options.get("initial") is None:
+            last = where(a == a, a, -np.inf if name.endswith("max") else np.inf)
+            found = getattr(last, name)(**options)
+            # NumPy has an error for what is NaN alone, or a warning.
+            return where(mask.any(**options), found, -1 if name.startswith("arg") else np.nan)
+        found = fold(where=mask, **options)
+        less = options.get("correction") or options.get("ddof")
+        if less:
+            count = mask.sum(options.get("axis"), keepdims=options.get("keepdims", False))
+            found = where(count > less, found, np.nan)
+        return found
+
+    call.names = _FOLDING  # type: ignore[attr-defined]
+    return call
+
+
+def _and(a: Any, mask: Any, other: Any) -> Any:
+    """A mask of an array, of which another one may pick."""
+    return mask if other is True else a._make(e.apply("and", mask._term(), a._mask(other)))
+
+
+def average(
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, keepdims: bool = False
+) -> Any:
+    own = a.dtype if _dtypes.is_float(a.dtype) else e.F64
     if weights is None:
-        return a.mean(axis, keepdims)
-    weights = weights if hasattr(weights, "_session") else np.asarray(weights)
-    if np.shape(weights) != a.shape:
-        if not hasattr(axis, "__index__") or np.shape(weights) != (a.shape[axis],):
-            raise BadShape(f"weights of shape {np.shape(weights)} for shape {a.shape}")
-        shape = [1] * a.ndim
-        shape[axis] = a.shape[axis]
-        weights = weights.reshape(shape)
-    total = (a * weights).sum(axis, keepdims)
-    wide = weights if hasattr(weights, "_session") else np.broadcast_to(weights, a.shape)
-    if hasattr(wide, "_session"):
-        wide = wide.broadcast_to(a.shape)
-    return total / wide.sum(axis=axis, keepdims=keepdims)
+        found = a.mean(axis, keepdims=keepdims)
+        total: Any = found._like(float(a.size) / max(found.size, 1)).astype(own)
+    else:
+        weights = a._lifted(weights, "np.average")
+        if weights.shape != a.shape:
+            if np.ndim(axis) or axis is None:
+                raise TypeError("the axis has to be named where weights and array differ in shape")
+            at = normalize_axis(axis, a.ndim)
+            if weights.shape != (a.shape[at],):
+                raise BadShape(f"weights of shape {weights.shape} for shape {a.shape} along {axis}")
+            shape = [1] * a.ndim
+            shape[at] = a.shape[at]
+            weights = weights.reshape(shape).broadcast_to(a.shape)
+        own = _dtypes.promote(own, weights.dtype) if weights.dtype.kind != "b" else own
+        # Products of 16 bits have room in 32.
+        wide = own if own.itemsize > 2 else np.dtype("<f4")
+        total = weights.astype(wide).sum(axis, keepdims=keepdims)
+        found = (a.astype(wide) * weights.astype(wide)).sum(axis, keepdims=keepdims) / total
+        found, total = found.astype(own), total.astype(own)
+    return (found, total.broadcast_to(found.shape)) if returned else found
 
 
-def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    return diagonal(a, offset, axis1, axis2).sum(axis=-1)
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+    return diagonal(a, offset, axis1, axis2).sum(-1, dtype)
 
 
-def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    return (a != 0).sum(axis, keepdims)
+def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    if a.dtype.kind == "b":
+        raise TypeError("subtract of truth values: they have no peak to peak")
+    return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 
 # --- linear algebra
 
 
-def _dot(a: Any, b: Any) -> Any:
-    if not np.ndim(a) or not np.ndim(b):
+def dot(a: Any, b: Any) -> Any:
+    """As numpy.dot of numbers, vectors, matrices and stacks of them."""
+    a._operand(b, "np.dot")
+    ranks = np.ndim(a), np.ndim(b)
+    if 0 in ranks:
         return a * b
+    if max(ranks) > 2 and ranks[1] > 1:
+        return _made(_ops.tensordot, a, b, axes=(-1, -2))
     return _made(_ops.matmul, a, b)
 
 
 def _outer(a: Any, b: Any) -> Any:
-    return flat(a).reshape(-1, 1) * flat(b).reshape(1, -1)
+    return flat(a).reshape(-1, 1) * flat(a._lifted(b, "np.outer")).reshape(1, -1)
+
+
+def _vdot(a: Any, b: Any) -> Any:
+    return dot(flat(a), flat(a._lifted(b, "np.vdot")))
 
 
 def _inner(a: Any, b: Any) -> Any:
-    if not np.ndim(a) or not np.ndim(b):
+    a._operand(b, "np.inner")
+    ranks = np.ndim(a), np.ndim(b)
+    if 0 in ranks:
         return a * b
+    if ranks == (1, 1):
+        return dot(a, b)
     return _made(lambda x, y: _ops.tensordot(x, y, (-1, -1)), a, b)
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return _made(_ops.tensordot, a, b, axes=axes)
 
 
 def _matrix_power(a: Any, n: int) -> Any:
-    if n < 1:
-        raise Unsupported("powers of matrices from 1 on: the server inverts none")
-    found: Any = None
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise BadShape(f"a power of shape {a.shape}: it is of a square matrix")
+    if index_of(n, "a power of a matrix") < 0:
+        raise Unsupported("powers of matrices from 0 on: the server inverts none")
+    found: Any = None if n else a._like(np.eye(len(a), dtype="i1")).astype(a.dtype)
     square = a
     while n:
         if n % 2:
@@ -248,9 +343,9 @@ def _matrix_power(a: Any, n: int) -> Any:
     return found
 
 
-def _result_type(*values: Any) -> "np.dtype[Any]":
+def _result_type(*arrays_and_dtypes: Any) -> "np.dtype[Any]":
     terms = []
-    for value in values:
+    for value in arrays_and_dtypes:
         if hasattr(value, "_session"):
             terms.append(value._term())
         elif isinstance(value, (np.dtype, type, str)):
@@ -260,72 +355,63 @@ def _result_type(*values: Any) -> "np.dtype[Any]":
     return e.common_dtype(terms)
 
 
+def _vector_norm(x: Any, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    x = x if _dtypes.is_float(x.dtype) else x.astype("f8")
+    return _vectors(x, ord, axis, keepdims)
+
+
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
+# Those whose first argument need not be an array.
+OF_TYPES = {np.can_cast, np.result_type}
 
 
-def _vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    x = flat(x) if axis is None and not keepdims else x
-    return norm(x, ord, _ops.axes_of(axis, x.ndim), keepdims)
-
-
-# Those that take a mask.
-REDUCTIONS: Dict[Any, Callable[..., Any]] = {}
-add(
-    REDUCTIONS,
-    np,
-    {
-        **{name: reduction(name) for name in "sum prod mean min max all any".split()},
-        "amin": reduction("min"),
-        "amax": reduction("max"),
-        "var": _deviation("var"),
-        "std": _deviation("std"),
-    },
-)
-FUNCTIONS.update(REDUCTIONS)
+_FOLDS = "sum prod min max argmin argmax mean var std".split()
+add(FUNCTIONS, np, {name: _method(name) for name in (*_FOLDS, "all", "any")})
+add(FUNCTIONS, np, {f"nan{name}": _skipping(name) for name in _FOLDS})
 add(
     FUNCTIONS,
     np,
     {
-        "argmin": lambda x, axis=None, keepdims=False: x.argmin(axis, keepdims),
-        "argmax": lambda x, axis=None, keepdims=False: x.argmax(axis, keepdims),
-        "ptp": lambda x, axis=None, keepdims=False: x.max(axis, keepdims) - x.min(axis, keepdims),
+        "amin": _method("min"),
+        "amax": _method("max"),
+        "ptp": ptp,
         "average": average,
-        "count_nonzero": count_nonzero,
+        "count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims=keepdims),
         "where": where,
         "clip": clip,
-        "round": _round,
-        "around": _round,
-        "fix": lambda x: x._make(e.apply("trunc", x._term())),
+        "round": round_,
+        "around": round_,
+        "fix": _trunc,
         "isclose": isclose,
-        "allclose": lambda *arrays, **options: isclose(*arrays, **options).all(),
+        "allclose": _allclose,
         "array_equal": _array_equal,
-        "nan_to_num": lambda x, copy=True, **options: nan_to_num(x, **options),
-        "real": lambda x: x,
-        "dot": _dot,
-        "vdot": lambda a, b: _dot(flat(a), flat(b)),
+        "nan_to_num": nan_to_num,
+        "real": lambda val: val,
+        "dot": dot,
+        "vdot": _vdot,
         "inner": _inner,
         "outer": _outer,
-        "tensordot": tensordot,
-        "trace": _trace,
-        "can_cast": lambda x, to, casting="safe": np.can_cast(x.dtype, to, casting),
+        "tensordot": _tensordot,
+        "trace": trace,
+        "can_cast": lambda from_, to, casting="safe": np.can_cast(from_.dtype, to, casting),
         "result_type": _result_type,
         "iscomplexobj": lambda x: False,
         "isrealobj": lambda x: True,
-        "astype": lambda x, dtype, copy=True, device=None: x.astype(dtype),
+        "astype": lambda x, dtype: x.astype(dtype),
     },
 )
 add(
     FUNCTIONS,
     np.linalg,
     {
-        "matmul": matmul,
+        "matmul": lambda x1, x2: matmul(x1, x2),
         "norm": norm,
         "matrix_power": _matrix_power,
-        "matrix_norm": lambda x, *, keepdims=False, ord="fro": norm(x, ord, (-2, -1), keepdims),
-        "outer": _outer,
-        "tensordot": lambda a, b, *, axes=2: tensordot(a, b, axes),
-        "trace": lambda x, *, offset=0, dtype=None: _trace(x, offset, -2, -1),
-        "vecdot": lambda a, b, *, axis=-1: vecdot(a, b, axis),
+        "matrix_norm": lambda x, keepdims=False, ord="fro": norm(x, ord, (-2, -1), keepdims),
+        "outer": lambda x1, x2: _outer(x1, x2),
+        "tensordot": lambda x1, x2, axes=2: _tensordot(x1, x2, axes),
+        "trace": lambda x, offset=0, dtype=None: trace(x, offset, -2, -1, dtype),
+        "vecdot": lambda x1, x2, axis=-1: vecdot(x1, x2, axis),
         "vector_norm": _vector_norm,
     },
 )

@@ -1,6 +1,7 @@
 """What an expression is made of: buffers, small arrays that travel, and operations. No I/O."""
 
-from typing import Any, Deque, Dict, Optional, Tuple, Union
+import collections
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,15 @@ from . import _dtypes
 from . import _protocol as p
 from ._views import Shape, View, size_of
 from ._wire import varint
+
+
+class Dead(collections.deque):  # type: ignore[type-arg]
+    """Names and versions of buffers that nobody refers to any more. wake: what has them deleted soon,
+    and takes no lock; a client's calls delete them as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake: Any = None
 
 
 class Leaf:
@@ -27,7 +37,7 @@ class Leaf:
         "dead",
     )
 
-    def __init__(self, buffer: Any, dead: "Optional[Deque[Tuple[str, int]]]" = None) -> None:
+    def __init__(self, buffer: Any, dead: Optional[Dead] = None) -> None:
         self.buffer = buffer
         self.name: str = buffer.name
         self.version: int = buffer.version
@@ -48,8 +58,11 @@ class Leaf:
 
     def __del__(self) -> None:
         # Only an append: a collection may come in the middle of a call of gRPC.
-        if getattr(self, "dead", None) is not None:
-            self.dead.append((self.name, self.version))  # type: ignore[union-attr]
+        dead = getattr(self, "dead", None)
+        if dead is not None:
+            dead.append((self.name, self.version))
+            if dead.wake is not None:
+                dead.wake()
 
 
 class Inline:

@@ -48,7 +48,7 @@ def card(array: Any) -> str:
     buffer = getattr(array._source, "buffer", None)
     rows = [
         ("shape", " x ".join(map(str, array.shape)) or "number"),
-        ("dtype", _dtypes.SHORT[array.dtype]),
+        ("dtype", _dtypes.argument_of(array.dtype)),
         ("bytes", _bytes(array.nbytes)),
     ]
     if buffer is None:

@@ -4,19 +4,23 @@ The blocking and the asyncio classes add what computes: numpy(), save() and the 
 """
 
 import numbers
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+import sys
+from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _dtypes, _html, _numpy, _ops, _plan
-from ._elementwise import apply, cast, common_dtype, constant, lift
-from ._errors import BadShape, Unsupported
+from . import _dtypes, _functions, _html, _manipulation, _numpy, _ops, _plan
+from ._elementwise import apply, cast, common_dtype, constant, converted, lift
+from ._errors import BadShape, BadView, Unsupported
 from ._graph import Constant, Leaf, Node, Term
 from ._operators import Operators
-from ._views import Shape, View, normalize_axis, size_of
+from ._views import Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
 
-_TWO_CONNECTIONS = "arrays of two connections: move one with .numpy() and put()"
+_TWO_CONNECTIONS = (
+    "arrays of two connections: bring one over with t.import_from(server, name), or with .numpy() and"
+    " put()"
+)
 Self = TypeVar("Self", bound="Lazy")
 
 
@@ -116,12 +120,31 @@ class Lazy(Operators):
             return value._term()
         if isinstance(value, (int, float, np.ndarray, np.generic, list, tuple)):
             return lift(value)
+        if _dtypes.is_pandas(value):
+            return lift(_dtypes.to_numpy(value))
         return None
 
-    # --- views
+    def _operand(self, value: Any, name: str = "an operation") -> Term:
+        """The term of what NumPy's functions take as an array. TypeError: it is none."""
+        term = self._other(value)
+        if term is None and hasattr(value, "__array__"):
+            term = lift(_dtypes.to_numpy(value))
+        if term is None:
+            raise TypeError(
+                f"an operand of type {type(value).__name__} of {name}: operands are arrays of this"
+                " client, numbers, NumPy's arrays and lists"
+            )
+        return term
 
-    def _viewed(self: Self, op: Callable[[Term], Term]) -> Self:
-        return self._make(op(self._term()))
+    def _lifted(self: Self, value: Any, name: str) -> Self:
+        """An operand as an array of this connection."""
+        return self._make(_ops.array(self._operand(value, name)))
+
+    def _like(self: Self, value: Any) -> Self:
+        """An array of this process as one that travels with the call."""
+        return self._make(_ops.array(lift(np.asarray(value))))
+
+    # --- views
 
     def _seen(self: Self, view: View) -> Self:
         return self._make((self._source, view))
@@ -139,7 +162,7 @@ class Lazy(Operators):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without axes")
+            raise TypeError("len() of an array without axes: .item() is its element, in this process")
         return self.shape[0]
 
     def transpose(self: Self, *axes: Any) -> Self:
@@ -159,22 +182,24 @@ class Lazy(Operators):
             raise BadShape("mT needs two axes")
         return self.swapaxes(-1, -2)
 
-    def swapaxes(self: Self, a: int, b: int) -> Self:
+    def swapaxes(self: Self, axis1: int, axis2: int) -> Self:
         """Two axes exchanged, as a view."""
         order = list(range(self.ndim))
-        a, b = normalize_axis(a, self.ndim), normalize_axis(b, self.ndim)
+        a, b = normalize_axis(axis1, self.ndim), normalize_axis(axis2, self.ndim)
         order[a], order[b] = order[b], order[a]
         return self._seen(self._view.transpose(order))
 
-    def reshape(self: Self, *shape: Any) -> Self:
+    def reshape(self: Self, *shape: Any, order: str = "C") -> Self:
         """The same elements, in row-major order, in another shape; one extent may be -1. A view
-        where strides can express it; otherwise an expression that copies."""
-        wanted = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
-        return self._make(_ops.reshaped(self._term(), wanted))
+        where strides can express it; otherwise an expression that copies. Unsupported: another
+        order than "C"."""
+        _row_major(order)
+        wanted = shape[0] if len(shape) == 1 else shape
+        return self._make(_ops.reshaped(self._term(), extents(wanted)))
 
-    def ravel(self: Self) -> Self:
+    def ravel(self: Self, order: str = "C") -> Self:
         """All elements in row-major order: reshape(-1)."""
-        return self.reshape(-1)
+        return self.reshape(-1, order=order)
 
     flatten = ravel
 
@@ -184,31 +209,92 @@ class Lazy(Operators):
 
     def squeeze(self: Self, axis: Any = None) -> Self:
         """A view without the axes of extent 1, or without those given."""
-        axes = axis if isinstance(axis, tuple) else (axis,)
-        if axis is None:
+        if axis is None or not self.ndim and axis in (0, -1):
             drop = {i for i, extent in enumerate(self.shape) if extent == 1}
         else:
-            drop = {normalize_axis(one, self.ndim) for one in axes}
+            drop = set(normalize_axes(axis, self.ndim))
             if any(self.shape[i] != 1 for i in drop):
                 raise BadShape(f"squeeze of shape {self.shape} along {axis}: an extent is not 1")
         return self[tuple(0 if i in drop else slice(None) for i in range(self.ndim))]
 
     # --- operations
 
-    def astype(self: Self, dtype: Any) -> Self:
+    def astype(
+        self: Self,
+        dtype: Any,
+        order: str = "K",
+        casting: str = "unsafe",
+        subok: bool = True,
+        copy: bool = True,
+    ) -> Self:
         """Each element as one of another type, rounded to nearest. Floats beyond the range of an
-        integer type give its nearest number, NaN gives 0; of bool whether it is not 0."""
-        return self._make(cast(self._term(), _dtypes.dtype_of(dtype)))
+        integer type give its nearest number, NaN gives 0; of bool whether it is not 0. casting: as
+        NumPy's; TypeError where it does not allow that. order, subok and copy mean nothing here."""
+        to = _dtypes.dtype_of(dtype)
+        if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
+            raise TypeError(f"{self.dtype} to {to} is not allowed by casting={casting!r}")
+        return self._make(cast(self._term(), to))
 
-    def dot(self: Self, other: Any) -> Self:
-        """As numpy.dot of numbers, vectors and matrices: of two vectors the sum of products (of
-        integers as i64)."""
-        if isinstance(other, Lazy) and self.ndim == other.ndim == 1:
-            if other._session is self._session:
-                return self._make(_ops.dot(self._term(), other._term()))
-        ranks = self.ndim, other.ndim if isinstance(other, Lazy) else np.ndim(other)
-        product: Self = self @ other if all(ranks) else self * other
-        return product
+    def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
+        """Elements below min as min, those above max as max; None: no such end."""
+        _no_out(out)
+        return _functions.clip(self, min, max)  # type: ignore[no-any-return]
+
+    def round(self: Self, decimals: int = 0, out: None = None) -> Self:
+        """Rounded to so many decimals, halves to even."""
+        _no_out(out)
+        return _functions.round_(self, decimals)  # type: ignore[no-any-return]
+
+    def repeat(self: Self, repeats: int, axis: Optional[int] = None) -> Self:
+        """Each element, or each slice along an axis, so many times over."""
+        return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
+
+    def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
+        """The diagonal of two axes, as a view whose last axis it is."""
+        return _manipulation.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+
+    def trace(
+        self: Self,
+        offset: int = 0,
+        axis1: int = 0,
+        axis2: int = 1,
+        dtype: Any = None,
+        out: None = None,
+    ) -> Self:
+        """The sum of a diagonal."""
+        _no_out(out)
+        return _functions.trace(self, offset, axis1, axis2, dtype)  # type: ignore[no-any-return]
+
+    def ptp(self: Self, axis: Any = None, out: None = None, keepdims: bool = False) -> Self:
+        """The largest element less the smallest, of all or along axes."""
+        _no_out(out)
+        return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def conj(self: Self) -> Self:
+        """The elements themselves: none are complex. Of truth values int8."""
+        return np.conjugate(self)  # type: ignore[return-value]
+
+    conjugate = conj
+
+    @property
+    def real(self: Self) -> Self:
+        """The elements themselves: none are complex."""
+        return self
+
+    def dot(self: Self, b: Any, out: None = None) -> Self:
+        """As numpy.dot of numbers, vectors, matrices and stacks of them: of two vectors the sum of
+        products (of integers as i64)."""
+        _no_out(out)
+        if isinstance(b, Lazy) and self.ndim == b.ndim == 1:
+            if b._session is self._session:
+                return self._make(_ops.dot(self._term(), b._term()))
+        return _functions.dot(self, b)  # type: ignore[no-any-return]
+
+    def _typed(self: Self, dtype: Any) -> Self:
+        """As where NumPy's functions are given a dtype: integers wrap; None: as they are."""
+        if dtype is None:
+            return self
+        return self._make(converted(self._term(), _dtypes.dtype_of(dtype)))
 
     def _reduce(self: Self, op: str, axis: Any, keepdims: bool) -> Self:
         return self._make(_ops.reduce(op, self._term(), axis, keepdims))
@@ -232,13 +318,10 @@ class Lazy(Operators):
         number = _number(rest, self.dtype)
         return self._make(apply("where", self._mask(where), self._term(), number))
 
-    def _count(self: Self, where: Any, axis: Any, keepdims: bool) -> Self:
-        """How many elements a mask picks."""
-        return self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
-
-    def _wide(self: Self) -> Self:
-        """Of types whose range sums do not leave."""
-        return self.astype("f4") if self.itemsize == 2 else self
+    def _count(self: Self, where: Any, axis: Any, keepdims: bool, less: float = 0) -> Self:
+        """How many elements a mask picks, less a correction, at least 0."""
+        count = self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
+        return np.maximum(count - less, 0) if less else count  # type: ignore[return-value]
 
     def _from(self: Self, function: str, initial: Any) -> Self:
         """A reduction's result that has begun with a number."""
@@ -249,26 +332,32 @@ class Lazy(Operators):
     def sum(
         self: Self,
         axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
         keepdims: bool = False,
-        *,
         initial: Any = None,
-        where: Any = None,
+        where: Any = True,
     ) -> Self:
         """The sum of all elements or along axes, or of those where a mask is true; of integers and
-        truth values as i64. initial: a number to begin with."""
-        return self._where(where, 0)._reduce("sum", axis, keepdims)._from("add", initial)
+        truth values as i64. dtype: of the elements before they are added, and of the result.
+        initial: a number to begin with."""
+        _no_out(out)
+        picked = self._typed(dtype)._where(where, 0)
+        return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
 
     def prod(
         self: Self,
         axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
         keepdims: bool = False,
-        *,
         initial: Any = None,
-        where: Any = None,
+        where: Any = True,
     ) -> Self:
         """The product, as sum(); of integers as i64. Of no elements 1."""
-        found = self._where(where, 1)._reduce("product", axis, keepdims)
-        return found._from("multiply", initial)
+        _no_out(out)
+        picked = self._typed(dtype)._where(where, 1)
+        return picked._reduce("product", axis, keepdims)._from("multiply", initial)._typed(dtype)
 
     def _extreme(
         self: Self, op: str, function: str, axis: Any, keepdims: bool, initial: Any, where: Any
@@ -287,95 +376,152 @@ class Lazy(Operators):
     def min(
         self: Self,
         axis: Any = None,
+        out: None = None,
         keepdims: bool = False,
-        *,
         initial: Any = None,
-        where: Any = None,
+        where: Any = True,
     ) -> Self:
         """The smallest element, NaN if there is any; with an initial number at most that, and then
         of those where a mask is true. EmptyInput."""
+        _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
     def max(
         self: Self,
         axis: Any = None,
+        out: None = None,
         keepdims: bool = False,
-        *,
         initial: Any = None,
-        where: Any = None,
+        where: Any = True,
     ) -> Self:
         """The largest element, NaN if there is any; with an initial number at least that, and then
         of those where a mask is true. EmptyInput."""
+        _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
-    def argmin(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
+    def argmin(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
         """The index, i64, of the first smallest element or NaN: along one axis, or of all in
         row-major order. EmptyInput."""
+        _no_out(out)
         return self._reduce("argmin", axis, keepdims)
 
-    def argmax(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
+    def argmax(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
         """As argmin, of the largest."""
+        _no_out(out)
         return self._reduce("argmax", axis, keepdims)
 
-    def mean(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+    def _real_of(self: Self, dtype: Any, out: None) -> Self:
+        """What a mean with dtype= is made of."""
+        _no_out(out)
+        if dtype is not None and not _dtypes.is_float(_dtypes.dtype_of(dtype)):
+            raise Unsupported("means are floats: dtype= is one of them")
+        return self._typed(dtype)
+
+    @property
+    def _mean_dtype(self) -> "np.dtype[Any]":
+        return self.dtype if _dtypes.is_float(self.dtype) else np.dtype("<f8")
+
+    def mean(
+        self: Self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        *,
+        where: Any = True,
+    ) -> Self:
         """The mean, or that of the elements where a mask is true; of integers and truth values as
-        f64. NaN of no elements."""
+        f64. dtype: of the elements before, and of the result. NaN of no elements."""
+        x = self._real_of(dtype, out)
         if where is None or where is True:
-            return self._reduce("mean", axis, keepdims)
-        dtype = self.dtype if _dtypes.is_float(self.dtype) else np.dtype("<f8")
-        total = self._wide().sum(axis, keepdims, where=where).astype("f8")
-        return (total / self._count(where, axis, keepdims)).astype(dtype)
+            return x._reduce("mean", axis, keepdims)
+        total = x.astype("f8").sum(axis, keepdims=keepdims, where=where)
+        return (total / x._count(where, axis, keepdims)).astype(x._mean_dtype)
 
     def var(
         self: Self,
         axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
         keepdims: bool = False,
         *,
-        correction: float = 0,
-        ddof: float = 0,
-        where: Any = None,
+        where: Any = True,
+        correction: Optional[float] = None,
     ) -> Self:
-        """The mean squared deviation from the mean; divided by n - correction rather than n. ddof:
-        another name of correction. where: a mask of the elements that count. NaN of no elements."""
-        correction = correction or ddof
+        """The mean squared deviation from the mean; divided by n - ddof rather than n. correction:
+        another name of ddof. where: a mask of the elements that count. dtype: as of mean(). NaN of
+        no elements."""
+        x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
-            found = self._reduce("variance", axis, keepdims)
-            if not correction:
-                return found
-            n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
-            return found * (n / (n - correction) if n > correction else float("inf"))
-        wide = self._wide()
-        mean = wide.mean(axis, True, where=where)
-        apart = wide - mean
-        total = (apart * apart).sum(axis, keepdims, where=where).astype("f8")
-        count = self._count(where, axis, keepdims)
-        if correction:
-            least = apply("maximum", (count - correction)._term(), constant(0))
-            count = count._make(least)
-        dtype = self.dtype if _dtypes.is_float(self.dtype) else mean.dtype
-        return (total / count).astype(dtype)
+            return x._moment("variance", axis, keepdims, less)
+        apart = x._apart(axis, where)
+        total = (apart * apart).sum(axis, keepdims=keepdims, where=where)
+        return (total / x._count(where, axis, keepdims, less)).astype(x._mean_dtype)
 
     def std(
         self: Self,
         axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
         keepdims: bool = False,
         *,
-        correction: float = 0,
-        ddof: float = 0,
-        where: Any = None,
+        where: Any = True,
+        correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var()."""
-        found = self.var(axis, keepdims, correction=correction or ddof, where=where)
-        return found._make(apply("sqrt", found._term()))
+        """The square root of var(), also where that does not fit its type."""
+        x, less = self._real_of(dtype, out), ddof if correction is None else correction
+        if where is None or where is True:
+            return x._moment("std", axis, keepdims, less)
+        apart = x._apart(axis, where)
+        # Of deviations by the largest one, whose squares fit.
+        most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
+        apart = apart / np.where(most > 0, most, 1)
+        total = (apart * apart).sum(axis, keepdims=True, where=where)
+        found = most * np.sqrt(total / x._count(where, axis, True, less))
+        if not is_true(keepdims, "keepdims"):
+            found = found.squeeze(_ops.axes_of(axis, self.ndim))
+        return found.astype(x._mean_dtype)  # type: ignore[return-value]
 
-    def all(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+    def _apart(self: Self, axis: Any, where: Any) -> Self:
+        """The deviations, f64, from the means of the elements that a mask picks."""
+        wide = self.astype("f8")
+        return wide - wide.mean(axis, keepdims=True, where=where)
+
+    def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
+        """A variance or deviation, of which n - less counts rather than n elements."""
+        found = self._reduce(op, axis, keepdims)
+        if not less:
+            return found
+        n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
+        times, over = _ops.correction_of(op, n, less)
+        return (found.astype("f8") * times / over).astype(found.dtype)
+
+    def all(
+        self: Self,
+        axis: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        *,
+        where: Any = True,
+    ) -> Self:
         """Whether all elements are nonzero, or those where a mask is true; NaN is."""
-        found = self if where is None else self.astype(bool)._where(where, True)
+        _no_out(out)
+        found = self if where is True else self.astype(bool)._where(where, True)
         return found._reduce("all", axis, keepdims)
 
-    def any(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+    def any(
+        self: Self,
+        axis: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        *,
+        where: Any = True,
+    ) -> Self:
         """Whether any element is nonzero, or any of those where a mask is true; NaN is."""
-        found = self if where is None else self.astype(bool)._where(where, False)
+        _no_out(out)
+        found = self if where is True else self.astype(bool)._where(where, False)
         return found._reduce("any", axis, keepdims)
 
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
@@ -407,6 +553,17 @@ class Lazy(Operators):
     def __deepcopy__(self: Self, _: Any) -> Self:
         return self
 
+    def __dask_tokenize__(self) -> Any:
+        # What Dask asks for where it takes an array into its graph. Sent to another process, the graph
+        # would break the connection to the scheduler, and with it all that is persisted.
+        distributed = sys.modules.get("distributed")
+        if distributed is not None and distributed.client._get_global_client() is not None:
+            raise Unsupported(
+                "a resident array in a graph of Dask that is sent to workers: save() it and use"
+                " tessera.dask.from_buffers([(address, name)])"
+            )
+        return id(self._session), id(self._source), self._view
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "a handle of a connection cannot be pickled: save(name) the array, send the name, and"
@@ -416,7 +573,7 @@ class Lazy(Operators):
     def __repr__(self) -> str:
         kind = "Array" if isinstance(self._source, Leaf) else "Expr"
         name = f" {self._source.name!r}" if isinstance(self._source, Leaf) else ""
-        return f"<tessera.{kind}{name} shape={self.shape} dtype={_dtypes.SHORT[self.dtype]}>"
+        return f"<tessera.{kind}{name} shape={self.shape} dtype={_dtypes.argument_of(self.dtype)}>"
 
     def _repr_html_(self) -> str:
         return _html.card(self)
@@ -433,11 +590,42 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
     return source, view
 
 
+def _no_out(out: Any) -> None:
+    if out is not None:
+        raise Unsupported("out=: buffers are immutable: take the result, or .save() it")
+
+
+def _row_major(order: Any) -> None:
+    if order not in ("C", "K", "A"):
+        raise Unsupported(
+            f"order={order!r}: elements are in row-major order; x.T.ravel() has the other one"
+        )
+
+
+def picked(array: Self, place: Tuple[Any, ...]) -> Self:
+    """The element that item() is asked for."""
+    if len(place) == 1 and isinstance(place[0], tuple):
+        (place,) = place
+    if not place:
+        return array
+    if len(place) == 1 and array.ndim != 1:
+        at = index_of(place[0], "a place")
+        if not -array.size <= at < array.size:
+            raise BadView(f"place {at} is out of range for {array.size} elements")
+        place = np.unravel_index(at + array.size if at < 0 else at, array.shape)
+    if len(place) != array.ndim:
+        raise ValueError(f"{len(place)} indices for {array.ndim} axes")
+    return array[tuple(index_of(one, "an index") for one in place)]
+
+
 def terms_of(session: Any, values: Sequence[Any]) -> List[Term]:
     """Of arrays and expressions of one connection."""
     for value in values:
         if not isinstance(value, Lazy):
-            raise TypeError(f"arrays and expressions of this client, not {type(value).__name__}")
+            star = ": spread it with *" if isinstance(value, (list, tuple)) else ""
+            raise TypeError(
+                f"arrays and expressions of this client, not {type(value).__name__}{star}"
+            )
         if value._session is not session:
             raise Unsupported(_TWO_CONNECTIONS)
     return [value._term() for value in values]

@@ -1,12 +1,23 @@
-"""NumPy's functions that change shapes: views, and copies where strides cannot express them."""
+"""NumPy's functions that change shapes: views, and copies where strides cannot express them.
+
+Parameters have the names of NumPy's, by which they are given.
+"""
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from . import _dtypes, _ops
+from . import _elementwise as e
 from ._errors import BadShape, Unsupported
-from ._views import broadcast_shapes, normalize_axis
+from ._views import (
+    broadcast_shapes,
+    extents,
+    index_of,
+    normalize_axes,
+    normalize_axis,
+    size_of,
+)
 
 
 def flat(a: Any) -> Any:
@@ -14,15 +25,14 @@ def flat(a: Any) -> Any:
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    return _moved(a, (axis1, axis2), (-2, -1))._viewed(lambda term: _ops.diagonal(term, offset))
+    """The diagonal of two axes, as a view whose last axis it is."""
+    moved = _moved(a, (axis1, axis2), (-2, -1))
+    return moved._make(_ops.diagonal(moved._term(), offset))
 
 
 def _moved(a: Any, source: Any, destination: Any) -> Any:
-    pairs = [
-        [normalize_axis(one, a.ndim) for one in ([x] if hasattr(x, "__index__") else x)]
-        for x in (source, destination)
-    ]
-    if len(pairs[0]) != len(pairs[1]) or any(len(set(p)) != len(p) for p in pairs):
+    pairs = [normalize_axes(axes, a.ndim) for axes in (source, destination)]
+    if len(pairs[0]) != len(pairs[1]):
         raise BadShape(f"moveaxis from {source} to {destination}")
     order = [i for i in range(a.ndim) if i not in pairs[0]]
     for to, which in sorted(zip(pairs[1], pairs[0])):
@@ -30,32 +40,34 @@ def _moved(a: Any, source: Any, destination: Any) -> Any:
     return a.transpose(order)
 
 
-def _flip(a: Any, axis: Any = None) -> Any:
-    axes = _ops.axes_of(axis, a.ndim)
-    return a[tuple(slice(None, None, -1 if i in axes else 1) for i in range(a.ndim))]
+def _flip(m: Any, axis: Any = None) -> Any:
+    axes = _ops.axes_of(axis, m.ndim)
+    return m[tuple(slice(None, None, -1 if i in axes else 1) for i in range(m.ndim))]
 
 
 def _expand_dims(a: Any, axis: Any) -> Any:
-    given = (axis,) if hasattr(axis, "__index__") else tuple(axis)
-    rank = a.ndim + len(given)
-    axes = {normalize_axis(one, rank) for one in given}
-    return a[tuple(None if i in axes else slice(None) for i in range(rank))]
+    several = len(axis) if isinstance(axis, (tuple, list)) else 1
+    axes = normalize_axes(axis, a.ndim + several)
+    return a[tuple(None if i in axes else slice(None) for i in range(a.ndim + several))]
 
 
-def _split(a: Any, sections: Any, axis: int = 0) -> List[Any]:
-    axis = normalize_axis(axis, a.ndim)
-    extent = a.shape[axis]
-    if hasattr(sections, "__index__"):
-        if extent % sections:
+def _split(ary: Any, indices_or_sections: Any, axis: int = 0) -> List[Any]:
+    axis = normalize_axis(axis, ary.ndim)
+    extent = ary.shape[axis]
+    if np.ndim(indices_or_sections) == 0:
+        count = index_of(indices_or_sections, "the number of sections")
+        if count <= 0 or extent % count:
             raise ValueError("array split does not result in an equal division")
-        sections = [extent // sections * i for i in range(1, sections)]
-    ends = [0, *sections, extent]
+        indices_or_sections = [extent // count * i for i in range(1, count)]
+    ends = [0, *indices_or_sections, extent]
     before = (slice(None),) * axis
-    return [a[(*before, slice(begin, end))] for begin, end in zip(ends, ends[1:])]
+    return [ary[(*before, slice(begin, end))] for begin, end in zip(ends, ends[1:])]
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
-    if n < 0:
+    if n == 0:
+        return a
+    if index_of(n, "the order of differences") < 0:
         raise ValueError(f"differences of order {n}: it is 0 or more")
     before = (slice(None),) * normalize_axis(axis, a.ndim)
     for _ in range(n):
@@ -64,63 +76,77 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
     return a
 
 
-def _tile(a: Any, reps: Any) -> Any:
-    times = (reps,) if hasattr(reps, "__index__") else tuple(reps)
-    rank = max(len(times), a.ndim)
+def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
+    """All that follows the first `before` axes so many times over; the extent of `axis` grows."""
+    if times == 1:
+        return a
+    if times < 0:
+        raise ValueError(f"{times} repeats: they are 0 or more")
+    shape = list(a.shape)
+    shape[axis] *= times
+    outer, inner = size_of(a.shape[:before]), size_of(a.shape[before:])
+    wide = a.reshape(outer, 1, inner).broadcast_to((outer, times, inner))
+    return wide.reshape(shape)
+
+
+def _tile(A: Any, reps: Any) -> Any:
+    times = extents(reps)
+    rank = max(len(times), A.ndim)
     times = (1,) * (rank - len(times)) + times
-    shape = (1,) * (rank - a.ndim) + a.shape
-    wide = [part for pair in zip(times, shape) for part in pair]
-    apart = a.reshape([part for extent in shape for part in (1, extent)])
-    return apart.broadcast_to(wide).reshape([t * extent for t, extent in zip(times, shape)])
+    A = A.reshape((1,) * (rank - A.ndim) + A.shape)
+    for axis, count in enumerate(times):
+        A = _repeated(A, count, axis, axis)
+    return A
 
 
-def _repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
-    if not hasattr(repeats, "__index__"):
+def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
+    """Each element, or each slice along an axis, so many times over."""
+    if np.size(repeats) != 1:
         raise Unsupported("one number of repeats for all elements: the server has no gather")
-    if axis is None:
-        a, axis = a.reshape(-1), 0
-    axis = normalize_axis(axis, a.ndim)
-    wide = _expand_dims(a, axis + 1)
-    shape = [*a.shape[: axis + 1], repeats, *a.shape[axis + 1 :]]
-    result = list(a.shape)
-    result[axis] *= repeats
-    return wide.broadcast_to(shape).reshape(result)
+    repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
+    if axis is None or not a.ndim:
+        a = a.reshape(-1)
+    axis = normalize_axis(0 if axis is None else axis, a.ndim)
+    return _repeated(a, repeats, axis + 1, axis)
 
 
-def _rot90(a: Any, k: int = 1, axes: Tuple[int, int] = (0, 1)) -> Any:
+def _rot90(m: Any, k: int = 1, axes: Tuple[int, int] = (0, 1)) -> Any:
+    if len(normalize_axes(axes, m.ndim)) != 2:
+        raise ValueError("rot90 takes two axes")
     k %= 4
     if k == 2:
-        return _flip(a, axes)
+        return _flip(m, axes)
     if k == 1:
-        return _flip(a, axes[1]).swapaxes(*axes)
-    return _flip(a.swapaxes(*axes), axes[1]) if k == 3 else a
+        return _flip(m, axes[1]).swapaxes(*axes)
+    return _flip(m.swapaxes(*axes), axes[1]) if k == 3 else m
 
 
-def _broadcast_arrays(*arrays: Any) -> List[Any]:
+def _broadcast_arrays(*args: Any) -> List[Any]:
     shape: Tuple[int, ...] = ()
-    for array in arrays:
+    for array in args:
         shape = broadcast_shapes(shape, np.shape(array))
     return [
-        a.broadcast_to(shape) if hasattr(a, "_session") else np.broadcast_to(a, shape)
-        for a in arrays
+        a.broadcast_to(shape) if hasattr(a, "_session") else np.broadcast_to(a, shape) for a in args
     ]
 
 
-def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
+def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
     kind = a.dtype if dtype is None else _dtypes.dtype_of(dtype)
-    return a._make(_ops.full(fill_value, a.shape if shape is None else shape, kind))
+    shape = a.shape if shape is None else extents(shape)
+    if hasattr(fill_value, "_session"):
+        source, view = e.converted(a._operand(fill_value, "np.full_like"), kind)
+        return a._make((source, view.broadcast_to(shape)))
+    if kind != _dtypes.bfloat16:  # As NumPy converts it, or does not.
+        fill_value = np.full_like(np.empty(np.shape(fill_value), kind), fill_value)
+    return a._make(_ops.full(fill_value, shape, kind))
 
 
 def _at_least(rank: int) -> Callable[..., Any]:
-    def call(*arrays: Any) -> Any:
-        found = [a if a.ndim >= rank else a[(None,) * (rank - a.ndim)] for a in arrays]
+    def call(*arys: Any) -> Any:
+        found = [a if np.ndim(a) >= rank else a[(None,) * (rank - np.ndim(a))] for a in arys]
         return found[0] if len(found) == 1 else found
 
     return call
-
-
-def _method(name: str) -> Callable[..., Any]:
-    return lambda x, *args, **options: getattr(x, name)(*args, **options)
 
 
 MANIPULATIONS: Dict[Any, Callable[..., Any]] = {}
@@ -139,43 +165,43 @@ add(
     MANIPULATIONS,
     np,
     {
-        "transpose": lambda x, axes=None: x.T if axes is None else x.transpose(axes),
-        "swapaxes": _method("swapaxes"),
+        "transpose": lambda a, axes=None: a.T if axes is None else a.transpose(axes),
+        "swapaxes": lambda a, axis1, axis2: a.swapaxes(axis1, axis2),
         "moveaxis": _moved,
-        "reshape": lambda x, *shape, **more: x.reshape(*shape, *more.values()),
+        "reshape": lambda a, shape: a.reshape(shape),
         "ravel": flat,
-        "squeeze": _method("squeeze"),
+        "squeeze": lambda a, axis=None: a.squeeze(axis),
         "expand_dims": _expand_dims,
-        "broadcast_to": _method("broadcast_to"),
+        "broadcast_to": lambda array, shape: array.broadcast_to(shape),
         "broadcast_arrays": _broadcast_arrays,
         "flip": _flip,
-        "fliplr": lambda x: _flip(x, 1),
-        "flipud": lambda x: _flip(x, 0),
+        "fliplr": lambda m: _flip(m, 1),
+        "flipud": lambda m: _flip(m, 0),
         "rot90": _rot90,
         "diagonal": diagonal,
         "diff": _diff,
         "split": _split,
         "tile": _tile,
-        "repeat": _repeat,
-        "copy": lambda x: x,
+        "repeat": repeat,
+        "copy": lambda a: a,
         "atleast_1d": _at_least(1),
         "atleast_2d": _at_least(2),
-        "full_like": full_like,
-        "zeros_like": lambda x, **options: full_like(x, 0, **options),
-        "ones_like": lambda x, **options: full_like(x, 1, **options),
-        "shape": lambda x: x.shape,
-        "ndim": lambda x: x.ndim,
-        "size": lambda x, axis=None: x.size if axis is None else x.shape[axis],
-        "permute_dims": lambda x, axes: x.transpose(axes),
+        "full_like": _full_like,
+        "zeros_like": lambda a, dtype=None, shape=None: _full_like(a, 0, dtype, shape),
+        "ones_like": lambda a, dtype=None, shape=None: _full_like(a, 1, dtype, shape),
+        "shape": lambda a: a.shape,
+        "ndim": lambda a: a.ndim,
+        "size": lambda a, axis=None: a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)],
+        "permute_dims": lambda a, axes=None: a.transpose(axes),
         "matrix_transpose": lambda x: x.mT,
-        "unstack": lambda x, *, axis=0: tuple(_moved(x, axis, 0)),
+        "unstack": lambda x, axis=0: tuple(_moved(x, axis, 0)),
     },
 )
 add(
     MANIPULATIONS,
     np.linalg,
     {
-        "diagonal": lambda x, *, offset=0: diagonal(x, offset, -2, -1),
+        "diagonal": lambda x, offset=0: diagonal(x, offset, -2, -1),
         "matrix_transpose": lambda x: x.mT,
     },
 )

@@ -1,20 +1,28 @@
 """What NumPy's functions do with arrays of the server: np.add, np.sum... for what it computes.
 
+The arguments of a call are bound by the signature of NumPy's function, and handed on by its names.
 The rest is Unsupported, never a download.
 """
 
 import functools
-from typing import Any, Dict, Iterable, Tuple
+import inspect
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _functions
+from . import _dtypes, _functions
+from . import _elementwise as e
 from ._errors import NoAttribute, Unsupported
+from ._graph import Constant, Term
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
 _LARGEST = "the largest or smallest are ts.topk"
-_OF_ORDER = {np.sort, np.argsort, np.partition, np.argpartition}
+_JOINED = "put() what is joined on the host, or write parts of np.where"
+_SLICES = "slices are views, x[:, 2:5]"
+_ROWS = "rows that follow each other are views, x[2:5]"
+_LOG = "np.log(x) and a factor are near"
+_EXP = "np.exp(x) and np.exp(-x) make it"
 
 
 # What NumPy's arrays have, and what to do instead here; of what is not listed: .numpy().
@@ -24,10 +32,47 @@ _INSTEAD = {
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
         "arrays are immutable: put() a new one with replace=True",
     ),
-    **dict.fromkeys(("take", "choose", "compress"), "rows that follow each other are views, x[2:5]"),
+    **dict.fromkeys(("take", "choose", "compress"), _ROWS),
     "view": ".astype() converts",
     "flat": ".ravel()",
     "nonzero": "how many they are says np.count_nonzero(x)",
+}
+# The same of NumPy's functions and ufuncs.
+_INSTEAD_OF = {
+    **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
+    **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
+    **dict.fromkeys("concatenate stack hstack vstack column_stack append pad roll".split(), _JOINED),
+    **dict.fromkeys("array_split hsplit vsplit dsplit".split(), _SLICES),
+    **dict.fromkeys("take compress choose delete".split(), _ROWS),
+    **dict.fromkeys("log2 log10 log1p".split(), _LOG),
+    **dict.fromkeys("sinh cosh expm1 logaddexp".split(), _EXP),
+    "einsum": "np.tensordot, @ and (a * b).sum(axis) are there",
+    "select": "np.where within np.where",
+    "piecewise": "np.where within np.where",
+    "cov": "with d = x - x.mean(1, keepdims=True) it is d @ d.T / (n - 1)",
+    "corrcoef": "with d = x - x.mean(1, keepdims=True) it is d @ d.T, divided by norms",
+    "meshgrid": "axes of extent 1 are broadcast, x[:, None] + y",
+    "rollaxis": "np.moveaxis",
+    "cumsum": "a product with a triangle of ones, x @ t.put(np.triu(np.ones((n, n))))",
+    "histogram": "((x >= a) & (x < b)).sum() of each bin, all in one t.compute()",
+    "bincount": "(x[:, None] == np.arange(k)).sum(0)",
+    "isposinf": "x == np.inf",
+    "isneginf": "x == -np.inf",
+    "nonzero": "how many they are says np.count_nonzero(x)",
+    "sliding_window_view": "ts.window_sum sums windows",
+    "convolve": "ts.window_sum sums windows",
+    "multi_dot": "a @ b @ c",
+    "empty_like": "np.zeros_like",
+    "fmod": "x - np.trunc(x / y) * y",
+    "heaviside": "np.where",
+    "hypot": "np.sqrt(x * x + y * y)",
+    "copysign": "np.where",
+    "signbit": "x < 0",
+    "cbrt": "np.sign(x) * abs(x) ** (1 / 3)",
+    "radians": "x * (np.pi / 180)",
+    "deg2rad": "x * (np.pi / 180)",
+    "degrees": "x * (180 / np.pi)",
+    "rad2deg": "x * (180 / np.pi)",
 }
 # What makes arrays of no others; with like= it comes here.
 _FROM_NOTHING = {
@@ -38,18 +83,13 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """__getattr__: of what NumPy's arrays have and those of the server have not. Its function where
-    the server computes that; NoAttribute, an AttributeError, with a way out otherwise."""
+    """__getattr__: of what NumPy's arrays have and those of the server have not. NoAttribute, an
+    AttributeError, with a way out."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
         raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has")
     if name.startswith("_") or not hasattr(np.ndarray, name):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-    if name == "real":
-        return array
-    function: Any = getattr(np, name, None)
-    if function in _functions.FUNCTIONS or function in UFUNCS:
-        return functools.partial(function, array)
     instead = f"{_INSTEAD[name]}, or " if name in _INSTEAD else ""
     raise NoAttribute(
         f"arrays on a server have no {name}: {instead}use .numpy().{name} (in ts.aio: (await"
@@ -57,67 +97,236 @@ def attribute(array: Any, name: str) -> Any:
     )
 
 
-def arrays_in(values: Iterable[Any]) -> Any:
-    """The first array of the server among arguments."""
-    return next(value for value in values if hasattr(value, "_session"))
+def _first(values: Iterable[Any]) -> Any:
+    """The first array of the server among arguments, also in lists of them; None: there is none."""
+    for value in values:
+        if hasattr(value, "_session"):
+            return value
+        if isinstance(value, (list, tuple)):
+            found = _first(value)
+            if found is not None:
+                return found
+    return None
 
 
-def _terms(array: Any, values: Iterable[Any], name: str) -> Any:
-    terms = [array._other(value) for value in values]
-    if any(term is None for term in terms):
-        raise TypeError(f"{name} of arrays, numbers and NumPy's arrays alone")
-    return terms
+# --- arguments
 
 
-def _given(options: Dict[str, Any], name: str, folds: bool = False) -> Dict[str, Any]:
-    """The options without those that say nothing; Unsupported for what no function here knows.
-    folds: whether it is a reduction, which may have a mask and an initial value."""
-    no_value = np._NoValue  # type: ignore[attr-defined]
-    kept = {key: value for key, value in options.items() if value is not no_value}
-    for key in ("out", "where", "casting", "order", "subok", "initial", "like", "mode"):
-        value = kept.get(key)
-        if key not in kept:
-            continue
-        if folds and (key == "initial" or key == "where" and value is not True):
-            continue
-        if value is None or value is True or (key, value) in (("casting", "same_kind"),):
-            del kept[key]
-        elif key == "out" and isinstance(value, tuple) and all(one is None for one in value):
-            del kept[key]
-        elif key == "order" and value in ("C", "K", "A"):
-            del kept[key]
-        else:
-            raise Unsupported(f"{name} with {key}=: the server has no such thing; {_WAY_OUT}")
-    return kept
+class _Signature(NamedTuple):
+    """Of NumPy's function: the names of its parameters in order, those that may come by position, and
+    the one that takes all further positions."""
+
+    signature: inspect.Signature
+    defaults: Dict[str, Any]
+    positional: Tuple[str, ...]
+    rest: Optional[str]
+    required: Tuple[str, ...]
+
+
+# Of those that are written in C, which have none on their own.
+_OF_C: Dict[Any, Callable[..., Any]] = {
+    np.dot: lambda a, b, out=None: None,
+    np.vdot: lambda a, b: None,
+    np.inner: lambda a, b: None,
+    np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
+    np.can_cast: lambda from_, to, casting="safe": None,
+    np.result_type: lambda *arrays_and_dtypes: None,
+}
+# Names that versions of NumPy have for one parameter.
+_SAME = {"newshape": "shape", "a_min": "min", "a_max": "max"}
+
+
+@functools.lru_cache(maxsize=None)
+def _signature(function: Any) -> _Signature:
+    signature = inspect.signature(_OF_C.get(function, function))
+    kinds = inspect.Parameter
+    parameters = signature.parameters.values()
+    by_position = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    return _Signature(
+        signature,
+        {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)},
+        tuple(p.name for p in parameters if p.kind in by_position),
+        next((p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), None),
+        tuple(p.name for p in parameters if p.kind in by_position and p.default is p.empty),
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _names(call: Callable[..., Any]) -> Sequence[str]:
+    return getattr(call, "names", None) or tuple(inspect.signature(call).parameters)
+
+
+def _bound(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Dict[str, Any]:
+    """The arguments by the names that NumPy's function has for them, without those that say nothing.
+    TypeError: the call is not one of NumPy's function."""
+    taken = _signature(function)
+    given = dict(zip(taken.positional, args))
+    fits = taken.rest is not None or len(args) <= len(taken.positional)
+    if not fits or any(name in given or name not in taken.defaults for name in options):
+        extra = taken.signature.bind(*args, **options).arguments.get("kwargs", {})
+        options = {**options, **extra}  # np.clip(x, min=0) before NumPy 2.1.
+    given.update(options)
+    for name in taken.required:
+        if name not in given and not (function is np.clip and name in ("a_min", "a_max")):
+            taken.signature.bind(*args, **options)
+    return {
+        name: value
+        for name, value in given.items()
+        if not _says_nothing(value, taken.defaults.get(name, inspect.Parameter.empty))
+    }
+
+
+_NO_VALUE = np._NoValue  # type: ignore[attr-defined]
+
+
+def _says_nothing(value: Any, default: Any) -> bool:
+    """Whether an argument is the default one, given or not."""
+    if value is default or value is _NO_VALUE:
+        return True
+    plain = type(value) in (bool, int, float, str, tuple)
+    return plain and type(value) is type(default) and bool(value == default)
+
+
+# What may be asked of arrays in memory, and means nothing where there are none.
+_MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
+    "out": (None,),
+    "order": ("C", "K", "A", None),
+    "casting": ("same_kind",),
+    "where": (True, None),
+    "subok": (True, False),
+    "copy": (True, False, None),
+    "like": (None,),
+    "device": (None, "cpu"),
+}
+
+
+def _refused(name: str, key: str, value: Any) -> None:
+    """Unsupported, unless the value means nothing here."""
+    if key == "out" and isinstance(value, tuple) and all(one is None for one in value):
+        return
+    allowed = _MEANINGLESS.get(key, ())
+    if not any(value is one or isinstance(value, str) and value == one for one in allowed):
+        first = {
+            "where": "np.where(mask, result, other), or ",
+            "out": "buffers are immutable: take the result, or ",
+            "order": "elements are in row-major order, x.T.ravel() has the other one, or ",
+        }.get(key, "")
+        raise Unsupported(f"{name} with {key}=: the server has no such thing; {first}{_WAY_OUT}")
+
+
+# --- NumPy's protocols
+
+
+def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[Term, ...]]:
+    """The terms of a ufunc's operands; None: another library has to see to one of them."""
+    for value in inputs:
+        theirs = not isinstance(value, (np.ndarray, np.generic)) and array._other(value) is None
+        if theirs and hasattr(value, "__array_ufunc__"):
+            return None
+    return tuple(array._operand(value, name) for value in inputs)
+
+
+def _stand_in(term: Term, value: Any, rank: int) -> Any:
+    """What NumPy is asked with about an operand's type."""
+    source, _ = term
+    if isinstance(source, Constant) and source.dtype is None:
+        return value
+    return np.empty((0,) * rank, source.dtype)
+
+
+def _typed(
+    ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
+) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
+    """Operands of the type that a ufunc with dtype= computes in, and that of its result. NumPy itself
+    says what it would do, on arrays without elements. TypeError: it has no such loop."""
+    dtype = options.get("dtype")
+    wanted = None if dtype is None else _dtypes.dtype_of(dtype)
+    types = [e.common_dtype([term]) for term in terms]
+    if _dtypes.bfloat16 not in (wanted, *types):
+        rank = 2 if ufunc is np.matmul else 1
+        asked = [_stand_in(term, value, rank) for term, value in zip(terms, inputs)]
+        given = {**options, **({} if wanted is None else {"dtype": wanted})}
+        with np.errstate(all="ignore"):
+            found = ufunc(*asked, **given)
+        if wanted is not None:
+            wanted = (found[0] if isinstance(found, tuple) else found).dtype
+    if wanted is None or wanted.kind == "b":
+        return terms, wanted
+    return tuple(e.converted(term, wanted) for term in terms), wanted
 
 
 def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
     """__array_ufunc__."""
-    name = f"np.{ufunc.__name__}"
-    array = arrays_in(inputs)
-    given = _given(options, name, method == "reduce")
-    if method == "__call__":
-        dtype = given.pop("dtype", None)
-        if ufunc in PAIRS and not given:
-            return tuple(map(array._make, PAIRS[ufunc](*_terms(array, inputs, name))))
-        if ufunc in UFUNCS:
-            result = array._make(UFUNCS[ufunc](*_terms(array, inputs, name), **given))
-            return result if dtype is None else result.astype(dtype)
+    name = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+    array = _first(inputs)
+    given = {key: value for key, value in options.items() if value is not _NO_VALUE}
     if method == "reduce" and ufunc in REDUCTIONS:
-        given.setdefault("axis", 0)
-        return _functions.reduction(REDUCTIONS[ufunc])(inputs[0], **given)
-    suffix = "" if method == "__call__" else f".{method}"
-    raise Unsupported(f"the server does not compute {name}{suffix}: {_WAY_OUT}")
+        return _reduced(ufunc, name, inputs[0], given)
+    call = UFUNCS.get(ufunc) or PAIRS.get(ufunc)
+    if method != "__call__" or call is None:
+        first = f"{_INSTEAD_OF[ufunc.__name__]}, or " if ufunc.__name__ in _INSTEAD_OF else ""
+        if method == "outer":
+            first = "broadcast axes make it, f(a[:, None], b), or "
+        raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
+    types = {key: given.pop(key) for key in ("dtype", "casting") if key in given}
+    axis = {key: given.pop(key) for key in ("axis",) if key in given and ufunc.signature is not None}
+    for key, value in given.items():
+        _refused(name, key, value)
+    if axis and "axis" not in _names(call):
+        _refused(name, "axis", axis["axis"])
+    terms = _operands(array, inputs, name)
+    if terms is None:
+        return NotImplemented
+    dtype = None
+    if types:
+        terms, dtype = _typed(ufunc, terms, inputs, types)
+    made = call(*terms, **axis)
+    several = made if ufunc in PAIRS else (made,)
+    found = tuple(array._make(one if dtype is None else e.converted(one, dtype)) for one in several)
+    return found if ufunc in PAIRS else found[0]
+
+
+def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
+    """ufunc.reduce."""
+    given = {"axis": 0 if array.ndim else None, **given}
+    for key in [key for key in given if key not in ("axis", "dtype", "keepdims", "initial", "where")]:
+        _refused(name, key, given.pop(key))
+    fold, dtype = REDUCTIONS[ufunc], given.pop("dtype", None)
+    if fold not in ("all", "any"):
+        return getattr(array._typed(dtype), fold)(**given)._typed(dtype)
+    if dtype is not None and np.dtype(dtype) != np.dtype(bool):
+        raise TypeError(f"{name} gives truth values, not {dtype}")
+    initial = given.pop("initial", None)
+    found = getattr(array, fold)(**given)
+    return found._from("and" if fold == "all" else "or", None if initial is None else bool(initial))
 
 
 def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
     """__array_function__."""
     module = getattr(function, "__module__", None) or "numpy"
-    name = f"{module.replace('numpy', 'np', 1)}.{getattr(function, '__name__', function)}"
-    if function not in _functions.FUNCTIONS:
+    own = getattr(function, "__name__", str(function))
+    name = f"{module.replace('numpy', 'np', 1)}.{own}"
+    call = _functions.FUNCTIONS.get(function)
+    if call is None:
         if function in _FROM_NOTHING:
             raise Unsupported(f"the server does not compute {name}: put() the result of NumPy's")
-        first = f"{_LARGEST}, or " if function in _OF_ORDER else ""
+        first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
-    folds = function in _functions.REDUCTIONS
-    return _functions.FUNCTIONS[function](*args, **_given(options, name, folds))
+    rest = _signature(function).rest
+    names = _names(call)
+    given = {}
+    for key, value in _bound(function, args, options).items():
+        key = key if key in names else _SAME.get(key, key)
+        if key in names:
+            given[key] = value
+        else:
+            _refused(name, key, value)
+    if rest is not None:
+        return call(*args, **given)
+    if function not in _functions.OF_TYPES:
+        first = next(iter(_signature(function).defaults))
+        first = first if first in names else _SAME.get(first, first)
+        if first in given and not hasattr(given[first], "_session"):
+            array = _first((*args, *options.values()))
+            given[first] = array._lifted(given[first], name)
+    return call(**given)

@@ -91,7 +91,9 @@ class Operators:
     def __rdivmod__(self: Self, other: Any) -> Any:
         return other // self, other % self
 
-    def __pow__(self: Self, other: Any) -> Self:
+    def __pow__(self: Self, other: Any, modulo: Any = None) -> Self:
+        if modulo is not None:
+            return NotImplemented
         return self._binary(power, other)
 
     def __rpow__(self: Self, other: Any) -> Self:

@@ -2,16 +2,16 @@
 Unsupported where the server has none. Terms are a source and a view of it.
 """
 
-import operator
-from typing import Any, Optional, Sequence, Tuple, Union
+import math
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _dtypes
-from ._elementwise import cast, common_dtype, copy
+from ._elementwise import apply, cast, common_dtype, copy
 from ._errors import BadK, BadRadius, BadShape, Unsupported
 from ._graph import Constant, Inline, Leaf, Node, Term
-from ._views import View, normalize_axis, size_of
+from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
 
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
@@ -38,7 +38,7 @@ _PLAIN = frozenset(map(np.dtype, ("<f4", "<f8", "<f2", "<i4", "<i8")))
 _ARRAYS = (Leaf, Node, Inline)
 
 
-def _array(a: Term) -> Term:
+def array(a: Term) -> Term:
     """A term that an operation takes: a number becomes an array."""
     source, view = a
     if not isinstance(source, Constant):
@@ -60,7 +60,7 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
     common = common_dtype(list(terms))
     if common.itemsize == 1:
         common = _I32
-    return tuple(_array(cast(term, common)) for term in terms)
+    return tuple(array(cast(term, common)) for term in terms)
 
 
 def _are_truth(a: Term, b: Term) -> bool:
@@ -80,48 +80,61 @@ def dot(a: Term, b: Term) -> Term:
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
-    """The product of vectors and matrices; the server has it of f16 and bf16 in f32, and of i32 in
-    i64, where out_dtype says so."""
+    """The product of vectors, matrices, and a stack of matrices and one of these; the server has it
+    of f16 and bf16 in f32, and of i32 in i64, where out_dtype says so."""
     ranks = len(a[1].shape), len(b[1].shape)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
-    if max(ranks) > 2:
-        raise Unsupported("the server multiplies single matrices: take them out, x[i] @ y[i]")
+    if min(ranks) > 2:
+        raise Unsupported("the server multiplies no two stacks: take them out, x[i] @ y[i]")
+    if ranks[0] > 2:
+        return tensordot(a, b, (-1, -ranks[1]), out_dtype)
+    if ranks[1] > 2:
+        source, stack = tensordot(a, b, (-1, -2), out_dtype)
+        order = list(range(len(stack.shape)))
+        if ranks[0] == 2:  # Its rows come behind the axes of the stack.
+            order.insert(len(order) - 2, order.pop(0))
+        return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
     truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
-    if a[0].dtype == _I64:
-        raise Unsupported(
-            "the server multiplies no matrices of i64: .astype('f64') is exact below 2**53"
-        )
+    if a[0].dtype == _I64 and out_dtype not in (None, _I64):
+        raise Unsupported(f"a product of i64 in {out_dtype}: .astype() the operands")
     left = a if ranks[0] == 2 else (a[0], a[1].at((None, slice(None))))
     right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
     (m, k), (k2, n) = left[1].shape, right[1].shape
     if k != k2:
         raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
+    shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
+    if a[0].dtype == _I64:  # Matmul has none of it: sums of products, which wrap as NumPy's.
+        rows = left[0], left[1].at((slice(None), None))
+        columns = right[0], right[1].transpose().at(None)
+        return reshaped(reduce("sum", apply("multiply", rows, columns), -1), shape)
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
     node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
-    shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
     product = cast(_term(node), _BOOL) if truth else _term(node)
     view = product[1].reshape(shape)
     assert view is not None
     return product[0], view
 
 
-def tensordot(a: Term, b: Term, axes: Any = 2) -> Term:
+def tensordot(
+    a: Term, b: Term, axes: Any = 2, out_dtype: "Optional[np.dtype[Any]]" = None
+) -> Term:
     """As numpy.tensordot: a Matmul between transposes and reshapes."""
     rank_a, rank_b = len(a[1].shape), len(b[1].shape)
-    if hasattr(axes, "__index__"):
-        over_a: Sequence[int] = range(rank_a - int(axes), rank_a)
-        over_b: Sequence[int] = range(int(axes))
+    if not isinstance(axes, Iterable):
+        count = index_of(axes, "the number of axes")
+        if not 0 <= count <= min(rank_a, rank_b):
+            raise BadShape(f"tensordot over {count} axes of shapes {a[1].shape} and {b[1].shape}")
+        over_a: Sequence[int] = range(rank_a - count, rank_a)
+        over_b: Sequence[int] = range(count)
     else:
-        over_a, over_b = (
-            [normalize_axis(one, rank) for one in ([x] if hasattr(x, "__index__") else x)]
-            for x, rank in zip(axes, (rank_a, rank_b))
-        )
+        first, second = axes
+        over_a, over_b = normalize_axes(first, rank_a), normalize_axes(second, rank_b)
     folded = [a[1].shape[i] for i in over_a]
-    if folded != [b[1].shape[i] for i in over_b] or len(set(over_a)) != len(folded):
+    if folded != [b[1].shape[i] for i in over_b]:
         raise BadShape(f"tensordot of shapes {a[1].shape} and {b[1].shape} over {axes}")
     free_a = [i for i in range(rank_a) if i not in over_a]
     free_b = [i for i in range(rank_b) if i not in over_b]
@@ -129,7 +142,7 @@ def tensordot(a: Term, b: Term, axes: Any = 2) -> Term:
     shape_b = [b[1].shape[i] for i in free_b]
     left = reshaped((a[0], a[1].transpose([*free_a, *over_a])), (size_of(shape_a), k))
     right = reshaped((b[0], b[1].transpose([*over_b, *free_b])), (k, size_of(shape_b)))
-    return reshaped(matmul(left, right), [*shape_a, *shape_b])
+    return reshaped(matmul(left, right, out_dtype), [*shape_a, *shape_b])
 
 
 # What the server folds truth values by.
@@ -144,20 +157,16 @@ def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
     if dtype.kind in "bi":
         if op in ("sum", "product", "norm_l1", "sum_squares"):
             return _I64
-        if op in ("mean", "norm_l2", "variance"):
+        if op in ("mean", "norm_l2", "variance", "std"):
             return _F64
     return dtype
 
 
 def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
-    """The axes that NumPy's argument means, in [0, rank). BadShape."""
+    """The axes that NumPy's argument means, in [0, rank). BadAxes."""
     if axis is None:
         return tuple(range(rank))
-    given = (axis,) if hasattr(axis, "__index__") else tuple(axis)
-    axes = tuple(normalize_axis(one, rank) for one in given)
-    if len(set(axes)) != len(axes):
-        raise BadShape(f"an axis is there twice in {tuple(given)}")
-    return axes
+    return normalize_axes(axis, rank)
 
 
 def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[int, ...]:
@@ -174,19 +183,20 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     values. Of no elements mean and variance are NaN, and the server refuses what has no value."""
     rank = len(a[1].shape)
     axes = axes_of(axis, rank)
+    keepdims = is_true(keepdims, "keepdims")
     if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise TypeError(f"{op} takes one axis or none")
+    if rank and not axes:
+        return _of_each(op, a)
     own = a[0].dtype
     shape = folded(a[1].shape, axes, keepdims)
     empty = size_of(a[1].shape) == 0 and size_of(shape) > 0
-    if empty and op in ("mean", "variance"):
+    if empty and op in ("mean", "variance", "std"):
         return full(np.nan, shape, own if _dtypes.is_float(own) else _F64)
     if own.kind == "b" and not empty:
         op = {"min": "all", "max": "any"}.get(op, op)
     if own.kind != "b" or op not in _OF_TRUTH:
         (a,) = _numbers(a)
-    if not axes and rank:
-        raise Unsupported(f"{op} over no axes")
     dtype = _result_dtype(op, a[0].dtype)
     if len(axes) == rank:
         node = Node("reduce", (a,), (), dtype, {"op": op})
@@ -199,11 +209,34 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     return cast((node, view), own) if picks_byte else (node, view)
 
 
+def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
+    """(times, over): what a "variance" or "std" of n elements is multiplied by and divided by, in f64,
+    where n - less counts rather than n."""
+    left = max(n - less, 0.0)
+    if op == "std":
+        return (n / left) ** 0.5 if left else float("inf"), 1.0
+    power = 2.0 ** -math.frexp(n)[1]  # Nothing of it leaves the range.
+    return n * power, left * power
+
+
+def _of_each(op: str, a: Term) -> Term:
+    """A fold over no axes: what it makes of each element alone."""
+    own = a[0].dtype
+    if op in ("min", "max"):
+        return a
+    a = cast(a, _result_dtype(op, _I32 if own.itemsize == 1 else own))
+    if op in ("variance", "std"):
+        return apply("subtract", a, a)  # NaN of what is not finite.
+    if op in ("norm_l1", "norm_l2"):
+        return apply("abs", a)
+    return apply("multiply", a, a) if op == "sum_squares" else a
+
+
 def window_sum(a: Term, radius: int) -> Term:
     """y[i] = the sum of x[j] for |j - i| <= radius, of a vector x."""
     if len(a[1].shape) != 1:
         raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
-    radius = operator.index(radius)
+    radius = index_of(radius, "a radius")
     if radius < 0:
         raise BadRadius(f"radius {radius}: the number of neighbours on each side, 0 or more")
     (a,) = _numbers(a)
@@ -217,12 +250,13 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
     shape = list(a[1].shape)
     axis = normalize_axis(axis, len(shape))
     limit = min(MAX_K, shape[axis])
-    if not 1 <= operator.index(k) <= limit:
+    k = index_of(k, "k")
+    if not 1 <= k <= limit:
         raise BadK(f"k is {k}, and can be 1 to {limit} along axis {axis} of {a[1].shape}")
-    shape[axis] = operator.index(k)
+    shape[axis] = k
     own = a[0].dtype
     (a,) = _numbers(a)
-    params = {"k": operator.index(k), "smallest": not largest, "axis": axis - len(shape)}
+    params = {"k": k, "smallest": not largest, "axis": axis - len(shape)}
     values, indices = (
         _term(Node("top_k", (a,), tuple(shape), dtype, params, output=output))
         for output, dtype in enumerate((a[0].dtype, _I64))
@@ -233,6 +267,7 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
 def diagonal(a: Term, offset: int = 0) -> Term:
     """The diagonal of the last two axes, as a view."""
     source, view = a
+    offset = index_of(offset, "the offset of a diagonal")
     if len(view.shape) < 2:
         raise BadShape("a diagonal needs two axes")
     rows, columns = view.shape[-2:]
@@ -240,12 +275,12 @@ def diagonal(a: Term, offset: int = 0) -> Term:
     length = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
     start = view.offset + (offset * right if offset > 0 else -offset * down) if length else 0
     seen = View(start, (*view.shape[:-2], length), (*view.strides[:-2], down + right))
-    return source, seen
+    return source, seen.checked()
 
 
 def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
-    """An array of one value: a number that every element reads."""
-    one = Inline(_dtypes.to_server(np.asarray(value), dtype))
-    return one, View.whole(()).broadcast_to(shape)
+    """An array of one value, which every element reads, or of values that are broadcast."""
+    values = Inline(_dtypes.to_server(np.asarray(value), dtype))
+    return values, View.whole(values.shape).broadcast_to(shape)
 
 

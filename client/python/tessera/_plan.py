@@ -260,13 +260,13 @@ class Plan:
         dtype, more = node.dtype, ""
         if node.op == "top_k":
             dtype, more = step.operands[0][0].dtype, ", i64 indices"
-        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.SHORT[dtype]} {shape}{more}"
+        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.argument_of(dtype)} {shape}{more}"
 
     def _describe(self, source: Source, view: View) -> str:
         if isinstance(source, Leaf):
             name = source.name
         elif isinstance(source, Inline):
-            name = f"inline {_dtypes.SHORT[source.dtype]}"
+            name = f"inline {_dtypes.argument_of(source.dtype)}"
         else:
             assert isinstance(source, Node)
             name = f"step {self._fuser.number(source)}" + (" indices" if source.output else "")

@@ -75,7 +75,7 @@ class Ring:
 
 def _read(path: str) -> Dict[str, str]:
     servers: Dict[str, str] = {}
-    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

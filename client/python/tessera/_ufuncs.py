@@ -66,11 +66,26 @@ def _reciprocal(a: Term) -> Term:
     return e.apply("divide", e.constant(1), a)
 
 
-def _rint(a: Term) -> Term:
+def _real(a: Term) -> Term:
+    """As NumPy's functions of reals take integers."""
     dtype = e.common_dtype([a])
     if dtype.kind in "biu":
         dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
-    return e.apply("round", e.cast(a, dtype))
+    return e.cast(a, dtype)
+
+
+def _number(a: Term) -> Term:
+    """As NumPy's functions of numbers take truth values."""
+    dtype = e.common_dtype([a])
+    return e.cast(a, np.dtype("i1") if dtype.kind == "b" else dtype)
+
+
+def _rint(a: Term) -> Term:
+    return e.apply("round", _real(a))
+
+
+def _fabs(a: Term) -> Term:
+    return e.apply("abs", _real(a))
 
 
 def _power(a: Term, b: Term) -> Term:
@@ -90,14 +105,13 @@ def _float_power(a: Term, b: Term) -> Term:
 
 
 def _square(a: Term) -> Term:
+    a = _number(a)
     return e.apply("multiply", a, a)
 
 
 def _exp2(a: Term) -> Term:
-    dtype = e.common_dtype([a])
-    if dtype.kind in "biu":
-        dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
-    return e.apply("power", e.cast(e.constant(2), dtype), e.cast(a, dtype))
+    a = _real(a)
+    return e.apply("power", e.cast(e.constant(2), e.common_dtype([a])), a)
 
 
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
@@ -111,7 +125,7 @@ UFUNCS: Dict[Any, Function] = {
     np.matmul: _ops.matmul,
     np.true_divide: _named("divide"),
     np.absolute: _named("abs"),
-    np.fabs: _named("abs"),
+    np.fabs: _fabs,
     np.power: _power,
     np.float_power: _float_power,
     np.square: _square,
@@ -133,7 +147,7 @@ UFUNCS: Dict[Any, Function] = {
     np.isnan: isnan,
     np.isinf: isinf,
     np.isfinite: isfinite,
-    np.conjugate: lambda a: a,
+    np.conjugate: _number,
     **{
         getattr(np, name): _named(name)
         for name in (

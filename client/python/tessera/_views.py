@@ -4,9 +4,11 @@ Offsets and strides count elements.
 """
 
 import operator
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
 
-from ._errors import BadShape, BadView, Unsupported
+import numpy as np
+
+from ._errors import BadAxes, BadShape, BadView, Unsupported
 
 Shape = Tuple[int, ...]
 MAX_RANK = 8
@@ -119,7 +121,7 @@ class View(NamedTuple):
         )
 
     def broadcast_to(self, shape: Sequence[int]) -> "View":
-        shape = tuple(operator.index(extent) for extent in shape)
+        shape = extents(shape)
         new = len(shape) - len(self.shape)
         if new < 0:
             raise BadShape(f"shape {self.shape} does not broadcast to {shape}")
@@ -134,13 +136,13 @@ class View(NamedTuple):
 
     def reshape(self, shape: Sequence[int]) -> Optional["View"]:
         """The same elements, in row-major order, in another shape; None where no strides can."""
-        wanted = [operator.index(extent) for extent in shape]
+        wanted = list(extents(shape))
         if wanted.count(-1) == 1:
             known = size_of([extent for extent in wanted if extent != -1])
             if known and self.size % known == 0:
                 wanted[wanted.index(-1)] = self.size // known
         if size_of(wanted) != self.size or min(wanted, default=0) < 0:
-            raise BadShape(f"{self.size} elements of shape {self.shape} do not fill {tuple(shape)}")
+            raise BadShape(f"{self.size} elements of shape {self.shape} do not fill {extents(shape)}")
         if self.size == 0:
             return View(0, tuple(wanted), row_major(wanted)).checked()
         # Runs of axes that one stride walks through, outermost first: [elements, innermost stride].
@@ -172,11 +174,45 @@ class View(NamedTuple):
         return self if self.size else self._replace(offset=0)  # There is no first element.
 
 
+def index_of(value: Any, what: str = "an axis") -> int:
+    """An integer of Python or NumPy. TypeError: it is none; truth values are not."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
+    return operator.index(value)
+
+
+def is_true(value: Any, what: str) -> bool:
+    """A truth value, or an integer that stands for one. TypeError."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    return bool(index_of(value, what))
+
+
+def extents(shape: Any) -> Shape:
+    """A shape as NumPy takes it: integers, or one of them."""
+    return tuple(index_of(one, "an extent") for one in _several(shape))
+
+
+def _several(value: Any) -> Tuple[Any, ...]:
+    """The integers of an argument that may be one of them."""
+    one = getattr(value, "ndim", None) == 0 or not isinstance(value, Iterable)
+    return (value,) if one else tuple(value)
+
+
 def normalize_axis(axis: Any, rank: int) -> int:
-    at = operator.index(axis)
+    """In [0, rank). BadAxes; TypeError: it is no integer."""
+    at = index_of(axis)
     if not -rank <= at < rank:
-        raise BadShape(f"axis {at} is out of range for {rank} axes")
+        raise BadAxes(f"axis {at} is out of range for {rank} axes")
     return at % rank
+
+
+def normalize_axes(axis: Any, rank: int) -> Tuple[int, ...]:
+    """One or several axes, in [0, rank). BadAxes, also where one is there twice."""
+    axes = tuple(normalize_axis(one, rank) for one in _several(axis))
+    if len(set(axes)) != len(axes):
+        raise BadAxes(f"an axis is there twice in {axis}")
+    return axes
 
 
 def broadcast_shapes(a: Shape, b: Shape) -> Shape:

@@ -6,19 +6,44 @@
 """
 
 import asyncio
-from typing import Any, Coroutine, List, Optional, Tuple
+import atexit
+import functools
+import weakref
+from typing import Any, Callable, Coroutine, List, Optional, Tuple
 
 import numpy.typing as npt
 
-from . import _core, _dtypes
+from . import _core, _dtypes, _sweep
 from ._async import Async
+from ._blocking import Blocking
 from ._connect import Options, Placement, Ttl
 from ._core import Core
 from ._errors import Error, Unreachable, closed
 from ._graph import Leaf
-from ._lazy import Lazy, terms_of
+from ._lazy import Lazy, picked, terms_of
 from ._progress import Progress
 from ._views import View
+
+
+_open: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _without_loop(core: Core, steps: Callable[[], _core.Steps]) -> None:
+    """What a client that was not closed leaves to do when its loop may be gone."""
+    if core.closed or not core.own or not core.has_unnamed:
+        return
+    io = Blocking(core.options)
+    try:
+        if io.ready(_core.LAST_WORDS_S):
+            io.run(steps())
+    finally:
+        io.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open):
+        _without_loop(client._core, client._core.close)
 
 
 # Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of
@@ -44,9 +69,9 @@ class Expr(Lazy):
         """As ts.Expr.save: leaves the elements on the server."""
         return _save(self, name, replace, ttl, placement)
 
-    def item(self) -> Coroutine[Any, Any, Any]:
-        """As ts.Expr.item: the only element."""
-        return _item(self)
+    def item(self, *place: Any) -> Coroutine[Any, Any, Any]:
+        """As ts.Expr.item: the only element, or that at a place."""
+        return _item(picked(self, place))
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of an array needs an answer: bool(await x.item())")
@@ -56,6 +81,10 @@ class Expr(Lazy):
 
     def __int__(self) -> int:
         raise TypeError("use int(await x.item())")
+
+    def __contains__(self, value: Any) -> bool:
+        """TypeError: it takes an answer."""
+        raise TypeError("use await (x == value).any().item()")
 
 
 class Array(Expr):
@@ -169,8 +198,26 @@ class Client:
     async def _connect(self) -> None:
         options = self._core.options
         if not await self._io.ready(options.connect_timeout):
+            why = options.unreachable(await self._io.why())
             await self._io.close()
-            raise Unreachable(options.unreachable(), "UNAVAILABLE")
+            raise Unreachable(why, "UNAVAILABLE")
+        _open.add(self)
+        _sweep.begin()
+        loop, of_self = asyncio.get_running_loop(), weakref.ref(self)
+
+        def wake() -> None:
+            client = of_self()
+            if client is None:
+                return  # The finalizer below sees to all that it had.
+            io, core = client._io, client._core
+            try:
+                loop.call_soon_threadsafe(lambda: io.forget(core.take_dead()))
+            except RuntimeError:  # The loop is closed, and arrays outlive it.
+                _sweep.later(functools.partial(_without_loop, core, core.flush))
+
+        self._core.dead.wake = wake
+        end = functools.partial(_without_loop, self._core, self._core.close)
+        weakref.finalize(self, _sweep.later, end).atexit = False
 
     async def put(
         self,
@@ -248,6 +295,7 @@ class Client:
 
     async def close(self) -> None:
         """As ts.Client.close."""
+        _open.discard(self)
         answers = await self._io.run(self._core.close())
         self._core.pool.close()
         await self._io.close(answers)
@@ -257,6 +305,9 @@ class Client:
 
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return f"<tessera.aio.Client {self._core.options.target!r}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a connection cannot be pickled: connect() in the other process")

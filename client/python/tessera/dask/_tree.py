@@ -10,7 +10,7 @@ as f32, tasks that wait for it fold all once more, in double (step 6 of the tree
 
 import functools
 import math
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import dask.array as da
 import dask.base
@@ -62,7 +62,7 @@ def var(x: Any, axis: Any = None, ddof: float = 0) -> Any:
 
 def std(x: Any, axis: Any = None, ddof: float = 0) -> Any:
     """The square root of var()."""
-    return _reduced("variance", x, axis, ddof, root=True)
+    return _reduced("std", x, axis, ddof)
 
 
 def dot(x: Any, y: Any) -> Any:
@@ -74,7 +74,7 @@ def dot(x: Any, y: Any) -> Any:
         raise ValueError(f"dot of shapes {x.shape} and {y.shape}: two vectors as long as each other")
     if x.chunks != y.chunks:
         raise ValueError("the vectors are cut at different places: y.rechunk(x.chunks)")
-    return _whole("dot", [x, y], 0, False)
+    return _whole("dot", [x, y], 0)
 
 
 # --- the tree
@@ -119,12 +119,12 @@ def _common(arrays: Sequence[Any]) -> "np.dtype[Any]":
     return _I32 if dtype.itemsize == 1 else dtype
 
 
-def _reduced(op: str, x: Any, axis: Any, ddof: float = 0, root: bool = False) -> Any:
+def _reduced(op: str, x: Any, axis: Any, ddof: float = 0) -> Any:
     _check(x)
     ddof = float(ddof)  # Of NumPy it would widen what it is a factor of.
     if axis is None:
-        return _whole(op, [x], ddof, root)
-    return _rows(op, x, _ops.axes_of(axis, x.ndim), ddof, root)
+        return _whole(op, [x], ddof)
+    return _rows(op, x, _ops.axes_of(axis, x.ndim), ddof)
 
 
 def _result_dtype(op: str, arrays: Sequence[Any]) -> "np.dtype[Any]":
@@ -144,15 +144,15 @@ def _array(graph: Dict[Any, Any], name: str, arrays: Sequence[Any], chunks: Any,
 # --- along axes
 
 
-def _rows(op: str, x: Any, axes: Tuple[int, ...], ddof: float, root: bool) -> Any:
+def _rows(op: str, x: Any, axes: Tuple[int, ...], ddof: float) -> Any:
     cut = _cut(x)
     if any(axis <= cut for axis in axes):
         raise ValueError(
             f"axis {cut} is the outermost one, along which arrays are cut: x.{_METHOD[op]}(axis) folds"
             " it, with bits that depend on the chunks"
         )
-    name = f"tessera-{op}-axes-" + dask.base.tokenize(x, axes, ddof, root)
-    fold = functools.partial(_fold_rows, op, axes, ddof, root, x.size)
+    name = f"tessera-{op}-axes-" + dask.base.tokenize(x, axes, ddof)
+    fold = functools.partial(_fold_rows, op, axes, ddof, x.size)
     graph = {}
     step = x.size // x.shape[cut] if x.size else 0
     begin = 0
@@ -168,7 +168,7 @@ def _rows(op: str, x: Any, axes: Tuple[int, ...], ddof: float, root: bool) -> An
 
 
 def _fold_rows(
-    op: str, axes: Tuple[int, ...], ddof: float, root: bool, elements: int, x: Any, first: int
+    op: str, axes: Tuple[int, ...], ddof: float, elements: int, x: Any, first: int
 ) -> Any:
     """A block's rows, with the bits that they have in an array of so many elements."""
     x = _on_server(x)
@@ -177,13 +177,10 @@ def _fold_rows(
     if x.size:
         term[0].params["part"] = _part(first, elements)
     rows = array._make(term)
-    if ddof or root:
-        (rows,) = array._session.keep(rows)
-    n = math.prod(x.shape[axis] for axis in axes)
     if ddof:
-        rows = rows * (n / (n - ddof) if n > ddof else float("inf"))
-    if root:
-        rows = np.sqrt(rows)
+        (rows,) = array._session.keep(rows)
+        times, over = _ops.correction_of(op, math.prod(x.shape[axis] for axis in axes), ddof)
+        rows = (rows.astype("f8") * times / over).astype(rows.dtype)
     if rows.nbytes > SMALL:
         return wrapped(rows, x._address)
     return np.asarray(rows.numpy()).astype(_result_dtype(op, [x]), copy=False)
@@ -192,16 +189,14 @@ def _fold_rows(
 # --- all elements
 
 
-def _whole(op: str, arrays: List[Any], ddof: float, root: bool) -> Any:
+def _whole(op: str, arrays: List[Any], ddof: float) -> Any:
     x = arrays[0]
     cut = _cut(x) if x.ndim else 0
     dtype = _common(arrays)
-    name = f"tessera-{op}-" + dask.base.tokenize(*arrays, op, ddof, root)
+    name = f"tessera-{op}-" + dask.base.tokenize(*arrays, op, ddof)
     result = _result_dtype(op, arrays)
-    factor = 1.0
-    if ddof:
-        factor = x.size / (x.size - ddof) if x.size > ddof else math.inf
-    last = functools.partial(_scalar, dtype, op, result, factor, root)
+    correction = _ops.correction_of(op, x.size, ddof) if ddof else None
+    last = functools.partial(_scalar, dtype, op, result, correction)
     graph: Dict[Any, Any] = {}
     if not x.size:
         nothing = {"sum": 0, "dot": 0, "product": 1}.get(op, math.nan)
@@ -384,24 +379,22 @@ def _finish_again(finish: Any, value: Any, values: Sequence[Any]) -> Any:
 
 
 def _scalar(
-    dtype: "np.dtype[Any]", op: str, result: "np.dtype[Any]", factor: float, root: bool, value: Any
+    dtype: "np.dtype[Any]",
+    op: str,
+    result: "np.dtype[Any]",
+    correction: Optional[Tuple[float, float]],
+    value: Any,
 ) -> Any:
-    """A value as NumPy's scalar, rounded as the server rounds it; of a variance times a factor, and
-    its root."""
+    """A value as NumPy's scalar, rounded as the server rounds it; of a variance or deviation
+    corrected, as Lazy does it."""
     own = _ops._result_dtype("sum" if op == "dot" else op, dtype)
-    found = _number(value, own)
-
-    def rounded(of: Any) -> Any:
-        return _dtypes.round_to_bf16(of) if own == _dtypes.bfloat16 else of.astype(own)
-
-    wide = _dtypes.to_host(found)
-    with np.errstate(all="ignore"):
-        if factor != 1:
-            other = _dtypes.to_host(_number(factor, own))
-            wide = _dtypes.to_host(rounded(np.asarray(wide * other)))
-        if root:
-            wide = _dtypes.to_host(rounded(np.asarray(np.sqrt(wide))))
-        return np.asarray(wide).astype(result)[()]
+    wide = _dtypes.to_host(_number(value, own))
+    if correction is not None:
+        times, over = correction
+        with np.errstate(all="ignore"):
+            exact = np.asarray(wide.astype("f8") * times / over)
+            wide = _dtypes.to_host(_dtypes.to_server(exact, own))
+    return np.asarray(wide).astype(result)[()]
 
 
-_METHOD = {"sum": "sum", "product": "prod", "mean": "mean", "variance": "var"}
+_METHOD = {"sum": "sum", "product": "prod", "mean": "mean", "variance": "var", "std": "std"}

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Every function and ufunc of NumPy's that the Python client has, against NumPy: each argument of its
+signature by name and by position, in every type, at the ends of the integer types. What is not
+served is refused with a way out; no argument means another thing than NumPy's.
+
+usage: python_signatures_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import inspect
+import itertools
+import re
+
+import numpy as np
+import python_outsider
+import tessera as ts
+from tessera import _functions, _numpy, _ufuncs
+
+TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
+# Values of parameters, by name; those of arrays are made of the first array.
+VALUES = {
+    "axis": (0, -1, None, (0, 1), (), 5, True), "axis1": (1,), "axis2": (0,), "axes": (0, 1, (1, 0)),
+    "dtype": ("f8", "f4", "i8", "i4", "u1", "i1", "?"), "out": (None,), "keepdims": (True, False, "f4"),
+    "initial": (3,), "where": (True, lambda a: a % 2 == 1 if a.dtype.kind != "b" else a), "ddof": (1,),
+    "correction": (1,), "weights": (lambda a: a,), "returned": (True,), "decimals": (0, 1, -1),
+    "rtol": (0.5,), "atol": (2,), "equal_nan": (True,), "copy": (True, False), "nan": (7,),
+    "posinf": (8,), "neginf": (9,), "offset": (1, -1), "order": ("C", "F"), "subok": (True, False),
+    "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1,), "append": (1,),
+    "indices_or_sections": (1, [1]), "reps": (2, (2, 1)), "repeats": (2,), "k": (1, 2, 3),
+    "source": (0,), "destination": (1,), "fill_value": (3, 1.5, [1, 2, 3]), "casting": ("safe",),
+    "ord": (None, 1, -1, 2, 0, 3, np.inf, -np.inf, "fro", "nuc"), "to": ("f4",), "m": (lambda a: a,),
+    "a_min": (0,), "a_max": (1, None), "min": (0,), "max": (1,), "x": (lambda a: a,),
+    "y": (lambda a: a,), "b": (lambda a: a,), "a2": (lambda a: a,), "device": (None, "cpu"),
+    "mean": (1.0,), "x1": (lambda a: a,), "x2": (lambda a: a,),
+}
+SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
+ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}
+REFUSALS = (ts.Unsupported,)
+# Types that the documents name as others than NumPy's.
+WIDER = {("uint64", "int64"), ("int32", "int64"), ("uint8", "int64"), ("int8", "int64"),
+         ("uint8", "int32"), ("int8", "int32"), ("bool", "int64")}
+
+
+def array_of(dtype):
+    """2 x 3, with the ends of an integer type."""
+    if np.dtype(dtype).kind in "iu":
+        ends = np.iinfo(dtype)
+        return np.array([[ends.min, 2, ends.max], [3, ends.max, 1]], dtype)
+    a = np.array([[1, 0, 3.5], [-0.5, 4, 1]])
+    return a.astype(dtype)
+
+
+def special_of(dtype):
+    a = array_of(dtype)
+    if a.dtype.kind == "f":
+        a[0] = np.nan, np.inf, -np.inf
+    return a
+
+
+class SignaturesTest(python_outsider.Case):
+    def both(self, call, a, x):
+        """(NumPy's result or error, the client's) of a call with arrays of either kind."""
+        found = []
+        for array in (a.copy(), x):
+            try:
+                with np.errstate(all="ignore"):
+                    found.append(call(array))
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def settle(self, cases):
+        """Compares results of the client's with NumPy's. cases: (text, NumPy's, the client's)."""
+        lazy, wanted, served = [], [], 0
+        for text, want, got in cases:
+            strict = isinstance(got, TypeError) and "is an integer, not" in str(got)
+            if strict and ("True" in text or "keepdims" in text):
+                continue  # Also where NumPy takes them.
+            if isinstance(got, Exception):
+                ok = isinstance(want, Exception) or isinstance(got, REFUSALS)
+                self.assertTrue(ok, f"{text}: {want!r}, here {got!r}")
+                named = not isinstance(got, ts.Unsupported) or str(got) and ": " in str(got)
+                self.assertTrue(named, f"{text}: {got!r} names no way out")
+                continue
+            self.assertNotIsInstance(want, Exception, f"{text}: {want!r}, here {got!r}")
+            served += 1
+            several = isinstance(got, (tuple, list)) and isinstance(want, (tuple, list))
+            for one, other in zip(want, got) if several else [(want, got)]:
+                if hasattr(other, "_session"):
+                    lazy.append(other)
+                    wanted.append((text, one))
+                else:
+                    self.assertEqual(one, other, text)
+        for (text, want), got in zip(wanted, self.t.compute(*lazy)):
+            want = np.asarray(want)
+            self.assertEqual(got.shape, want.shape, text)
+            if got.dtype != want.dtype:
+                whole = re.match("floor |ceil |trunc |fix ", text)
+                if not whole:
+                    self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
+                # NumPy's have no room in their type: what it has left of them is compared.
+                got = got.astype(want.dtype)
+            if want.dtype.kind in "biu":
+                np.testing.assert_array_equal(got, want, err_msg=text)
+            else:
+                # Half a unit of f16 in a few steps; NumPy's own rounding of sums is as large.
+                eps = {2: 4e-3, 4: 1e-5}.get(min(got.itemsize, want.itemsize), 1e-12)
+                least = eps * (2.0**63 if " of i8" in text else 1)
+                np.testing.assert_allclose(got, want, eps, least, err_msg=text)
+        return served
+
+    def calls_of(self, function):
+        """(text, call) of the function: each value of each parameter by name and by position."""
+        taken = inspect.signature(_numpy._OF_C.get(function, function)).parameters.values()
+        positional = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        by_name = [p for p in taken if p.kind is p.KEYWORD_ONLY]
+        if any(p.kind is p.VAR_POSITIONAL for p in taken):
+            return [("", function)]
+        required = [p for p in positional[1:] if p.default is p.empty]
+        calls = []
+
+        def add(text, args, options):
+            def call(a):
+                of = [value(a) if callable(value) else value for value in args]
+                named = {k: value(a) if callable(value) else value for k, value in options.items()}
+                return function(a, *of, **named)
+
+            calls.append((text, call))
+
+        for base in itertools.product(*(VALUES[p.name] for p in required)):
+            add(f"{base}", base, {})
+        base = [VALUES[p.name][0] for p in required]
+        if _numpy._OF_C.get(function) is None:
+            for p in positional[1 + len(required) :] + by_name:
+                for value in VALUES[p.name]:
+                    add(f"{p.name}={value}", base, {p.name: value})
+        optional = positional[1 + len(required) :]
+        for i, p in enumerate(optional):
+            defaults = [q.default for q in optional[:i]]
+            if any(one is _functions.MISSING for one in defaults):
+                defaults = [(lambda a: a)] * i
+            for value in VALUES[p.name]:
+                add(f"{p.name} at {i + len(required) + 1}: {value}", [*base, *defaults, value], {})
+        return calls
+
+    def test_arguments(self):
+        served = 0
+        for function in _functions.FUNCTIONS:
+            name = function.__name__
+            for dtype in TYPES:
+                cases = []
+                for make in (array_of, special_of) if dtype[0] == "f" else (array_of,):
+                    a = make(dtype)
+                    if function in SQUARE:
+                        a = np.concatenate([a, a[:1]])
+                    x = self.t.put(a)
+                    for text, call in self.calls_of(function):
+                        if make is special_of and re.search("dtype.*[iu?]", text):
+                            continue  # NaN has no integer; NumPy gives any.
+                        with self.subTest(name, dtype=dtype, call=text):
+                            case = f"{name} of {dtype} with {text}"
+                            cases.append((case, *self.both(call, a, x)))
+                with self.subTest(name, dtype=dtype):
+                    served += self.settle(cases)
+        self.assertGreater(served, 5000)
+
+    def test_parameters_have_numpys_names(self):
+        for function, call in _functions.FUNCTIONS.items():
+            theirs = set(inspect.signature(_numpy._OF_C.get(function, function)).parameters)
+            theirs |= {_numpy._SAME.get(name, name) for name in theirs}
+            if not hasattr(call, "names"):
+                ours = inspect.signature(call).parameters.values()
+                missing = {p.name for p in ours if p.default is p.empty} - theirs
+                self.assertFalse(missing, f"{function}: {missing}")
+
+    def test_ufuncs(self):
+        for ufunc in (*_ufuncs.UFUNCS, *_ufuncs.PAIRS):
+            if ufunc.signature:
+                continue
+            for dtype in TYPES:
+                a = array_of(dtype)
+                x = self.t.put(a)
+                hows = [{}, {"out": None}, {"where": True}, {"where": a > 0}, {"subok": False}]
+                hows += [{"dtype": wanted} for wanted in TYPES]
+                hows += [{"dtype": wanted, "casting": how} for wanted in ("f4", "i4", "u1")
+                         for how in ("no", "safe", "same_kind", "unsafe")]
+                cases = []
+                for how in hows:
+                    second = [a, 3] if ufunc.nin == 2 else [None]
+                    if ufunc is np.power and a.dtype.kind == "i" or ufunc is np.power and how:
+                        second = [3]  # Negative powers of integers are cut off here.
+                    for other in second:
+                        def call(one):
+                            both = (one,) if other is None else (one, one if other is a else other)
+                            return ufunc(*both, **how)
+                        case = f"{ufunc.__name__} of {dtype}, {other!r} with {how}"
+                        cases.append((case, *self.both(call, a, x)))
+                with self.subTest(ufunc.__name__, dtype=dtype):
+                    self.settle(cases)
+
+    def test_reduce(self):
+        options = {"axis": (0, None, (0, 1), -1), "dtype": TYPES, "keepdims": (True,), "initial": (2,),
+                   "out": (None,)}
+        for ufunc, dtype in itertools.product(_ufuncs.REDUCTIONS, TYPES):
+            a = array_of(dtype)
+            x = self.t.put(a)
+            cases = []
+            for name, values in options.items():
+                for value in values:
+                    case = f"{ufunc.__name__}.reduce of {dtype} with {name}={value}"
+                    cases.append((case, *self.both(lambda a: ufunc.reduce(a, **{name: value}), a, x)))
+            case = f"{ufunc.__name__}.reduce of {dtype} by position"
+            cases.append((case, *self.both(lambda a: ufunc.reduce(a, 1, None, None, True), a, x)))
+            with self.subTest(ufunc.__name__, dtype=dtype):
+                self.settle(cases)
+
+    def test_methods(self):
+        """Those of arrays have NumPy's positions."""
+        calls = (
+            lambda a: a.sum(0, "f8", None, True), lambda a: a.prod(0, None, None, True, 2),
+            lambda a: a.mean(0, "f4"), lambda a: a.std(0, None, None, 1, True),
+            lambda a: a.var(0, "f8", None, 1), lambda a: a.max(0, None, True, 3),
+            lambda a: a.min(1, None, True), lambda a: a.argmax(0, None, keepdims=True),
+            lambda a: a.all(0, keepdims=True), lambda a: a.any(keepdims=True), lambda a: a.clip(0),
+            lambda a: a.clip(max=1), lambda a: a.clip(min=1), lambda a: a.clip(0, 2, None),
+            lambda a: a.round(0, None), lambda a: a.repeat(2, 1), lambda a: a.diagonal(1, 1, 0),
+            lambda a: a.trace(0, 0, 1, "f8"), lambda a: a.ptp(0, None, True),
+            lambda a: a.reshape((3, 2), order="C"), lambda a: a.reshape(3, 2), lambda a: a.ravel("C"),
+            lambda a: a.flatten("C"), lambda a: a.astype("f4", copy=False), lambda a: a.conj(),
+            lambda a: a.astype("f4", "K", "unsafe"), lambda a: a.swapaxes(0, 1), lambda a: a.real,
+            lambda a: a.dot(np.ones(3), None), lambda a: a.squeeze(0), lambda a: a.item(1),
+            lambda a: a.item(1, 2), lambda a: a.item((0, -1)), lambda a: a.sum(0, True),
+            lambda a: a.transpose(1, 0), lambda a: a.sum(axis=()), lambda a: a.reshape(True, -1),
+        )
+        for dtype in ("f4", "f8", "i4", "u1"):
+            a = np.arange(6).reshape(2, 3).astype(dtype)
+            x = self.t.put(a)
+            with self.subTest(dtype=dtype):
+                self.settle([(f"call {i}", *self.both(call, a, x)) for i, call in enumerate(calls)])
+
+
+if __name__ == "__main__":
+    np._set_promotion_state("weak") if hasattr(np, "_set_promotion_state") else None
+    python_outsider.main("__main__")
