@@ -216,6 +216,14 @@ double FindSeconds(const View& view) {
   return element + 1.5e-9 / columns;
 }
 
+// What a CPU takes for an element of a fold, in additions.
+double FoldWeight(ReduceOp op, DType dtype) {
+  const bool wide = dtype == DType::kF64;
+  if (IsDeviation(op)) return wide ? 7 : 4;
+  if (IsArg(op)) return 4;
+  return wide && op == ReduceOp::kNormL2 ? 5 : 1;
+}
+
 double Bounded(double value, double least, double most) {
   return std::min(std::max(value, least), most);
 }
@@ -242,8 +250,15 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
   model.work = static_cast<double>(cost.flops) / (rates.flops * units) +
                static_cast<double>(cost.atomics) * rates.atomic;
   if (cpu) {
+    double step = rates.step;
+    if constexpr (requires { p.op; }) {
+      // Along an axis additions wait for each other, which the flops of other folds do not.
+      constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
+      model.work *= kWaits * FoldWeight(p.op, p.dtype);
+      step *= FoldWeight(p.op, p.dtype);
+    }
     // What one core does after the other, however many there are.
-    model.work = std::max(model.work, depth * rates.step);
+    model.work = std::max(model.work, depth * step);
     if constexpr (std::is_same_v<Problem, MapProblem>) {
       // No rate that was measured with operands that lie in a row says anything of this.
       for (int i = 0; i < p.program->operands; ++i) {

@@ -628,7 +628,7 @@ class Fuzzer(r.Requests):
         stored = dict(a=x, b=x, result=rng.choice((None, o.into("large", replace=True))))
         rpc, fields = rng.choice((
             ("Dot", dict(a=x, b=x)),
-            ("Reduce", dict(x=x, op=rng.randint(1, 13))),
+            ("Reduce", dict(x=x, op=rng.randint(1, 14))),
             ("Add", stored),
             ("Matmul", stored),
             ("WindowSum", dict(x=x, radius=rng.choice((0, 5, 2**62)))),

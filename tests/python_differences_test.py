@@ -83,6 +83,8 @@ CASES = {
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS
     ],
+    "`//` of floats": lambda put: [
+        (put(np.array([9007199254740994.0])) // 3, [3002399751580331.0], "f8")],
     "bits of integers (`&` `~` `<<`)": lambda put: [
         *map(refused, (lambda: put(I) & 1, lambda: ~put(I), lambda: put(I) << 1)),
         ((put(I) > 1) & (put(I) < 3), [False, True, False], bool),

@@ -797,7 +797,7 @@ class Requests:
         if fault in ("view", "dtype"):
             x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
             reasons = (*x.reasons, "EMPTY_INPUT", "BAD_DTYPE")
-            wrong = rng.choice((0, 14, 99, -1, 2**31 - 1))
+            wrong = rng.choice((0, 15, 99, -1, 2**31 - 1))
             if fault == "dtype":
                 reasons = ("BAD_OPERATION",)
             fields = dict(x=x.message, op="REDUCE_OP_" + op if fault == "view" else wrong)

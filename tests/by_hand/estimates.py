@@ -11,6 +11,7 @@ three times its estimate.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import tempfile
@@ -115,9 +116,9 @@ def folds():
             yield f"map -x {numpy} {layout}", "Map", dict(
                 operands=[x], expression=negative, result=o.into("out", replace=True)
             )
-            for axis in range(len(shape)):
-                yield f"axes SUM {numpy} {layout} {axis}", "Reduce", dict(
-                    x=x, op=1, axes=[axis], result=o.into("out", replace=True)
+            for axis, op in itertools.product(range(len(shape)), (1, 8, 11)):
+                yield f"axes {o.compute.ReduceOp.Name(op)[10:]} {numpy} {layout} {axis}", "Reduce", dict(
+                    x=x, op=op, axes=[axis], result=o.into("out", replace=True)
                 )
             if dtype not in (U8, I8):
                 yield f"dot {numpy} {layout}", "Dot", dict(a=x, b=x)

@@ -35,7 +35,9 @@ double Roundoff(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .name = "tensor_bf16",
-    .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to it, from 3.396e38 on to infinity",
+    .summary =
+        "Hopper's tensor cores on bf16; f32 operands are rounded to it, from 3.396e38 on to "
+        "infinity",
     .source =
         "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
         "(P. Shankhdhar, 2024)",
