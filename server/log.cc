@@ -197,7 +197,7 @@ void LogFailedCall(std::string_view method, std::string_view peer, const absl::S
   // Whether there is a buffer is what GetBuffer is asked: no is an answer like yes.
   const bool expected = method == "GetBuffer" && absl::IsNotFound(status);
   if (expected) lines = &questions;
-  const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
+  const auto level = expected ? spdlog::level::info : spdlog::level::warn;
 
   std::int64_t left_out = 0;
   if (!lines->Take(left_out)) return;

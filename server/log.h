@@ -24,7 +24,7 @@ void FlushLog(absl::Duration limit);
 // One line for a call that was refused or failed. At most ten such lines a second are written of each
 // kind: of callers without rights, of failures of the server itself (INTERNAL, DATA_LOSS, UNKNOWN), and of
 // others; the next line after that says how many were left out. That there is no buffer for which
-// GetBuffer asks is no failure, and is logged at level debug. trace_id: that of the call, if it has
+// GetBuffer asks is no failure, and is logged as information. trace_id: that of the call, if it has
 // one; of a line of JSON it is a field. Thread safe.
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
                    std::string_view trace_id = {});
