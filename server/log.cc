@@ -234,7 +234,7 @@ void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::St
   // Whether there is a buffer is what GetBuffer is asked: no is an answer like yes.
   const bool expected = call.method == "GetBuffer" && absl::IsNotFound(status);
   if (expected) lines = &questions;
-  const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
+  const auto level = expected ? spdlog::level::info : spdlog::level::warn;
 
   std::int64_t left_out = 0;
   if (!lines->Take(left_out)) return;

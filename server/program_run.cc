@@ -145,11 +145,15 @@ NamedOperands ProgramRun::OperandsIn(const v1::Step& step) {
 }
 
 std::uint64_t ProgramRun::memory() const {
-  std::uint64_t bytes = 0;
+  constexpr std::size_t kHeap = 32;  // what the allocator adds to an allocation, at most
+  std::uint64_t bytes = 3 * kHeap;
   for (const v1::Step& step : request_.steps()) {
     const std::size_t operands = OperandsIn(step).size();
     bytes += sizeof(Step) + operands * sizeof(BufferStore::Wanted);
-    if (operands > kOperandsInPlace) bytes += operands * (sizeof(Source) + sizeof(View));
+    if (operands <= kOperandsInPlace) continue;
+    // Vectors grow to twice their size at least.
+    const std::size_t places = std::max(operands, 2 * kOperandsInPlace);
+    bytes += places * (sizeof(Source) + sizeof(View)) + 2 * kHeap;
   }
   return bytes;
 }

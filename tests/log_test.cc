@@ -163,12 +163,11 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
   const std::string text = Logged(false, [] {
     const absl::Status none =
         MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND", "there is no buffer 'x'", {});
-    for (int i = 0; i < 20; ++i) LogFailedCall("GetBuffer", "peer", none);
+    LogFailedCall("GetBuffer", "peer", none);
     LogFailedCall("GetBuffer", "peer", absl::InternalError("no answer"));
   });
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("NOT_FOUND")));
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("more calls")));
-  EXPECT_THAT(text, testing::HasSubstr("GetBuffer from peer: INTERNAL"));
+  EXPECT_THAT(text, testing::HasSubstr(" info GetBuffer from peer: NOT_FOUND"));
+  EXPECT_THAT(text, testing::ContainsRegex(" warn[a-z]* GetBuffer from peer: INTERNAL"));
 }
 
 // Standard error is a pipe that is full and that nobody reads: whoever logs goes on.

@@ -269,7 +269,8 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
     ASSERT_TRUE(program.Prepare().ok());
     program.LeastMicroseconds((*core)->FirstDevice());
     const std::size_t taken = most_heap_bytes - before;
-    EXPECT_LE(taken, program.memory()) << operands << " operands";
+    constexpr std::size_t kOneStep = 4096;  // what looking at a step takes meanwhile
+    EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands";
     EXPECT_GE(2 * taken, program.memory()) << operands << " operands";
   }
 }
