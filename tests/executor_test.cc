@@ -408,9 +408,8 @@ TEST(ExecutorTest, WhatOverrunsIsToldToStop) {
   EXPECT_GE(executor->StopOverdue(all), absl::Seconds(100));
   release.set_value();
   EXPECT_TRUE(stopped.get_future().get());
-  TestTask other([&](Stream& stream) {
-    next.set_value(stream.stopped() || stream.expected_seconds() != 0);
-  });
+  TestTask other(
+      [&](Stream& stream) { next.set_value(stream.stopped() || stream.expected_seconds() != 0); });
   ASSERT_TRUE(executor->Submit(other).ok());
   EXPECT_FALSE(next.get_future().get()) << "the stream forgets";
 }
