@@ -919,6 +919,7 @@ class CliTest(CliCase):
                 ("'tessera nope' is no command; there are put, get,", "nope", "x"),
                 ("'tessera bench nope' is no command; there are dot, reduce,", "bench", "nope"),
                 (r"'tessera \x1b[31m' is no command", "\x1b[31m"),
+                ("'-a' is no option; behind -- it is an argument", "map", "-a", "x"),
                 ("'--nope' is no option", "--nope"), ("A subcommand is required",)):
             process = self.run_cli(*arguments)
             self.assertEqual(process.returncode, 2, arguments)
