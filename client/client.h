@@ -5,9 +5,13 @@
 //   client.Upload("x", tessera::DType::kF32, {1000}, tessera::FromMemory(bytes));
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
-// Errors are absl::Status with the server's reason and figures (kernels/base/error.h). The client
-// adds five reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST
-// (it broke during a call), SERVER_SILENT (no answer of any server within attempt_timeout), STALLED
+// Errors are absl::Status with the server's reason and figures (kernels/base/error.h: ErrorReason,
+// ErrorMetadata). Two have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose text names the deadline.
+// Calls that cannot be made fail at once with INVALID_ARGUMENT / BAD_ADDRESS {address} or
+// BAD_CREDENTIALS {file}. The client adds reasons of its own: UNREACHABLE {server, cause} (no
+// connection within connect_timeout; a name that does not resolve may do so later),
+// CERTIFICATE_REFUSED {server, cause} (of the only server, at once), CONNECTION_LOST (it broke during
+// a call), SERVER_SILENT (no answer of any server within attempt_timeout), STALLED
 // (a transfer without progress for stall_timeout) and BUFFER_CHANGED (replaced between two parts of
 // one download). It answers with the server's
 // VERSION_MISMATCH when the server speaks of another version than it was asked about, and with

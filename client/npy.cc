@@ -410,12 +410,16 @@ bool NpyWriter::IsStandardOutput(std::string_view path) {
   return path == "-" || path == "/dev/stdout";
 }
 
-absl::Status NpyWriter::Open() {
+bool NpyWriter::MakesFile(const std::string& path) {
   struct stat info {};
+  return !IsStandardOutput(path) && !path.starts_with("/dev/fd/") && !path.starts_with("/proc/") &&
+         (::stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode));
+}
+
+absl::Status NpyWriter::Open() {
   if (IsStandardOutput(path_)) {
     fd_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
-  } else if (path_.starts_with("/dev/fd/") || path_.starts_with("/proc/") ||
-             (::stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode))) {
+  } else if (!MakesFile(path_)) {
     // A pipe, a terminal, a descriptor of this process: nothing that could be moved into place.
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {

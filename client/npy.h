@@ -74,6 +74,8 @@ class NpyWriter {
  public:
   // Whether the path stands for the process's standard output.
   static bool IsStandardOutput(std::string_view path);
+  // Whether what is written to the path becomes a file of its own.
+  static bool MakesFile(const std::string& path);
   // FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
                                           absl::Span<const std::int64_t> shape);
@@ -84,9 +86,8 @@ class NpyWriter {
 
   // The next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
-  // Whether the bytes go to a file of its own, so that WriteAt may take the place of Append.
-  bool IsFile() const { return !partial_.empty(); }
-  // Bytes that stand at this offset of the array. Thread safe. REQUIRES: IsFile().
+  // Bytes that stand at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and no
+  // Append.
   absl::Status WriteAt(std::uint64_t offset, std::string_view bytes) const;
   // REQUIRES: every byte has been appended.
   absl::Status Finish();

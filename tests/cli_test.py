@@ -563,8 +563,8 @@ class CliTest(CliCase):
     def test_a_search_of_many_queries_takes_several_calls(self):
         random = np.random.default_rng(12)
         n, q = 300_000, 70
-        vectors = random.integers(-30_000, 30_000, (n, 4)).astype("<i4")
-        queries = random.integers(-30_000, 30_000, (q, 4)).astype("<i4")
+        vectors = random.integers(-8_000, 8_000, (n, 4)).astype("<i4")
+        queries = random.integers(-8_000, 8_000, (q, 4)).astype("<i4")
         self.put("vectors", vectors)
         self.put("queries", queries)
         answer = self.json("search", "vectors", "--queries", "file:upload.npy", "--k", 2)
@@ -919,6 +919,7 @@ class CliTest(CliCase):
                 ("'tessera nope' is no command; there are put, get,", "nope", "x"),
                 ("'tessera bench nope' is no command; there are dot, reduce,", "bench", "nope"),
                 (r"'tessera \x1b[31m' is no command", "\x1b[31m"),
+                ("'-a' is no option; behind -- it is an argument", "map", "-a", "x"),
                 ("'--nope' is no option", "--nope"), ("A subcommand is required",)):
             process = self.run_cli(*arguments)
             self.assertEqual(process.returncode, 2, arguments)
@@ -987,8 +988,8 @@ class CliTest(CliCase):
         for reason, *words in (("BAD_CREDENTIALS", "--token-file", empty),
                                ("BAD_CREDENTIALS", "--tls-ca", empty),
                                ("BAD_CREDENTIALS", "--tls-ca", garbage),
-                               ("UNREACHABLE", "--timeout", "0.5", "--server", "127.0.0.1:1")):
-            process = self.run_cli(*words, "ls")
+                               ("UNREACHABLE", "--timeout", "0.5")):
+            process = self.run_cli(*words, "ls", server="127.0.0.1:1")
             self.assertEqual(len(process.stderr.splitlines()), 2, process.stderr)
             self.assertIn(reason, process.stderr)
 

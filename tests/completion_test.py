@@ -123,7 +123,8 @@ class CompletionTest(o.Case):
     def test_words_that_bash_would_not_take_as_they_are(self):
         """A hostile server's, of which the shell would run some."""
         bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*", "{a,b}"]
-        buffers, compute = o.pb.buffer, o.pb.compute
+        o.make_stubs()
+        buffers, compute = o.buffers, o.compute
         answers = {
             "ListBuffers": buffers.ListBuffersResponse(
                 buffers=[buffers.Buffer(name=name) for name in [*bad, "a/b.c_d-e"]]),

@@ -69,7 +69,7 @@ class InstallTest(unittest.TestCase):
         installed = self.prefix / "include/tessera"
         names = [str(header.relative_to(installed)) for header in installed.rglob("*.h")]
         self.assertIn("client/ring_client.h", names)
-        for name in names:
+        for name in [name for name in names if not name.endswith(".pb.h")]:
             with self.subTest(name):
                 alone = self.folder / "alone.cc"
                 alone.write_text(f'#include "{name}"\n')

@@ -163,8 +163,8 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
   const std::string text = Logged(false, [] {
     const absl::Status none =
         MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND", "there is no buffer 'x'", {});
-    LogFailedCall("GetBuffer", "peer", none);
-    LogFailedCall("GetBuffer", "peer", absl::InternalError("no answer"));
+    LogFailedCall(CallOf("GetBuffer"), "peer", none);
+    LogFailedCall(CallOf("GetBuffer"), "peer", absl::InternalError("no answer"));
   });
   EXPECT_THAT(text, testing::HasSubstr(" info GetBuffer from peer: NOT_FOUND"));
   EXPECT_THAT(text, testing::ContainsRegex(" warn[a-z]* GetBuffer from peer: INTERNAL"));

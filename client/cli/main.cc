@@ -47,7 +47,12 @@ std::string UnknownCommand(const CLI::App& app) {
     words += " " + parent->get_name();
   }
   const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
-  if (rest.empty() || parent->get_require_subcommand_min() == 0) return "";
+  if (rest.empty()) return "";
+  if (parent->get_require_subcommand_min() == 0) {
+    if (!absl::StartsWith(rest.front(), "-")) return "";
+    return absl::StrCat("'", Absl(Printable(rest.front())),
+                        "' is no option; behind -- it is an argument");
+  }
   std::vector<std::string> names;
   for (const CLI::App* command : parent->get_subcommands([](const CLI::App*) { return true; }))
     if (!command->get_group().empty()) names.push_back(command->get_name());

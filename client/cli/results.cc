@@ -107,7 +107,7 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
   const auto begin = [&](const v1::Buffer& buffer) -> absl::Status {
     const absl::Span<const std::int64_t> shape(buffer.shape().data(),
                                                static_cast<std::size_t>(buffer.shape_size()));
-    writer.reset();
+    writer.reset();  // of an attempt before
     auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
     if (!created.ok()) return created.status();
     writer.emplace(*std::move(created));
@@ -120,28 +120,22 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
     received += bytes;
     progress->Update(received);
   };
-  absl::StatusOr<v1::Buffer> buffer;
   // Where nobody can write at an offset, and for a buffer that others replace all the time, whose
   // ranges would not be of one version, the bytes come in order.
   constexpr int kStreams = 8;
-  for (download.streams = NpyWriter::IsStandardOutput(path) ? 1 : kStreams;;) {
-    if (download.streams > 1) {
-      buffer = session.client.DownloadRanges(
-          name,
-          [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
-            if (bytes.empty()) {
-              absl::Status status = begin(from);
-              if (status.ok() && !writer->IsFile()) return absl::OutOfRangeError("no file");
-              return status;
-            }
-            count(bytes.size());
-            return writer->WriteAt(offset, bytes);
-          },
-          download);
-      if (!absl::IsOutOfRange(buffer.status()) && ErrorReason(buffer.status()) != "BUFFER_CHANGED")
-        break;
-      download.streams = 1;
-    }
+  absl::StatusOr<v1::Buffer> buffer;
+  if (NpyWriter::MakesFile(path)) {
+    download.streams = kStreams;
+    buffer = session.client.DownloadRanges(
+        name,
+        [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
+          if (bytes.empty()) return begin(from);
+          count(bytes.size());
+          return writer->WriteAt(offset, bytes);
+        },
+        download);
+  }
+  if (!NpyWriter::MakesFile(path) || ErrorReason(buffer.status()) == "BUFFER_CHANGED") {
     buffer = session.client.Download(
         name,
         [&](const v1::Buffer& from, std::string_view bytes) {
@@ -150,7 +144,6 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
           return writer->Append(bytes);
         },
         download);
-    break;
   }
   if (!buffer.ok()) return buffer.status();
   if (absl::Status status = writer->Finish(); !status.ok()) return status;
