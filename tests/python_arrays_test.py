@@ -229,6 +229,37 @@ class ArraysTest(python_outsider.Case):
         with self.assertRaises(ts.BadShape):
             x + x.T
 
+    def test_refusals_name_what_is_there(self):
+        x = self.x
+        for call, way in (
+            (lambda: np.einsum("ij->j", x), "tensordot"), (lambda: np.add.outer(x, x), r"\[:, None\]"),
+            (lambda: np.select([x > 0], [x]), "np.where"), (lambda: np.hsplit(x, 3), "slices"),
+            (lambda: np.cov(x), "d @ d.T"), (lambda: np.isposinf(x), "np.inf"),
+            (lambda: np.linalg.multi_dot([x, x.T]), "a @ b"), (lambda: np.median(x), "ts.topk"),
+            (lambda: np.concatenate([x, x]), r"put\(\)"), (lambda: np.rollaxis(x, 1), "moveaxis"),
+            (lambda: x + ts.connect(self.server.address).put(self.a), "import_from"),
+        ):
+            with self.assertRaisesRegex(ts.Unsupported, way):
+                call()
+
+    def test_corners_of_shapes(self):
+        a = np.arange(6.0).reshape(1, 1, 1, 2, 1, 3)
+        x = self.t.put(a)
+        for call in (
+            lambda a: np.tile(a, 1), lambda a: np.tile(a, (2, 1, 1, 2, 1, 2)),
+            lambda a: np.tile(a[0, 0, 0, :, 0], (2, 3, 2)), lambda a: np.repeat(a[None, None], 2, 5),
+            lambda a: np.trace(a[0, 0, 0, :, :, :0], 1), lambda a: np.diagonal(a[0, 0, :, :, 0], 2, 1, 2),
+            lambda a: np.repeat(a[0, 0, 0, 0, 0, 1], 2, axis=0), lambda a: np.diff(a, n=0),
+            lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
+            lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),
+            lambda a: np.linalg.matrix_power(a[0, 0, 0, :, 0, :2], 0),
+        ):
+            with np.errstate(all="ignore"):
+                self.check(call(x), call(a), 0)
+        for call in (lambda: x.sum(6), lambda: np.expand_dims(x, 9), lambda: x.sum((0, 0))):
+            self.assertRaises(IndexError, call)
+            self.assertRaises(ValueError, call)
+
     def test_nothing_is_downloaded_silently(self):
         for attempt in (lambda: np.asarray(self.x), lambda: np.array([self.x[0], self.x[1]])):
             with self.assertRaisesRegex(TypeError, r"\.numpy\(\)"):

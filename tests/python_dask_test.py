@@ -496,6 +496,13 @@ class Cluster(unittest.TestCase):
         distributed.wait(found)
         return found
 
+    def test_resident_arrays_are_no_part_of_a_graph_that_is_sent(self):
+        x = np.arange(12.0)
+        kept = self.put(x, 5)
+        with self.assertRaisesRegex(ts.Unsupported, "from_buffers"):
+            da.from_array(_servers.client_of(self.servers[0].address).put(x), chunks=5)
+        np.testing.assert_array_equal(td.numpy(kept).compute(), x)
+
     def test_arrays(self):
         x = RNG.normal(size=(1200, 400)).astype(np.float32)
         y = RNG.normal(size=(400, 300)).astype(np.float32)

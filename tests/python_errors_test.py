@@ -368,6 +368,20 @@ class LostArraysTest(unittest.TestCase):
         lifetime = buffer.expire_time.seconds - buffer.create_time.seconds
         self.assertTrue(59 <= lifetime < 600, lifetime)
 
+    def test_a_server_that_allows_smaller_results_comes_back_between_two_calls(self):
+        limits = self.t.info().limits
+        a = np.arange(float(limits.max_inline_result_bytes // 4))
+        limits.max_inline_result_bytes *= 4
+        self.t._core._limits = limits
+        np.testing.assert_array_equal((self.t.put(a) + 1).numpy(), a + 1)
+
+    def test_a_program_that_is_too_long_names_the_way_out(self):
+        x = self.t.put(np.ones(3))
+        for _ in range(2100):
+            x = x.dot(x) * x
+        with self.assertRaisesRegex(ts.TooManySteps, r"\.save\(\) of what comes in between"):
+            x.numpy()
+
     def test_a_replaced_array_is_gone(self):
         x = self.t.put(np.ones(5, "f4"), "x")
         new = self.t.put(np.zeros(5, "f4"), "x", replace=True)

@@ -18,7 +18,7 @@ from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
 _LARGEST = "the largest or smallest are ts.topk"
-_JOINED = "put() what is joined on the host, or write parts of np.where"
+_JOINED = "join them on the host and put() the result"
 _SLICES = "slices are views, x[:, 2:5]"
 _ROWS = "rows that follow each other are views, x[2:5]"
 _LOG = "np.log(x) and a factor are near"
