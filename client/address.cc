@@ -160,8 +160,12 @@ std::string TargetOf(std::string_view text) {
   absl::string_view address = Absl(text);
   if (!ConsumeSocket(&address)) return std::string(text);
   std::string target(text.substr(0, text.size() - address.size()));
-  for (const char c : address) {
-    const bool plain = absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+  for (std::size_t i = 0; i < address.size(); ++i) {
+    const char c = address[i];
+    const bool encoded = c == '%' && i + 2 < address.size() &&
+                         absl::ascii_isxdigit(static_cast<unsigned char>(address[i + 1])) &&
+                         absl::ascii_isxdigit(static_cast<unsigned char>(address[i + 2]));
+    const bool plain = encoded || absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
                        absl::string_view("-._~/").find(c) != absl::string_view::npos;
     if (plain) {
       target += c;

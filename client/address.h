@@ -18,8 +18,8 @@ absl::Status CheckAddress(std::string_view address);
 // certain. What is not understood does not.
 bool StaysHere(std::string_view servers);
 
-// The address in the form that gRPC reads, which takes percent signs in paths of sockets for the
-// beginning of an encoded character.
+// The address in the form that gRPC reads, with the characters of a socket's path encoded that mean
+// something in a URI. "%20" is a blank already, as for the server and for every client of gRPC.
 std::string TargetOf(std::string_view address);
 
 // The proxy that gRPC would reach an address by over TLS.

@@ -219,10 +219,10 @@ class Source {
   // with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent, and one without a
   // function with INVALID_ARGUMENT / BAD_OPTION.
   template <class F>
-  requires std::constructible_from<Function, F> Source(
-      F&& function,  // NOLINT(google-explicit-constructor)
-      std::optional<std::uint64_t> bytes = std::nullopt)
-      : function_(std::forward<F>(function)), bytes_(bytes) {}
+  requires std::constructible_from<Function, F>
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  Source(F function, std::optional<std::uint64_t> bytes = std::nullopt)
+      : function_(std::move(function)), bytes_(bytes) {}
 
   // OK if the source has what an array of so many bytes needs.
   absl::Status Check(std::uint64_t array_bytes) const;

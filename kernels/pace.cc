@@ -251,7 +251,8 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
                static_cast<double>(cost.atomics) * rates.atomic;
   if (cpu) {
     double step = rates.step;
-    if constexpr (requires { p.op; }) {
+    if constexpr (std::is_same_v<Problem, ReduceProblem> ||
+                  std::is_same_v<Problem, ReduceAxesProblem>) {
       // Along an axis additions wait for each other, which the flops of other folds do not.
       constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
       model.work *= kWaits * FoldWeight(p.op, p.dtype);

@@ -380,11 +380,12 @@ std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
 }
 
 // Folds short groups, x[outer, length, inner] whose rows are `pitch` elements apart. Each output is
-// folded by one thread, in the order of its elements.
+// folded by one thread, in the order of its elements and in Fold::Wide: memory sets the pace all the
+// same, and results of 16 bits are rounded once.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldShort(const T* x, std::int64_t outer, int length, int inner, int pitch, int groups_of_run,
-              typename F::Out* out, Scalar* mark) {
+              typename F::Out* out) {
   constexpr int kWide = kVector<T>;
   __shared__ uint4 run[kRunVectors + 1];
   const std::int64_t first = std::int64_t{blockIdx.x} * groups_of_run;
@@ -423,7 +424,7 @@ __global__ void __launch_bounds__(kBlock)
 
   const T* const elements = reinterpret_cast<const T*>(run) + before;
   for (int o = static_cast<int>(threadIdx.x); o < groups * inner; o += kBlock) {
-    Chain<F, T> chain;
+    Chain<WideFold<F, T>, T> chain;
     if (group % kWide == 0 && pitch == 1 && before == 0) {
       // Whole vectors of a row: single elements of several threads would lie in the same bank.
       for (int step = 0; step < length; step += kWide) {
@@ -441,8 +442,8 @@ __global__ void __launch_bounds__(kBlock)
         chain.Add(from[step * pitch], static_cast<std::uint32_t>(step));
     }
     chain.Flush(0, length);
-    Store<F, T>(chain.Value(length, [](std::uint32_t step) { return std::int64_t{step}; }), length,
-                out[first * inner + o], mark);
+    out[first * inner + o] = F::FinishAxis(
+        chain.Value(length, [](std::uint32_t step) { return std::int64_t{step}; }), length);
   }
 }
 
@@ -454,7 +455,7 @@ void LaunchShort(const ReduceAxesProblem& p, CudaStream& stream) {
   FoldShort<F, T><<<blocks, kBlock, 0, stream.handle()>>>(
       static_cast<const T*>(p.x), p.outer, static_cast<int>(p.length), static_cast<int>(p.inner),
       static_cast<int>(std::max(p.inner, p.inner_of_all)), static_cast<int>(groups),
-      static_cast<typename F::Out*>(p.out), stream.result());
+      static_cast<typename F::Out*>(p.out));
   CUDA_CHECK_LAUNCH(FoldShort);
 }
 
@@ -594,7 +595,7 @@ Steps StepsOf(const ReduceAxesProblem& p) {
   const auto of = [](const ReduceAxesProblem& launch, const Plan& plan) {
     return Steps{plan.steps, WideSteps(launch, plan)};
   };
-  if (IsShort(p)) return {p.length, 1};
+  if (IsShort(p)) return {1, p.length};
   if (SlabRows(p) == 0) return of(p, MakePlan(p));
   const Steps slabs = of(Slabs(p), MakeSlabPlan(Slabs(p))), rest = of(Rest(p), MakePlan(Rest(p)));
   return {std::max(slabs.chain, rest.chain), std::max(slabs.wide, rest.wide) + SlabCount(p)};
@@ -665,13 +666,8 @@ void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) {
       using F = Fold<op(), T>;
-      if constexpr (kMayLeaveRange<F, T>) {
-        if (IsShort(p)) {
-          LaunchShort<WideFold<F, T>, T>(p, Cuda(stream));
-        } else {
-          LaunchFold<WideFold<F, T>, T>(p, MakePlan(p), Cuda(stream));
-        }
-      }
+      if constexpr (kMayLeaveRange<F, T>)
+        LaunchFold<WideFold<F, T>, T>(p, MakePlan(p), Cuda(stream));
     });
   });
 }
