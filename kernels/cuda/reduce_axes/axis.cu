@@ -70,9 +70,9 @@ constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-// Values of outer that are folded from so many bytes at most are short: up to here all shapes, types and
-// alignments were faster by runs, from 18 times (pairs of f16) to 1.0 (NVIDIA H200, 2026-11-28).
-constexpr std::int64_t kShortBytes = 63;
+// Values of outer that are folded from so many bytes at most are short. Up to here runs were faster, from
+// 18 times (pairs of f16) to 0.9 (rows of 16 f32 that are not aligned; NVIDIA H200, 2026-11-28).
+constexpr std::int64_t kShortBytes = 64;
 // Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
 // what a block does before its first load and after its last shows. Four need vectors that are
 // whole and no more than four of a thread's chains; Moments and WideSquares do not fit three.
