@@ -93,7 +93,7 @@ class OperationCall final : public DeviceCall {
   }
 
   TaskSize SizeOn(const Device& device) override {
-    for (const Source& source : sources_)
+    for (const OperandSource& source : sources_)
       if (source.IsElsewhere(device) ||
           (source.buffer != nullptr && source.buffer->shards().size() > 1))
         return TaskSize::kLarge;
@@ -103,7 +103,7 @@ class OperationCall final : public DeviceCall {
     if (std::any_of(destinations.begin(), destinations.end(),
                     [](const v1::Result* destination) { return IsInline(*destination); })) {
       Views views;
-      for (const Source& source : sources_) views.push_back(source.view);
+      for (const OperandSource& source : sources_) views.push_back(source.view);
       if (const absl::StatusOr<ResultType> type = ResultTypeOf(request_, views); type.ok())
         least += AnswerMicroseconds(destinations, *type, device);
     }
@@ -112,7 +112,7 @@ class OperationCall final : public DeviceCall {
 
   absl::Status RunOn(Stream& stream) override {
     Views views;
-    for (Source& source : sources_) {
+    for (OperandSource& source : sources_) {
       absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
       if (!view.ok()) return view.status();
       views.push_back(*view);
@@ -229,7 +229,7 @@ class OperationCall final : public DeviceCall {
 
   void Release(Chores* chores) override {
     if (chores != nullptr)
-      for (Source& source : sources_) chores->Release(std::move(source.buffer));
+      for (OperandSource& source : sources_) chores->Release(std::move(source.buffer));
     sources_.clear();
   }
 

@@ -102,9 +102,10 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   return sources;
 }
 
-std::shared_ptr<const Buffer> BufferAt(absl::Span<const Source> sources, const void* address) {
+std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
+                                       const void* address) {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     if (source.buffer == nullptr) continue;
     const auto begin = reinterpret_cast<std::uintptr_t>(source.buffer->data());
     if (at >= begin && at - begin < source.buffer->type().bytes()) return source.buffer;
@@ -112,9 +113,9 @@ std::shared_ptr<const Buffer> BufferAt(absl::Span<const Source> sources, const v
   return nullptr;
 }
 
-void MarkScattered(absl::Span<Source> sources) {
+void MarkScattered(absl::Span<OperandSource> sources) {
   if (sources.size() != 2) return;
-  const auto shards_of = [](const Source& source) {
+  const auto shards_of = [](const OperandSource& source) {
     return source.buffer == nullptr ? absl::Span<const Shard>() : source.buffer->shards();
   };
   const absl::Span<const Shard> a = shards_of(sources[0]), b = shards_of(sources[1]);
@@ -144,9 +145,9 @@ Device* DeviceBytes::Most() const {
   return most == entries_.end() ? nullptr : most->device;
 }
 
-Device* DeviceOf(absl::Span<const Source> sources) {
+Device* DeviceOf(absl::Span<const OperandSource> sources) {
   DeviceBytes bytes;
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     if (source.buffer == nullptr) continue;
     const Extent extent = ExtentOf(source.view);
     bytes.Add(*source.buffer, extent.begin, extent.end);
@@ -168,7 +169,7 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
   return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
 }
 
-absl::StatusOr<View> PlaceOnStream(Core& core, Source& source, Stream& stream) {
+absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream) {
   View view = source.view;
   const auto begin_at = [&](const void* begin) {
     view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);

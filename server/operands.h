@@ -28,7 +28,7 @@ inline constexpr std::size_t kOperandsInPlace = 2;
 using NamedOperands = absl::InlinedVector<Named, kOperandsInPlace>;
 
 // An operand as a call holds it between its acceptance and its end.
-struct Source {
+struct OperandSource {
   Named named;
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
@@ -43,7 +43,7 @@ struct Source {
   }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
-using Sources = absl::InlinedVector<Source, kOperandsInPlace>;
+using Sources = absl::InlinedVector<OperandSource, kOperandsInPlace>;
 using Views = absl::InlinedVector<View, kOperandsInPlace>;
 
 // The error as one of this operand.
@@ -59,11 +59,12 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
 // The operand that has the address, where it lies; null: it is no resident one's.
-std::shared_ptr<const Buffer> BufferAt(absl::Span<const Source> sources, const void* address);
+std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
+                                       const void* address);
 
 // Of a product without an expression: b is scattered if it is too small for every device that has a
 // part of a to have one of b.
-void MarkScattered(absl::Span<Source> sources);
+void MarkScattered(absl::Span<OperandSource> sources);
 
 // Adds up what a call needs of each device, to run where the fewest bytes have to move.
 class DeviceBytes {
@@ -85,7 +86,7 @@ class DeviceBytes {
 
 // The device that has most bytes of the resident operands, as DeviceBytes counts them. Null when none
 // is resident.
-Device* DeviceOf(absl::Span<const Source> sources);
+Device* DeviceOf(absl::Span<const OperandSource> sources);
 
 // Copies bytes of a buffer of another device, from one element to another, to memory of the
 // stream's. Errors of RunCopyAcross, and DEVICE_LOST of either device.
@@ -95,6 +96,6 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
 // The operand on the stream's device. Inline data moves to scratch: in a message it has no
 // alignment to rely on. So does what another device has: all from the operand's first element to
 // its last, which source.moved_bytes then has.
-absl::StatusOr<View> PlaceOnStream(Core& core, Source& source, Stream& stream);
+absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream);
 
 }  // namespace tessera

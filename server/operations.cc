@@ -505,10 +505,10 @@ double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
 
 }  // namespace
 
-double LeastMicroseconds(absl::Span<const Source> sources, const Device& device) {
+double LeastMicroseconds(absl::Span<const OperandSource> sources, const Device& device) {
   const double bytes_per_us = device.info().backend == Backend::kCuda ? 1e6 : 4e3;
   double bytes = 0, travel = 0;
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     bytes += static_cast<double>(source.view.elements()) *
              static_cast<double>(SizeOf(source.view.dtype));
     if (source.named.operand->has_tensor())
@@ -538,12 +538,12 @@ double FlopsOf(const v1::Expression& expression) {
 }
 
 // Operands that are broadcast make a result larger than all of them.
-double MapMicroseconds(const v1::Expression& expression, absl::Span<const Source> sources,
+double MapMicroseconds(const v1::Expression& expression, absl::Span<const OperandSource> sources,
                        const Device& device) {
   std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
   extents.fill(1);
   double element_bytes = 0;
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     const Shape& shape = source.view.shape;
     for (int i = 0; i < shape.rank; ++i) {
       std::int64_t& extent = extents[static_cast<std::size_t>(i)];
@@ -560,18 +560,18 @@ double MapMicroseconds(const v1::Expression& expression, absl::Span<const Source
 
 }  // namespace
 
-double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device) {
   return request.has_expression() ? MapMicroseconds(request.expression(), sources, device)
                                   : LeastMicroseconds(sources, device);
 }
 
-double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device) {
   return MapMicroseconds(request.expression(), sources, device);
 }
 
-double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device) {
   if (sources.size() < 2) return 0;  // it will be refused
   const View &a = sources[0].view, &b = sources[1].view;
@@ -584,7 +584,7 @@ double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Sour
   return LeastMicroseconds(sources, device) + m * n * (2 * k + 8 + flops) / per_us;
 }
 
-double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device) {
   const View& x = sources[0].view;
   const absl::StatusOr<ArrayType> type = TopKType(x, request.k(), AxisOf(request));
@@ -610,7 +610,7 @@ void SetType(const ArrayType& type, v1::Tensor& out) {
   SetShape(type.shape, out.mutable_shape());
 }
 
-void SetStats(const Stats& stats, const Device& device, absl::Span<const Source> sources,
+void SetStats(const Stats& stats, const Device& device, absl::Span<const OperandSource> sources,
               v1::ExecutionStats& out) {
   out.set_strategy(std::string(stats.strategy));
   out.set_device(device.info().name);
@@ -619,7 +619,7 @@ void SetStats(const Stats& stats, const Device& device, absl::Span<const Source>
   out.set_flops(stats.flops);
   out.set_roundoff(stats.roundoff);
   std::uint64_t moved = 0;
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     out.add_operand_versions(source.version());
     moved += source.moved_bytes;
   }

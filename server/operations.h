@@ -101,17 +101,18 @@ void SetValue(const Request&, const ScalarResult&, Response&) {}
 // 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those; inline operands copied to
 // a GPU at 10 GB/s. For problems that are small enough to be launched at once, hence of no great
 // precision.
-double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device);
-double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device);
-double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device);
-double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source> sources,
+double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const OperandSource> sources,
                          const Device& device);
-double LeastMicroseconds(absl::Span<const Source> sources, const Device& device);
+double LeastMicroseconds(absl::Span<const OperandSource> sources, const Device& device);
 template <class Request>
-double LeastMicroseconds(const Request&, absl::Span<const Source> sources, const Device& device) {
+double LeastMicroseconds(const Request&, absl::Span<const OperandSource> sources,
+                         const Device& device) {
   return LeastMicroseconds(sources, device);
 }
 
@@ -168,7 +169,7 @@ absl::Status CheckInline(const ArrayType& type, std::uint64_t before = 0);
 void SetType(const ArrayType& type, v1::Tensor& out);
 
 // All but queue_us.
-void SetStats(const Stats& stats, const Device& device, absl::Span<const Source> sources,
+void SetStats(const Stats& stats, const Device& device, absl::Span<const OperandSource> sources,
               v1::ExecutionStats& out);
 
 }  // namespace tessera

@@ -153,14 +153,14 @@ std::uint64_t ProgramRun::memory() const {
     if (operands <= kOperandsInPlace) continue;
     // Vectors grow to twice their size at least.
     const std::size_t places = std::max(operands, 2 * kOperandsInPlace);
-    bytes += places * (sizeof(Source) + sizeof(View)) + 2 * kHeap;
+    bytes += places * (sizeof(OperandSource) + sizeof(View)) + 2 * kHeap;
   }
   return bytes;
 }
 
 void ProgramRun::Release(Chores& chores) {
   for (Step& step : steps_)
-    for (Source& source : step.sources) chores.Release(std::move(source.buffer));
+    for (OperandSource& source : step.sources) chores.Release(std::move(source.buffer));
 }
 
 absl::StatusOr<Device*> ProgramRun::Prepare() {
@@ -175,7 +175,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
   std::vector<BufferStore::Wanted> wanted;
   wanted.reserve(operands);
   for (const Step& step : steps_) {
-    for (const Source& source : step.sources) {
+    for (const OperandSource& source : step.sources) {
       const v1::Operand& operand = *source.named.operand;
       wanted.push_back({operand.buffer(), operand.version()});
     }
@@ -185,7 +185,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
   std::unordered_set<const Buffer*> seen;
   auto found = wanted.begin();
   for (Step& step : steps_) {
-    for (Source& source : step.sources) {
+    for (OperandSource& source : step.sources) {
       BufferStore::Wanted& one = *found++;
       SetErrorMetadata(one.status, "operand", source.named.name);
       step.status.Update(one.status);
@@ -213,7 +213,7 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
     step.views.reserve(operands.size());
     for (const Named& named : operands) {
       const v1::Operand& operand = *named.operand;
-      Source source{.named = named};
+      OperandSource source{.named = named};
       if (operand.has_tensor()) {
         absl::StatusOr<ArrayType> type = TensorType(operand.tensor());
         if (type.ok()) source.type = *type;
@@ -266,7 +266,7 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
     step.status = FindTypes(step);
     if (!step.status.ok()) continue;  // it will be refused
     const bool reached =
-        std::all_of(step.sources.begin(), step.sources.end(), [&](const Source& source) {
+        std::all_of(step.sources.begin(), step.sources.end(), [&](const OperandSource& source) {
           return source.buffer == nullptr ||
                  (!source.IsElsewhere(device) && source.buffer->shards().size() == 1);
         });
@@ -285,7 +285,7 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
 absl::Status ProgramRun::FindTypes(Step& step) {
   if (!step.status.ok()) return step.status;
   step.views.clear();
-  for (Source& source : step.sources) {
+  for (OperandSource& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
     if (operand.has_step()) {
       const Step& earlier = steps_[operand.step()];
@@ -389,7 +389,7 @@ ProgramRun::Step* ProgramRun::FoldableAt(const v1::Operand& operand) {
   Step& step = steps_[operand.step()];
   if (!step.status.ok() || step.readers != 1) return nullptr;
   const bool shared =
-      std::any_of(step.sources.begin(), step.sources.end(), [](const Source& source) {
+      std::any_of(step.sources.begin(), step.sources.end(), [](const OperandSource& source) {
         return source.buffer != nullptr && source.buffer->shards().size() > 1;
       });
   const bool plain = VisitRequest(*step.proto, [](const auto& request) {
@@ -418,7 +418,7 @@ SelectionSteps ProgramRun::StepsOf(const Step& top_k, const Step& matmul, const 
 
 void ProgramRun::MakeViews(Step& step, const Device& device) {
   for (std::size_t i = 0; i < step.sources.size(); ++i) {
-    const Source& source = step.sources[i];
+    const OperandSource& source = step.sources[i];
     const v1::Operand& operand = *source.named.operand;
     const bool moves = source.buffer == nullptr || source.IsElsewhere(device);
     const void* data = operand.has_step() ? steps_[operand.step()].places[operand.output()].memory
@@ -461,7 +461,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
       step.places = {};
       continue;
     }
-    for (Source& source : step.sources) {
+    for (OperandSource& source : step.sources) {
       if (!source.IsElsewhere(stream.device())) continue;
       const auto [place, is_new] = places.try_emplace(source.buffer.get(), layout.total);
       if (is_new) AddTo(&layout.total, source.type.bytes());
@@ -471,7 +471,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   const std::uint64_t tensors = layout.total;
   for (Step& step : steps_) {
     if (!step.status.ok()) continue;
-    for (Source& source : step.sources)
+    for (OperandSource& source : step.sources)
       if (source.named.operand->has_tensor())
         source.offset = AddTo(&layout.total, source.type.bytes());
   }
@@ -557,7 +557,7 @@ absl::Status ProgramRun::SendTensors(Stream& stream, std::uint64_t begin) {
   std::uint64_t end = begin;
   for (const Step& step : steps_) {
     if (!step.status.ok()) continue;
-    for (const Source& source : step.sources) {
+    for (const OperandSource& source : step.sources) {
       if (!source.named.operand->has_tensor()) continue;
       const std::string& data = source.named.operand->tensor().data();
       pieces.push_back({kGap, source.offset - end});
@@ -571,7 +571,7 @@ absl::Status ProgramRun::SendTensors(Stream& stream, std::uint64_t begin) {
 void ProgramRun::FetchBuffers(Stream& stream) {
   std::unordered_map<const Buffer*, absl::Status> fetched;
   for (Step& step : steps_) {
-    for (Source& source : step.sources) {
+    for (OperandSource& source : step.sources) {
       if (!step.status.ok() || !source.IsElsewhere(stream.device())) continue;
       const Buffer& buffer = *source.buffer;
       const auto [entry, is_new] = fetched.try_emplace(&buffer);
@@ -587,7 +587,7 @@ void ProgramRun::FetchBuffers(Stream& stream) {
 
 void ProgramRun::Inherit(Step& step) const {
   if (!step.status.ok()) return;
-  for (const Source& source : step.sources) {
+  for (const OperandSource& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
     if (operand.has_step() && !steps_[operand.step()].status.ok())
       step.status = StepFailed(operand.step());
@@ -680,7 +680,7 @@ bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device
   if (!step.batched || step.proto->operation_case() != like.proto->operation_case() ||
       step.proto->reduce().op() != like.proto->reduce().op())
     return false;
-  for (const Source& source : step.sources) {
+  for (const OperandSource& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
     if (operand.has_step() && operand.step() >= first) return false;
   }

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const Source> sources,
+std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSource> sources,
                                        const Device& device, bool by_first) {
-  const auto is_sharded = [](const Source& source) {
+  const auto is_sharded = [](const OperandSource& source) {
     return source.buffer != nullptr && source.buffer->shards().size() > 1;
   };
   const auto first = std::find_if(sources.begin(), sources.end(), is_sharded);
   if (first == sources.end() || !first->buffer->IsOn(device)) return std::nullopt;
   if (by_first && first != sources.begin()) return std::nullopt;
-  for (const Source& source : sources) {
+  for (const OperandSource& source : sources) {
     // What the device has for itself, a copy of what is elsewhere too, all reach that share memory
     // with it.
     if (by_first && (!is_sharded(source) || source.IsElsewhere(device))) continue;

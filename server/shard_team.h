@@ -24,7 +24,8 @@ class ShardTeam final : public Team {
   // its first operand; the other one may lie on one device, or have been copied to it.
   template <class Request>
   static std::optional<ShardTeam> Of(Core& core, const Request& request,
-                                     absl::Span<const Source> sources, const Device& device) {
+                                     absl::Span<const OperandSource> sources,
+                                     const Device& device) {
     constexpr bool kByFirst = std::is_same_v<Request, v1::MatmulRequest>;
     std::optional<ShardTeam> team = Of(core, sources, device, kByFirst);
     for (const v1::Result* result : DestinationsOf(request)) {
@@ -41,7 +42,7 @@ class ShardTeam final : public Team {
   absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) override;
 
  private:
-  static std::optional<ShardTeam> Of(Core& core, absl::Span<const Source> sources,
+  static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
                                      const Device& device, bool by_first);
   // Whether all devices reach memory of this placement; none: memory of the operation's device.
   bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;

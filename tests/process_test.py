@@ -86,6 +86,7 @@ class SignalTest(Case):
 
 
 class LimitTest(Case):
+    @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")
     def test_too_few_threads_are_refused_in_words(self):
         """Of an address space without room for their stacks."""
         command = ["prlimit", f"--as={500 << 20}", o.Program.path, "--device", "cpu"]
