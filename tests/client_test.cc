@@ -164,7 +164,9 @@ TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
     options.progress = [](std::uint64_t) { throw 1; };
     status = client_.Upload("x", DType::kF32, {100'000}, FromMemory(bytes), options).status();
     EXPECT_EQ(ErrorReason(status), "CALLER_EXCEPTION");
-    EXPECT_EQ(ErrorReason(client_.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
+    // The server hears of a stream's end a moment later.
+    EXPECT_TRUE(Eventually(
+        [&] { return ErrorReason(client_.GetBuffer("x").status()) == "BUFFER_NOT_FOUND"; }));
     EXPECT_EQ(ErrorReason(client_.Upload("x", DType::kF32, {100'000}, nullptr, options).status()),
               "BAD_OPTION");
   }
