@@ -30,32 +30,7 @@
 
 namespace tessera {
 
-// The element type of T.
-template <class T>
-inline constexpr DType kDTypeOf = [] {
-  if constexpr (std::is_same_v<T, float>) {
-    return DType::kF32;
-  } else if constexpr (std::is_same_v<T, double>) {
-    return DType::kF64;
-  } else if constexpr (std::is_same_v<T, Half>) {
-    return DType::kF16;
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    return DType::kBF16;
-  } else if constexpr (std::is_same_v<T, std::int32_t>) {
-    return DType::kI32;
-  } else if constexpr (std::is_same_v<T, std::int64_t>) {
-    return DType::kI64;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return DType::kBool;
-  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
-    return DType::kU8;
-  } else {
-    static_assert(std::is_same_v<T, std::int8_t>, "no element of the service");
-    return DType::kI8;
-  }
-}();
-
-// Their bytes, which stay where they are.
+// The bytes of the values, which are not copied.
 template <class T>
 std::string_view BytesOf(absl::Span<const T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
@@ -66,14 +41,14 @@ template <class T>
 absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
                                   absl::Span<const T> values, absl::Span<const std::int64_t> shape,
                                   const UploadOptions& options = {}) {
-  return client.Upload(name, kDTypeOf<T>, shape, FromMemory(BytesOf(values)), options);
+  return client.Upload(name, DTypeOf<T>(), shape, FromMemory(BytesOf(values)), options);
 }
 
 // A small array that travels with a request.
 template <class T>
 v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> shape) {
   v1::Tensor tensor;
-  tensor.set_dtype(static_cast<v1::Dtype>(kDTypeOf<T>));
+  tensor.set_dtype(static_cast<v1::Dtype>(DTypeOf<T>()));
   tensor.mutable_shape()->Add(shape.begin(), shape.end());
   tensor.set_data(std::string(BytesOf(values)));
   return tensor;
@@ -83,11 +58,11 @@ v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> sha
 template <class T>
 absl::Status CheckElements(v1::Dtype dtype) {
   const auto actual = static_cast<DType>(dtype);
-  if (actual == kDTypeOf<T>) return absl::OkStatus();
+  if (actual == DTypeOf<T>()) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-      absl::StrCat("the elements are ", Absl(Name(actual)), " and not ", Absl(Name(kDTypeOf<T>))),
-      {{"expected", std::string(Name(kDTypeOf<T>))}, {"actual", std::string(Name(actual))}});
+      absl::StrCat("the elements are ", Absl(Name(actual)), " and not ", Absl(Name(DTypeOf<T>()))),
+      {{"expected", std::string(Name(DTypeOf<T>()))}, {"actual", std::string(Name(actual))}});
 }
 
 // Those of an array in an answer; the error of CheckElements.

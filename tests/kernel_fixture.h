@@ -170,27 +170,6 @@ inline std::string BackendDTypeName(
                       std::string(Name(std::get<1>(info.param))));
 }
 
-template <class T>
-constexpr DType DTypeOf() {
-  if constexpr (std::is_same_v<T, float>) {
-    return DType::kF32;
-  } else if constexpr (std::is_same_v<T, double>) {
-    return DType::kF64;
-  } else if constexpr (std::is_same_v<T, Half>) {
-    return DType::kF16;
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    return DType::kBF16;
-  } else if constexpr (std::is_same_v<T, std::int32_t>) {
-    return DType::kI32;
-  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
-    return DType::kU8;
-  } else if constexpr (std::is_same_v<T, std::int8_t>) {
-    return DType::kI8;
-  } else {
-    return DType::kI64;
-  }
-}
-
 // An element as a number without loss, and a number as the nearest element; integers count
 // thousandths.
 template <class T>

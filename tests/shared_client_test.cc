@@ -72,6 +72,20 @@ class SharedClientTest : public ::testing::Test {
     EXPECT_TRUE(buffer.ok()) << buffer.status();
     return data;
   }
+  // Uploads an array while the server still copies into a slot that the client has given up. The copy
+  // ends after the source has filled the slot of the upload.
+  void ExpectIntactUpload(Client& client) {
+    const std::string data(kSlot, 'd');
+    const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
+      std::memcpy(to.data(), data.data() + offset, to.size());
+      device_->Open();
+      absl::SleepFor(absl::Milliseconds(200));
+      return absl::OkStatus();
+    };
+    const auto buffer = client.Upload("new", DType::kI32, {kSlot / 4}, source);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_TRUE(Get("new") == data);
+  }
   // What the messages of gRPC have carried since the last time.
   std::uint64_t Wire() {
     const Traffic now = client_.traffic();
@@ -276,7 +290,7 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
 }
 
 TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
-  const std::string old = Pattern(kSlot), data(kSlot, 'd');
+  const std::string old = Pattern(kSlot);
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
   ASSERT_TRUE(Put("old", old).ok());
   device_->Close(FakeDevice::Step::kCopyToHost);
@@ -284,20 +298,12 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   EXPECT_FALSE(hasty.Download("old", absl::MakeSpan(got)).ok());
   device_->WaitForBlocked(1);
   // The server goes on with what nobody waits for any more when the next array is in its slot.
-  const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
-    std::memcpy(to.data(), data.data() + offset, to.size());
-    device_->Open();
-    absl::SleepFor(absl::Milliseconds(200));
-    return absl::OkStatus();
-  };
-  const auto buffer = hasty.Upload("new", DType::kI32, {kSlot / 4}, source);
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_TRUE(Get("new") == data);
+  ExpectIntactUpload(hasty);
 }
 
 // Nor that of the part which is fetched ahead when the caller wants no more of the array.
 TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
-  const std::string old = Pattern(2 * kSlot), data(kSlot, 'd');
+  const std::string old = Pattern(2 * kSlot);
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
   ASSERT_TRUE(Put("old", old).ok());
   const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
@@ -309,15 +315,7 @@ TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
     return absl::AbortedError("enough");
   };
   EXPECT_TRUE(absl::IsAborted(hasty.Download("old", sink).status()));
-  const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
-    std::memcpy(to.data(), data.data() + offset, to.size());
-    device_->Open();
-    absl::SleepFor(absl::Milliseconds(200));
-    return absl::OkStatus();
-  };
-  const auto buffer = hasty.Upload("new", DType::kI32, {kSlot / 4}, source);
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_TRUE(Get("new") == data);
+  ExpectIntactUpload(hasty);
 }
 
 TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {

@@ -101,6 +101,31 @@ using ValueOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, 
 template <class T>
 using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
+// The dtype whose elements are of the C++ type T.
+template <class T>
+constexpr DType DTypeOf() {
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::kF32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::kF64;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return DType::kF16;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return DType::kBF16;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    return DType::kI32;
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    return DType::kI64;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return DType::kBool;
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return DType::kU8;
+  } else {
+    static_assert(std::is_same_v<T, std::int8_t>, "no element type");
+    return DType::kI8;
+  }
+}
+
 // Calls f(T{}) for the dtype's type. REQUIRES: IsComputed(dtype).
 template <class F>
 constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {

@@ -100,8 +100,8 @@ absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b
                                     const RunOptions& options) {
   if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
-  const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
-                              {b, HasGaps(b), &problem.b, &problem.b_view}};
+  const OperandSlot operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
+                                  {b, HasGaps(b), &problem.b, &problem.b_view}};
   return ExecuteScalar(stream, problem, IsInteger(a.dtype), options,
                        WholeLaunch<DotProblem>{operands});
 }
@@ -120,7 +120,7 @@ absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp o
   }
   if (absl::Status status = CheckFolds(op, x.dtype, x.elements()); !status.ok()) return status;
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
-  const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
+  const OperandSlot operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
   return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options,
                        WholeLaunch<ReduceProblem>{operands});
 }

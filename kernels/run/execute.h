@@ -191,13 +191,13 @@ inline std::uint64_t Bytes(const View& view) {
 }
 
 // An operand as a view, and where a strategy looks for it.
-struct Operand {
+struct OperandSlot {
   const View& view;
   bool gather;                // the strategy needs a copy: it cannot use the view's own memory
   const void** data;          // in the problem
   const View** as_view = {};  // in the problem, for strategies that read views; null: none does
 
-  Operand(const View& v, bool g, const void** d, const View** a = nullptr)
+  OperandSlot(const View& v, bool g, const void** d, const View** a = nullptr)
       : view(v), gather(g), data(d), as_view(a) {
     *data = gather ? nullptr : view.data;
   }
@@ -247,21 +247,21 @@ inline const void* GatheredOn(Stream& stream, const View& view) {
 // stream's order. Throws DeviceError.
 template <class Problem>
 struct WholeLaunch {
-  absl::Span<const Operand> operands;
+  absl::Span<const OperandSlot> operands;
 
-  bool Copies(const Operand& operand, const Strategy<Problem>& strategy) const {
+  bool Copies(const OperandSlot& operand, const Strategy<Problem>& strategy) const {
     return operand.gather && !(strategy.reads_views && operand.as_view != nullptr);
   }
   std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& strategy) const {
     std::uint64_t bytes = 0;
-    for (const Operand& operand : operands)
+    for (const OperandSlot& operand : operands)
       if (Copies(operand, strategy)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
     return bytes;
   }
   // Whether they are copied or read in place.
   double GatherSeconds(const Pace& pace) const {
     double seconds = 0;
-    for (const Operand& operand : operands) {
+    for (const OperandSlot& operand : operands) {
       if (operand.gather) seconds += pace.EstimateCopy(operand.view, operand.view.dtype);
     }
     return seconds;
@@ -275,7 +275,7 @@ struct WholeLaunch {
     return LaunchesShares(problem, strategy) ? strategy.scratch(problem) : 0;
   }
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
-    for (const Operand& operand : operands) {
+    for (const OperandSlot& operand : operands) {
       if (stream.stopped()) return;
       if (Copies(operand, strategy)) {
         *operand.data = GatheredOn(stream, operand.view);

@@ -127,8 +127,8 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
                         .ldb = right.pitch,
                         .transpose_b = right.transpose,
                         .c = nullptr};
-  const Operand operands[] = {{a, left.gather && HasGaps(a), &problem.a},
-                              {b, right.gather && HasGaps(b), &problem.b}};
+  const OperandSlot operands[] = {{a, left.gather && HasGaps(a), &problem.a},
+                                  {b, right.gather && HasGaps(b), &problem.b}};
   const WholeLaunch<MatmulProblem> product{operands};
   if (out_of == nullptr)
     return Execute(stream, problem, options, PlaceAt(out, &problem.c), product);

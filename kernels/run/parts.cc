@@ -71,7 +71,7 @@ struct PartLaunch : WholeLaunch<Problem> {
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     *values = stream.HostScratch(bytes);
     if (bytes == 0) return;
-    for (const Operand& operand : this->operands)
+    for (const OperandSlot& operand : this->operands)
       if (operand.gather) *operand.as_view = &operand.view;
     const ProfilerRange range(strategy.name);
     if (!stream.stopped()) strategy.launch_part(problem, part, *values, stream);
@@ -80,7 +80,8 @@ struct PartLaunch : WholeLaunch<Problem> {
 
 template <class Problem>
 absl::StatusOr<ScalarResult> ExecutePart(Stream& stream, Problem& problem, ReduceOp op,
-                                         const ArrayPart& part, absl::Span<const Operand> operands,
+                                         const ArrayPart& part,
+                                         absl::Span<const OperandSlot> operands,
                                          RunOptions options) {
   Problem whole = problem;
   whole.n = part.elements;
@@ -123,8 +124,8 @@ absl::StatusOr<ScalarResult> RunDotPart(Stream& stream, const View& a, const Vie
                                         const ArrayPart& part, const RunOptions& options) {
   if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
-  const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
-                              {b, HasGaps(b), &problem.b, &problem.b_view}};
+  const OperandSlot operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
+                                  {b, HasGaps(b), &problem.b, &problem.b_view}};
   return ExecutePart(stream, problem, ReduceOp::kSum, part, operands, options);
 }
 
@@ -133,7 +134,7 @@ absl::StatusOr<ScalarResult> RunReducePart(Stream& stream, const View& x, Reduce
   if (absl::Status status = CheckComputed("reduce of a part", x.dtype); !status.ok()) return status;
   if (absl::Status status = CheckFolds(op, x.dtype, part.elements); !status.ok()) return status;
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
-  const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
+  const OperandSlot operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
   return ExecutePart(stream, problem, op, part, operands, options);
 }
 

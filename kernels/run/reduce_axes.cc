@@ -155,7 +155,7 @@ absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
   const Folding folding = MakeFolding(x.shape, *FoldedAxes(x.shape, axes));
   const View ordered = folding.Of(x);
   ReduceAxesProblem problem = problem_of(folding, x.dtype);
-  const Operand operands[] = {{ordered, HasGaps(ordered), &problem.x}};
+  const OperandSlot operands[] = {{ordered, HasGaps(ordered), &problem.x}};
   return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<ReduceAxesProblem>{operands});
 }

@@ -32,7 +32,7 @@ absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t r
   const std::int64_t n = x.elements();
   WindowSumProblem problem{
       .dtype = x.dtype, .n = n, .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
-  const Operand operands[] = {{x, HasGaps(x), &problem.x}};
+  const OperandSlot operands[] = {{x, HasGaps(x), &problem.x}};
   return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<WindowSumProblem>{operands});
 }
@@ -70,7 +70,7 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
   rows.shape[last] = problem.n;
   rows.strides[static_cast<std::size_t>(last)] = x.strides[static_cast<std::size_t>(at)];
   problem.rows = type->shape.elements() / k;
-  const Operand operands[] = {{rows, HasGaps(rows), &problem.x}};
+  const OperandSlot operands[] = {{rows, HasGaps(rows), &problem.x}};
   const auto place = [&](TopKProblem& p) -> absl::Status {
     const absl::StatusOr<void*> first = values.Get();
     if (!first.ok()) return first.status();

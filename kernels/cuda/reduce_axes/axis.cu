@@ -23,10 +23,9 @@
 // ticket back. So one launch does all of it, and there are no atomics on values. The cut depends on
 // the shape and the element's size alone: the same input gives the same bits, on every GPU.
 //
-// Where length and inner are so small that a value of outer has less than two vectors (pairs of
-// numbers, say), a thread for each would have one small load in flight. There a block copies a run of
-// memory to shared memory in vectors, and each of its threads folds whole outputs from there: both the
-// loads and the stores of neighbouring threads are neighbours.
+// A value of outer with few elements, a pair of numbers for example, would give a thread one small load.
+// FoldShort handles those: a block copies a run of memory to shared memory in vectors, and each thread
+// folds whole outputs from there, so that loads and stores of neighbouring threads coalesce.
 //
 // Along the outermost axis of more than 1 GiB, if it is long, that launch folds slabs of rows to
 // partial results, and another one those (kernels/axis_slabs.h): where several GPUs have the array,
@@ -70,8 +69,8 @@ constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-// Values of outer that are folded from so many bytes at most are short. Up to here runs were faster, from
-// 18 times (pairs of f16) to 0.9 (rows of 16 f32 that are not aligned; NVIDIA H200, 2026-11-28).
+// The most bytes of a value of outer that FoldShort folds. Up to here it is faster than FoldAxis, by a factor
+// of 16 for single f16 down to 0.9 for rows of 16 f32 that are not aligned (NVIDIA H200, 2026-11-28).
 constexpr std::int64_t kShortBytes = 64;
 // Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
 // what a block does before its first load and after its last shows. Four need vectors that are
@@ -364,24 +363,24 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
-// Vectors of a block's run, four for each thread: 16 KiB, of which an SM holds eight.
+// The vectors in a block's run, four per thread: 16 KiB, so that an SM has room for eight blocks.
 constexpr int kRunVectors = 4 * kBlock;
 
-// Bytes that the outputs of one value of outer are folded from.
+// The size of a group: the elements of one value of outer.
 std::int64_t GroupBytes(const ReduceAxesProblem& p) {
   return p.length * std::max(p.inner, p.inner_of_all) * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 bool IsShort(const ReduceAxesProblem& p) { return p.length > 0 && GroupBytes(p) <= kShortBytes; }
 
-// Groups of a block's run: a multiple of the block, so that all threads have as many, and so that all
-// runs begin alike within a vector.
+// The number of groups in a block's run. It is a multiple of the block size, so that threads share the work
+// evenly and all runs have the same alignment.
 std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
   return (kRunVectors * kVectorBytes / GroupBytes(p)) & -std::int64_t{kBlock};
 }
 
 // Folds short groups, x[outer, length, inner] whose rows are `pitch` elements apart. Each output is
-// folded by one thread, in the order of its elements and in Fold::Wide: memory sets the pace all the
-// same, and results of 16 bits are rounded once.
+// folded by one thread, in the order of its elements. It accumulates in Fold::Wide, which costs nothing
+// where memory is the limit, and rounds results of 16 bits once.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldShort(const T* x, std::int64_t outer, int length, int inner, int pitch, int groups_of_run,
