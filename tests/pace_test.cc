@@ -461,7 +461,7 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
     l.options.strategy = "cpu_serial";
     l.options.max_seconds = l.options.max_slow_seconds = 1e9;
     ReduceProblem p{.n = n};
-    const Operand operands[] = {{x, false, &p.x}};
+    const OperandSlot operands[] = {{x, false, &p.x}};
     const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
     const double cold = l.pace.Estimate(strategy, p);
     char parts[256];
