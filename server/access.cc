@@ -2,7 +2,6 @@
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -231,10 +230,9 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
                  "name, or uid: with a number");
     }
     if (name == absl::StrCat(kUser, OverflowUser())) {
-      return Bad(
-          number,
-          "the kernel shows this user's number for every user that a user namespace does not "
-          "know, so that it would let in all of them");
+      return Bad(number,
+                 "the kernel shows this user's number for every user outside a user namespace, so "
+                 "that the line would admit all of them");
     }
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");

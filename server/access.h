@@ -102,10 +102,10 @@ class Access {
   // Whether a user has a line.
   bool NamesUser(uid_t user) const;
 
-  // Reads the file again if it has changed, or if that is asked for, and logs what came of it. What is
-  // in use stays where the file cannot be used. Not for several threads at once.
+  // Reads the file again if it has changed, or in any case if asked, and logs the result. If the
+  // file cannot be used, the lines in use stay. Not for several threads at once.
   void Reload(bool asked);
-  // Whether the file, as it was last read, could not be used.
+  // Whether the file could not be used when it was last read.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:

@@ -44,7 +44,8 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
                    "the page token does not belong to this query", {{"field", "page_token"}});
 }
 
-// Fills in a buffer that others may delete meanwhile: this thread takes calls, and so frees no
+// Describes a buffer in *out. Other calls may delete the buffer meanwhile, so that this may be the
+// last reference to it: the chores release it, since a thread that accepts calls must not free
 // memory.
 void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);

@@ -223,8 +223,8 @@ class BufferStore {
                 std::optional<std::uint32_t> checksum = std::nullopt);
   // Nothing has been written: what was there stays.
   void AbandonWrite(Draft& draft);
-  // The errors of BeginWrite but TOO_MANY_RANGES, before a write begins or where there is nothing
-  // to write.
+  // Returns the errors of BeginWrite except TOO_MANY_RANGES, before a write begins or where there
+  // is nothing to write.
   absl::Status CheckWrite(const Draft& draft, std::uint64_t offset, std::uint64_t size);
   // Whether a draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND when it was deleted,
   // FAILED_PRECONDITION / BUFFER_SEALED.
@@ -234,7 +234,7 @@ class BufferStore {
   // no write in flight, CHECKSUM_UNKNOWN; DATA_LOSS / BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS.
   // replaced: what nobody has under its name any more.
   absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {});
-  // The same for several, at one moment: all become READY, or none does.
+  // The same for several drafts at one moment: all become READY, or none does.
   absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<Draft* const> drafts);
   // The same for a draft of FindDraft; one that was sealed by this version, and is there, counts.
   absl::StatusOr<BufferInfo> Seal(std::string_view name, std::uint64_t version,
@@ -328,12 +328,12 @@ class BufferStore {
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
   absl::Status CheckOpenLocked(const Draft& draft);
   absl::Status CheckWriteLocked(const Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // Of its bytes, as a READY buffer has it.
+  // Returns the checksum of a draft's bytes for its READY buffer, if it is known.
   static std::optional<std::uint32_t> ChecksumOf(const Draft& draft);
-  // What keeps a draft from becoming READY now.
+  // Returns the error that keeps a draft from becoming READY now, or OK.
   absl::Status CheckSealLocked(const Draft& draft, std::optional<std::uint32_t> checksum,
                                absl::Time now);
-  // REQUIRES: nothing does.
+  // REQUIRES: CheckSealLocked returns OK.
   BufferInfo SealLocked(Draft& draft, absl::Time now, Doomed& doomed);
   void SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time);
   void Unlink(ReadyMap::iterator it, Doomed& doomed);
@@ -400,7 +400,7 @@ class ResultDraft {
   const Buffer& buffer() const { return draft_->buffer(); }
   // Once the bytes are there. The errors of BufferStore::Seal.
   absl::StatusOr<BufferInfo> Seal();
-  // The same for several of one store, which become READY at one moment, all or none.
+  // The same for several drafts of one store: all become READY at one moment, or none does.
   static absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<ResultDraft* const> results);
 
  private:

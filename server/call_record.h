@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-// Its texts outlive its use; times are those of SteadyNow.
+// A call, as it is counted, logged and traced. Its texts outlive it; times are those of SteadyNow.
 struct CallRecord {
   std::string_view method;    // of the server's, without its service
   std::string_view strategy;  // that ran or was asked for, by a client's own words; empty: none
-  const Tenant* tenant = nullptr;  // whose it is; null: nobody's that the server knows
+  const Tenant* tenant = nullptr;  // of the caller; null: the caller is unknown
   Trace trace;
   absl::Time accepted;
   absl::Time begun = absl::InfinitePast();  // on a worker; until then, and of transfers, infinite
@@ -22,7 +22,7 @@ struct CallRecord {
   absl::Duration copies = absl::ZeroDuration();  // of transfers: between host and device, in all
   absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0: not measured
 
-  // Empty: the server knows no tenants.
+  // Empty if the tenant has no name, or if there is none.
   std::string_view tenant_name() const {
     return tenant == nullptr ? std::string_view() : std::string_view(tenant->name());
   }

@@ -51,8 +51,8 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may go well a moment later: it has done nothing, and what it needs is
-// there, but others hold it.
+// Whether the same call may succeed a moment later: it has done nothing, and other calls hold what
+// it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";
@@ -62,7 +62,7 @@ bool WorthRetrying(const std::string& reason, const Figures& metadata) {
     std::uint64_t value = 0;
     return it != metadata.end() && absl::SimpleAtoi(it->second, &value) ? value : 0;
   };
-  // Without figures memory has run out in the middle of a call, which may have done its work.
+  // Without figures, memory ran out in the middle of a call, which may have done its work.
   return metadata.contains("total") && figure("requested") <= figure("total");
 }
 

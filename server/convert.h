@@ -29,8 +29,8 @@ v1::StepError ToStepError(const absl::Status& status, bool sees_all);
 // much is there and free of what tenants share, from which follows what others have.
 std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
-// What a call ends with whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE {field,
-// method}.
+// Returns the error of a call whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE
+// {field, method}.
 absl::Status NoMessage(std::string_view method);
 
 // INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.

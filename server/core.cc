@@ -26,9 +26,9 @@ constexpr int kChoreThreads = 4;
 // hold.
 constexpr std::size_t kWaitingChores = 1024;
 
-// What buffers may take of a device. Devices of the CPU share the host's memory, with each other and,
-// where --memory-limit is a part of what is free, with messages, regions of clients and what the
-// process needs beside.
+// Returns how much memory of a device buffers may use. Devices of the CPU share the host's memory
+// with each other and, where --memory-limit is a percentage, with messages, regions of clients and
+// the rest of the process.
 std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<Device>>& devices,
                         const Options& options) {
   std::uint64_t free = device.FreeBytes();
@@ -84,7 +84,7 @@ std::function<absl::Status(std::string_view)> Core::Foreign() {
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
   static_cast<void>(HostMemoryError());  // made while there is memory
-  // What is measured here is too small to share out.
+  // The loops that are measured here are too small to share among threads.
   for (const std::unique_ptr<Device>& device : devices)
     PrepareThread(*device, /*shares_loops=*/false);
   for (const std::unique_ptr<Device>& device : devices) {

@@ -58,8 +58,8 @@ class Core {
   Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
   // Once for each call of a caller that the server knows, before its answer leaves: counts it, logs
-  // it if it failed or was slow, and writes the spans of one that is sampled. peer: where it came from,
-  // as gRPC says it.
+  // it if it failed or was slow, and writes the spans of one that is sampled. peer: returns the
+  // caller's address, as gRPC gives it.
   void Conclude(const CallRecord& call, const absl::Status& status,
                 absl::FunctionRef<std::string()> peer);
   // Writes the spans of calls that have ended, but waits no longer than limit.
@@ -161,10 +161,10 @@ class Core {
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
-  // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
-  // worker, or the probe. Zero once it is lost. What the CPU does can be stopped, and is, once it takes
-  // far longer than expected (Executor::StopOverdue): that it waits for is only what goes on then.
-  // counts: how much of so long a time until now does.
+  // Returns how long the operation, the transfer or the probe that has waited longest for the
+  // device has waited for it. Zero once the device is lost. An operation of the CPU is told to stop
+  // once it takes far longer than expected (Executor::StopOverdue); only its time after that is a
+  // wait. counts: returns how much of a time that ends now counts as a wait.
   absl::Duration LongestWait(const Device& device, Executor::Counts counts);
   // Whether the device answers: its probe is not overdue.
   bool IsAnswering(const Device& device) const;
@@ -198,7 +198,7 @@ class Core {
   Budget shared_memory_;
   Budget shared_regions_;
   SharedRegions regions_;
-  std::atomic<ConnectionTable*> connections_ = nullptr;  // metrics may be asked for before
+  std::atomic<ConnectionTable*> connections_ = nullptr;  // read by metrics before it is set
   std::unique_ptr<Home> home_;
   Tenants tenants_;
   std::unique_ptr<Access> access_;

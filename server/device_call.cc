@@ -59,11 +59,11 @@ void DeviceCall::Run(Stream& stream) {
   NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
-  // Told to stop, and not by the caller.
+  // It was told to stop, and not because its client has left.
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
     status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
   const absl::Status ended = EndRequest(stream);
-  // A client that has its answer may count on the memory of what it has deleted.
+  // A client that has its response may rely on the memory of buffers that it has deleted.
   Release(nullptr);
   End(status.ok() ? ended : status);
 }

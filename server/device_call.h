@@ -31,18 +31,18 @@ class DeviceCall : public UnaryCall, private Task {
   virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
   // On a worker or, if it is tiny, on this thread; inside a request of the stream.
   virtual absl::Status RunOn(Stream& stream) = 0;
-  // Lets go of the operands, by way of the chores where this thread must not free memory (null:
-  // here).
+  // Releases the operands. chores: they free the memory, since this thread must not; null: this
+  // thread frees it.
   virtual void Release(Chores* chores) = 0;
 
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Drop(status); }
-  // Ends what has not run.
+  // Ends a call that has not run.
   void Drop(const absl::Status& status);
   void OnCancel() final;
 
   std::atomic<Executor*> executor_{nullptr};
-  std::atomic<bool> left_{false};  // its client has
+  std::atomic<bool> left_{false};  // whether its client has left
 };
 
 // What a call ends with whose client has left: CANCELLED.

@@ -119,8 +119,8 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     call = context().c_call();
     grpc_call_ref(call);
   }
-  // Without the mutex, as what gRPC lets go of may come back to this call; which may end at any
-  // time from here on, and its context with it.
+  // This does not hold the mutex, since gRPC may call back into this call. From here on the call
+  // may end at any time, and its context with it.
   grpc_call_cancel(call, nullptr);
   grpc_call_unref(call);
 }

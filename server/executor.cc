@@ -106,7 +106,7 @@ absl::Status Executor::RunOrSubmit(Task& task) {
     }
   }
   if (place != nullptr) {
-    PrepareThread(device_, /*shares_loops=*/false);  // less work than it takes to wake a thread
+    PrepareThread(device_, /*shares_loops=*/false);  // less work than waking a thread
     const std::size_t share = task.share_;
     const std::int64_t took = Run(task, *place);
     const std::lock_guard lock(mutex_);
@@ -124,7 +124,7 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
         "the device has as much work waiting as the server accepts",
         {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
   }
-  // What takes memory comes first: where there is none, the task is in no list.
+  // Memory is allocated first: if that fails, the task is in no list.
   Group& group = GroupOf(task.size_);
   Queue& queue = QueueOf(group, task.share_);
   group.active.reserve(group.queues.size());

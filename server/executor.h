@@ -54,7 +54,7 @@ class Task {
   Task* behind_ = nullptr;
   bool queued_ = false;
   TaskSize size_ = TaskSize::kLarge;
-  std::uint64_t run_ = 0;  // which run of the executor's it has begun last; 0: none since it waits
+  std::uint64_t run_ = 0;  // the number of its run; 0: it has not begun to run
 };
 
 // What every call is told once the device has failed for good: UNAVAILABLE / DEVICE_LOST {device}.
@@ -75,11 +75,11 @@ class Executor {
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
-    // Whether threads share loops on the host out among as many as the device's work may take, which
-    // are made at the start.
+    // Whether each thread shares loops on the host among as many threads as the device's work may
+    // use. These are made at the start.
     bool shares_loops = false;
-    // Of a device whose work stops when it is told to: a task is told so once it has taken longer than
-    // this and kOverrun times what its stream expects. Infinite: never.
+    // For a device whose work can be stopped: a task is told to stop once it has run for longer
+    // than this plus kOverrun times what its stream expects. Infinite: never.
     absl::Duration overrun = absl::InfiniteDuration();
   };
   static constexpr double kOverrun = 8;
@@ -117,10 +117,10 @@ class Executor {
   }
   // For how long the task that has run longest has run.
   std::chrono::steady_clock::duration LongestRun() const;
-  // How much of so long a time until now counts.
+  // Returns how much of a time that ends now counts.
   using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
-  // Tells tasks to stop that have overrun. For how long the one has gone on that did so first; where
-  // none is ever told so, LongestRun.
+  // Tells tasks that have overrun to stop. Returns for how long the longest overrun has lasted; if
+  // `overrun` is infinite, LongestRun.
   absl::Duration StopOverdue(Counts counts);
 
  private:
@@ -129,9 +129,9 @@ class Executor {
     std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
-    // What the stream looks at while the task runs.
+    // Tells the task that runs to stop; the stream checks it.
     std::atomic<bool> stop{false};
-    std::uint64_t run = 0;  // which one it is; 0: none. Belongs to the mutex.
+    std::uint64_t run = 0;  // the number of the task's run; 0: none. Guarded by mutex_.
   };
 
   // The tasks of one share that wait in a group, in the order in which they came.
@@ -189,7 +189,7 @@ class Executor {
   std::array<Group, 2> groups_;
   std::vector<std::size_t> lengths_;  // of both queues of a share
   bool stopping_ = false;
-  std::uint64_t runs_ = 0;  // begun so far
+  std::uint64_t runs_ = 0;  // tasks that have begun to run so far
   int prepared_ = 0;        // threads that are ready for tasks
   std::condition_variable thread_prepared_;
   int running_ = 0;  // tasks that are not tiny

@@ -26,10 +26,10 @@ class Home {
   // results, whose operands are here.
   absl::Status Check(std::string_view name) const;
 
-  // Reads the file again if it has changed, or if that is asked for, and logs what came of it. The
-  // ring in use stays where the file cannot be used.
+  // Reads the file again if it has changed, or in any case if asked, and logs the result. If the
+  // file cannot be used, the ring in use stays.
   void Reload(bool asked);
-  // Whether the file, as it was last read, could not be used.
+  // Whether the file could not be used when it was last read.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:

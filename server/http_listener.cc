@@ -29,12 +29,13 @@ constexpr std::chrono::seconds kCloseTime{2};
 // How long to leave connections waiting when none can be accepted.
 constexpr milliseconds kPause{100};
 
-// All that the status page is made of is in it, but for the figures.
+// The status page loads nothing but its figures.
 constexpr std::string_view kPolicy =
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-// Where the empty line behind the fields ends; npos: it has not come. A line may end with LF alone.
+// Returns the end of the empty line after the fields; npos: it has not arrived. A line may end with
+// LF alone.
 std::size_t HeadEnd(std::string_view head) {
   for (std::size_t at = head.find('\n'); at != head.npos; at = head.find('\n', at + 1)) {
     const std::string_view rest = head.substr(at + 1);
@@ -44,7 +45,7 @@ std::size_t HeadEnd(std::string_view head) {
   return head.npos;
 }
 
-// Takes the next line out of those that are left, without its end.
+// Removes the next line from `lines`, and returns it without its end.
 std::string_view NextLine(std::string_view& lines) {
   const std::size_t end = std::min(lines.find('\n'), lines.size());
   std::string_view line = lines.substr(0, end);
@@ -256,7 +257,7 @@ std::string HttpListener::Answer(std::string_view head) const {
   if (hosts > 1 || (hosts == 0 && version == "HTTP/1.1")) return Failure(400);
   if (method != "GET" && method != "HEAD") return Failure(405);
   constexpr std::string_view kScheme = "http://";
-  if (absl::StartsWithIgnoreCase(Absl(target), Absl(kScheme))) {  // as proxies are asked
+  if (absl::StartsWithIgnoreCase(Absl(target), Absl(kScheme))) {  // the form of requests to proxies
     const std::size_t path = target.find_first_of("/?", kScheme.size());
     target = path == target.npos || target[path] == '?' ? "/" : target.substr(path);
   }

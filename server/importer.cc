@@ -235,10 +235,10 @@ class ImportCall final : public UnaryCall {
       if (!message.has_buffer()) return Damaged("the first message describes no buffer");
       if (message.buffer().state() != v1::Buffer::STATE_READY)
         return Damaged("the source is not READY");
-      // By it the next attempt knows whether it finds the same array.
+      // By the version the next attempt recognises the same array.
       const std::uint64_t version = message.buffer().version();
       if (version == 0 || (version_ != 0 && version != version_))
-        return Damaged("the source describes a buffer without a version, or of another one");
+        return Damaged("the source describes a buffer without a version, or with another one");
       if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
     } else if (message.has_buffer() && !IsSource(message.buffer())) {
       return Damaged("another buffer answers than that of which the first bytes are");
@@ -297,8 +297,8 @@ class ImportCall final : public UnaryCall {
            std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
   }
 
-  // What a source says may go to the log and to the caller, but not the token that it was sent: the
-  // last word of the header, whatever stands before it.
+  // What a source says may go to the log and to the caller, but not the token that it was sent,
+  // which is the last word of the header.
   std::string WithoutToken(const std::string& text) const {
     const absl::string_view header = absl::StripAsciiWhitespace(token_);
     const absl::string_view token = header.substr(header.rfind(' ') + 1);
@@ -366,7 +366,7 @@ class ImportCall final : public UnaryCall {
   std::uint64_t size_ = 0;
   std::uint64_t position_ = 0;
   std::optional<std::uint32_t> checksum_;  // of the whole
-  std::string last_error_;                 // of an attempt
+  std::string last_error_;                 // of the last attempt
 };
 
 Importer::Importer(Core& core)

@@ -55,7 +55,7 @@ constexpr std::string_view kUnixPrefix = "unix:";
 
 bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
 
-// As clients of gRPC take an address: "%20" is a blank.
+// Decodes an address as clients of gRPC do: "%20" is a space.
 std::string PercentDecoded(std::string_view text) {
   std::string decoded;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -219,7 +219,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
     CloseAll(sockets);
     if (!retry) break;
   }
-  // The kernel has no IPv6.
+  // Where the kernel has no IPv6, [::] means every address of IPv4.
   if (sockets.empty() && error == EAFNOSUPPORT && host == "::")
     return ListenTcp("0.0.0.0" + address.substr(colon));
   if (sockets.empty()) return CannotListen(address, error);
@@ -362,7 +362,7 @@ absl::Status Listener::OpenUnix(const std::string& address, const SocketAccess& 
   std::string path = address.substr(kUnixPrefix.size());
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
   path = PercentDecoded(path);
-  if (path.find('\0') != path.npos) return CannotListen(address, "its path has a byte of zero");
+  if (path.find('\0') != path.npos) return CannotListen(address, "its path contains a zero byte");
   absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, access, address);
   if (!opened.ok()) return opened.status();
   sockets_.push_back(opened->fd);

@@ -36,7 +36,8 @@ struct TcpSockets {
   std::string address;           // with the port that was taken for port 0
   bool beyond_loopback = false;  // whether other hosts can connect
 };
-// [::] is every address of IPv4, too, or alone. UNAVAILABLE / CANNOT_LISTEN {address}.
+// [::] means every address of IPv6 and of IPv4, or of IPv4 alone where the kernel has no IPv6.
+// UNAVAILABLE / CANNOT_LISTEN {address}.
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 
 // Whom a connection counts against: an IPv4 address, or the network (/64) of an IPv6 address, as

@@ -58,8 +58,8 @@ class CallLines {
 // Whether lines are JSON.
 std::atomic<bool> json_lines{false};
 
-// Comes before what JsonFormatter adds to the message as fields. No other text has it: Printable
-// escapes control characters, and so do fields.
+// Separates a message from the fields that JsonFormatter adds. No other text contains it: Printable
+// and the fields escape control characters.
 constexpr char kFieldsMark = '\x1e';
 
 // "1.234567s".
@@ -86,7 +86,7 @@ void AppendJsonString(std::string_view text, spdlog::memory_buf_t& out) {
   out.push_back('"');
 }
 
-// What a line of JSON has beside its message; of text it is nothing.
+// The fields that a line of JSON has in addition to its message; none where lines are text.
 class Fields {
  public:
   void Add(std::string_view name, std::string_view value) {
@@ -107,7 +107,7 @@ class Fields {
     Add("copies_seconds", call.copies);
   }
 
-  // What ends the line.
+  // Returns the end of the line.
   std::string Text() const {
     return text_.size() == 0 ? "" : kFieldsMark + std::string(text_.data(), text_.size());
   }
@@ -116,8 +116,7 @@ class Fields {
   spdlog::memory_buf_t text_;
 };
 
-// How the text of a line ends, where it is no JSON, and the begin of its fields: method, peer, tenant
-// and trace.
+// Adds method, peer, tenant and trace to the fields. Returns the text that names peer and tenant.
 std::string Who(std::string_view method, std::string_view peer, std::string_view tenant,
                 std::string_view trace_id, Fields& fields) {
   const std::string printable = Printable(peer, kLongestText);
@@ -231,7 +230,7 @@ void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::St
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
   if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
     lines = &of_server;
-  // Whether there is a buffer is what GetBuffer is asked: no is an answer like yes.
+  // Clients use GetBuffer to ask whether a buffer exists: NOT_FOUND is then no failure.
   const bool expected = call.method == "GetBuffer" && absl::IsNotFound(status);
   if (expected) lines = &questions;
   const auto level = expected ? spdlog::level::info : spdlog::level::warn;

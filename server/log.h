@@ -23,10 +23,10 @@ void FlushLog(absl::Duration limit);
 
 // One line for a call that was refused or failed. At most ten such lines a second are written of each
 // kind: of callers without rights, of failures of the server itself (INTERNAL, DATA_LOSS, UNKNOWN), and of
-// others; the next line after that says how many were left out. That there is no buffer for which
-// GetBuffer asks is no failure, and is logged as information. A line of JSON has as fields what is
-// known of the call: method, peer, tenant, trace_id, code, reason, strategy, and in seconds
-// total_seconds, queue_seconds, run_seconds, kernel_seconds, copies_seconds. Thread safe.
+// others; the next line after that says how many were left out. NOT_FOUND of GetBuffer is no
+// failure, and is logged as information. A line of JSON has those of these fields that are known:
+// method, peer, tenant, trace_id, code, reason, strategy, total_seconds, queue_seconds,
+// run_seconds, kernel_seconds, copies_seconds. Thread safe.
 void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status);
 
 // One line for a call that took longer than --slow-call: where its time went, as far as that is known.

@@ -32,8 +32,8 @@ void OpenStandardStreams() {
   if (descriptor >= 0) close(descriptor);
 }
 
-// Before libraries are initialised: they open descriptors of their own, and OpenBLAS raises SIGINT
-// where it cannot make its threads, which is said better once there is a log.
+// Runs before libraries are initialised: they open descriptors, and OpenBLAS raises SIGINT where it
+// cannot make its threads, an error that the server reports once it has a log.
 void BeforeAll(int, char**, char**) {
   OpenStandardStreams();
   std::signal(SIGINT, SIG_IGN);

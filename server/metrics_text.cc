@@ -361,7 +361,8 @@ void WriteTenants(Core& core, Writer& out) {
   each("tessera_tenant_calls_total", "Calls that have ended, of callers that the server knows.",
        &Tenant::ended_calls);
   each("tessera_tenant_refused_total",
-       "Those that were refused because a quota, a queue, memory or places were used up.",
+       "Ended calls that were refused because a quota, a queue, memory or another limit was used "
+       "up.",
        &Tenant::refused_calls);
 }
 
@@ -372,14 +373,13 @@ void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
     if (tls != nullptr) out.Sample({}, Seconds(absl::ToDoubleSeconds(time)));
   };
   certificate("tessera_certificate_seconds_left",
-              "For how long the certificate of --tls-cert is still valid; negative once it is not.",
+              "Seconds until the certificate of --tls-cert expires; negative once it has.",
               life.end - absl::Now());
-  certificate("tessera_certificate_life_seconds", "From its first moment to its last.",
+  certificate("tessera_certificate_life_seconds",
+              "Seconds from the beginning of the certificate's validity to its end.",
               life.end - life.begin);
-  out.Begin(
-      "tessera_file_unusable", "gauge",
-      "1 while a file that has changed cannot be used, so that the server goes on with what it "
-      "had before.");
+  out.Begin("tessera_file_unusable", "gauge",
+            "1 while a changed file cannot be used and the server keeps what it had before.");
   if (tls != nullptr) out.Sample({{"file", "tls"}}, tls->stale() ? 1 : 0);
   if (core.access().restricted()) out.Sample({{"file", "tokens"}}, core.access().stale() ? 1 : 0);
   if (core.home() != nullptr) out.Sample({{"file", "ring"}}, core.home()->stale() ? 1 : 0);

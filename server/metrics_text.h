@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// ready: whether the health service says so of the services. tls: null: without. gpus: what the driver
-// tells of the core's devices.
+// ready: whether the health service reports the services as ready. tls: null without TLS. gpus: the
+// driver's figures of the core's devices.
 std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
                         const std::vector<GpuFigures>& gpus);
 

@@ -23,7 +23,7 @@ struct Named {
   std::string_view name;
   const v1::Operand* operand;
 };
-// So many have room in what holds them, more take memory of their own.
+// How many operands are held in place; more are allocated.
 inline constexpr std::size_t kOperandsInPlace = 2;
 using NamedOperands = absl::InlinedVector<Named, kOperandsInPlace>;
 

@@ -161,8 +161,8 @@ RunOptions OptionsOf(const Request& request, Core& core, const Device& device) {
 // otherwise.
 inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
 
-// INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} when an array goes beyond that limit, behind
-// `before` bytes, which its size includes.
+// INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} when an array goes beyond that limit after
+// `before` bytes, which size includes.
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before = 0);
 
 // Fills in an array but for its data.

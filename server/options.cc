@@ -313,23 +313,23 @@ void AddSockets(CLI::App& app, Options& options) {
 
 // How much there may be of what.
 void AddLimits(CLI::App& app, Options& options) {
-  AddText(
-      app, "memory-limit", "BYTES|%", "90%",
-      "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start; on "
-      "the CPU of what --host-memory, --shared-memory-limit and a twentieth leave of that",
-      [&options](const std::string& text) -> std::string {
-        absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
-        if (!limit.ok()) return std::string(limit.status().message());
-        options.memory_limit = *limit;
-        return "";
-      });
+  AddText(app, "memory-limit", "BYTES|%", "90%",
+          "memory for the buffers of a device: 4Gi, 500M, or a percentage of what is free at the "
+          "start; on the CPU, of what is free less --host-memory, --shared-memory-limit and a "
+          "twentieth",
+          [&options](const std::string& text) -> std::string {
+            absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
+            if (!limit.ok()) return std::string(limit.status().message());
+            options.memory_limit = *limit;
+            return "";
+          });
   AddBytes(app, "scratch-limit", "",
            "memory of a device for operations while they run: copies of strided operands, inline "
            "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
            1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
   AddBytes(app, "host-memory", "1Gi",
-           "memory for messages: requests, uploads, answers; by default a quarter of the host's or "
-           "the control group's, and no more than this",
+           "memory for messages: requests, uploads, answers; by default a quarter of the memory of "
+           "the host or control group, and 1Gi at most",
            kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
   AddCount(app, "max-buffers", "buffers at once, those being written included", std::uint64_t{1},
            std::uint64_t{1} << 32, options.max_buffers);
@@ -399,13 +399,13 @@ void AddTimes(CLI::App& app, Options& options) {
               options.download_timeout);
   AddDuration(
       app, "watchdog", "2m",
-      "an operation that a GPU runs for so long, or the CPU for so long after it was told to "
-      "stop, turns the health service NOT_SERVING; one that goes on for another four "
+      "an operation that runs for this long on a GPU, or for this long on the CPU after it was "
+      "told to stop, turns the health service NOT_SERVING; one that goes on for another four "
       "--max-operation-seconds of every worker loses its device; 0: never",
       true, options.watchdog);
   AddFile(app, "ready-file",
-          "not ready in the health service until somebody makes this file, or writes to it again, "
-          "once the server has its buffers",
+          "the health service does not report ready until this file is created or written to after "
+          "the start; create it once the buffers are loaded",
           options.ready_file);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",
@@ -453,15 +453,17 @@ void AddSharedMemory(CLI::App& app, Options& options) {
                  "transfers that need no messages")
       ->type_name("PATH")
       ->envname(EnvironmentName("shared-memory"));
-  AddBytes(app, "shared-memory-limit", "4Gi",
-           "memory that all clients may share with the server; by default as --host-memory", 4096,
-           1ull << 62, "of 4Ki or more", options.shared_memory_limit);
+  AddBytes(
+      app, "shared-memory-limit", "4Gi",
+      "memory that all clients may share with the server; by default a quarter of the memory of "
+      "the host or control group, and 4Gi at most",
+      4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
   AddCount(app, "max-shared-regions", "regions of memory that clients may share at once",
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
 }
 
-// Variables of the environment that begin like those of options, and are none: of the server, of its
-// clients, or of a service that Kubernetes tells its pods of.
+// Returns the environment variables TESSERA_* that are no option of the server or its clients, and
+// do not describe a service that Kubernetes announces to its pods.
 std::vector<std::string> UnknownVariables(const CLI::App& app) {
   std::set<std::string> known = {"TESSERA_CONFIG", "TESSERA_SERVER", "TESSERA_TOKEN",
                                  "TESSERA_TOKEN_FILE"};
@@ -509,9 +511,9 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.footer(
       R"(Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; lists
 are separated by commas. Flags win over the environment, and that over the file.
-SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGHUP reads the files of
---tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs what came of it; they are
-also looked at every second. SIGUSR1: --profile.
+SIGTERM and SIGINT stop the server gracefully, a second one at once. On SIGHUP it reads the files of
+--tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it also
+checks them every second. SIGUSR1: --profile.
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
 
@@ -553,7 +555,7 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
   }
   if (!options.sockets.group.empty() && app.count("--socket-mode") == 0)
     options.sockets.mode = 0660;
-  // Of a host, or a control group, that is small.
+  // A small host or control group lowers these two defaults.
   const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
   if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
   if (app.count("--shared-memory-limit") == 0)

@@ -52,8 +52,8 @@ struct Options {
   // Budgets. Sizes are bytes.
   MemoryLimit memory_limit;         // of the buffers of each device
   std::uint64_t scratch_limit = 0;  // of each device; 0: see ScratchLimit
-  // Of messages, beside the buffers. This and shared_memory_limit are what the command line begins
-  // with on a host that has four times as much.
+  // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
+  // shared_memory_limit to a quarter of the memory of the host or control group.
   std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_buffers = 100'000;                  // drafts included
   std::uint64_t max_uploads = 128;                      // streams at once
@@ -81,7 +81,7 @@ struct Options {
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS; without a flag
   absl::Duration drain_delay = absl::ZeroDuration();
-  std::string ready_file;  // not ready until it is made; empty: as soon as it can work
+  std::string ready_file;  // the server is not ready until it is made; empty: it is ready at once
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
   std::string log_level = "info";
@@ -96,7 +96,7 @@ struct Options {
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
-  // Variables TESSERA_* of the environment that nobody knows.
+  // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
   // How long a worker may be busy with one task, or a device owe an answer, before the device counts
@@ -104,8 +104,8 @@ struct Options {
   // workers of so many devices one after the other, since they may share a device, or wait for each
   // other.
   absl::Duration HangLimit(std::size_t device_count) const;
-  // What messages, regions of clients and a twentieth for the process leave of so much free memory of
-  // the host.
+  // Returns what is left of the host's free memory after messages, regions of clients and a
+  // twentieth for the process.
   std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.

@@ -12,9 +12,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -63,7 +63,7 @@ void NotifySystemd(std::string_view state) {
 // What the handler leaves for the thread that acts on it. A blocked mask and sigwait would not do:
 // libraries start threads before main, and a signal may be delivered to one of those.
 sem_t signals_pending;
-std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that nobody has acted on
+std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that is not handled yet
 std::atomic<bool> reload_wanted{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "handlers may use them");
@@ -73,7 +73,7 @@ sem_t profiles_wanted;
 
 // Null while the process starts.
 std::atomic<Server*> serving{nullptr};
-// Whether files are to be read again once it serves.
+// Whether files are to be read again once the server serves.
 std::atomic<bool> early_reload{false};
 // From the time on when the server is being made: it may have taken calls before it stands above.
 std::atomic<bool> starting{false};
@@ -89,13 +89,14 @@ void OnSignal(int signal) {
 
 void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
-// Has files read again if that was asked for: by whoever comes last, Serve or who handles signals.
+// Has files read again if a signal has asked for it and the server serves. Both Serve and the
+// thread that handles signals call it, as either may be the later one.
 void ReloadIfServing() {
   Server* const server = serving;
   if (server != nullptr && early_reload.exchange(false)) server->RequestReload();
 }
 
-// Has files read again, for as long as nobody asks for the end; who asks for that.
+// Returns the next signal that asks the process to stop, and has files read again until then.
 int NextStop() {
   while (true) {
     while (sem_wait(&signals_pending) != 0) {
@@ -165,8 +166,8 @@ void LimitDrain(Server& server, absl::Duration limit) {
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
 }
 
-// Beside workers and what they share loops out among: gRPC's for cores and timers, those of
-// listeners, chores, imports, log and signals.
+// Returns how many threads there are besides workers and the threads that share their loops: those
+// of gRPC for cores and timers, and those of listeners, chores, imports, log and signals.
 std::size_t OtherThreads() { return 30 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
 
 std::size_t ThreadsNeeded(const Options& options,
@@ -179,15 +180,15 @@ std::size_t ThreadsNeeded(const Options& options,
   return threads;
 }
 
-// Whether so many threads can be made, or how many: neither OpenMP nor gRPC goes on where one of
-// theirs cannot be, and every limit shows in an attempt alone.
+// Returns how many threads can be made, up to count. OpenMP and gRPC abort where they cannot make a
+// thread, and only an attempt shows every limit.
 std::size_t ThreadsPossible(std::size_t count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
   try {
     while (threads.size() < count) threads.emplace_back([ended] { ended.wait(); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // memory for one may be missing, too
   }
   end.set_value();
   for (std::thread& thread : threads) thread.join();
@@ -197,13 +198,14 @@ std::size_t ThreadsPossible(std::size_t count) {
 }  // namespace
 
 void IgnoreStraySignals() {
-  // SIGPIPE: the reader of the log, or of a connection, may leave; SIGXFSZ: a file may not grow
-  // further (ulimit -f); a write that fails says so. Nothing asks for the others, whose default is to
-  // end the process without a drain. SIGHUP has a handler from WatchSignals on.
+  // SIGPIPE means that the reader of the log or of a connection has left, SIGXFSZ that a file may
+  // not grow further (ulimit -f): in both cases the write fails with an error. The server has no
+  // use for the others, whose default is to end the process without a drain. WatchSignals installs
+  // handlers for SIGHUP and SIGUSR1.
   for (const int signal :
        {SIGHUP, SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR}) {
     struct sigaction action = {};
-    // What a library has set that was loaded before, such as a profiler, stays.
+    // A handler that a library has already set, such as a profiler's, stays.
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
     action.sa_handler = SIG_IGN;
     sigaction(signal, &action, nullptr);
@@ -238,7 +240,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
         "(ulimit -v) is too small; --workers and --transfer-workers need fewer threads",
         needed, possible);
     FlushLog(kLastLines);
-    // Not by way of libraries that would wait for the threads which they lack.
+    // Exit handlers are skipped: libraries would wait there for threads that could not be made.
     std::_Exit(kExitFailure);
   }
   starting = true;
@@ -253,7 +255,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   serving = &server;
   ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
-  // Made while there may be threads.
+  // This thread is made now, as the limit of threads may be reached when the drain begins.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
   std::promise<void> drain;
   std::thread([&server, limit, drains = drain.get_future()] {

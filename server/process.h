@@ -14,7 +14,8 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
-// For the begin of main: signals that ask for nothing do not end the process.
+// Ignores signals that the server has no use for, which would end the process. Call it first in
+// main.
 void IgnoreStraySignals();
 
 // From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call
@@ -22,10 +23,10 @@ void IgnoreStraySignals();
 // profiler's window, or ends it.
 void WatchSignals();
 
-// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start, or
-// ends the process with that where there may not be as many threads as it needs; otherwise it does
-// not return, but ends the process. Throws std::system_error where a thread cannot be made all the
-// same. Call it once, from the main thread.
+// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start,
+// or ends the process with that code where it cannot make the threads that it needs; otherwise it
+// does not return, but ends the process. Throws std::system_error where making a thread fails later.
+// Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

@@ -145,7 +145,7 @@ NamedOperands ProgramRun::OperandsIn(const v1::Step& step) {
 }
 
 std::uint64_t ProgramRun::memory() const {
-  constexpr std::size_t kHeap = 32;  // what the allocator adds to an allocation, at most
+  constexpr std::size_t kHeap = 32;  // the most that the allocator adds to an allocation
   std::uint64_t bytes = 3 * kHeap;
   for (const v1::Step& step : request_.steps()) {
     const std::size_t operands = OperandsIn(step).size();

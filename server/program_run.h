@@ -22,9 +22,9 @@ namespace tessera {
 // lock for long.
 inline constexpr std::uint32_t kMaxSteps = 4096;
 
-// In this order: Prepare, Plan, Run, Answer, each once. A step that fails keeps its Status to
-// itself and to those that need its result; what concerns the whole program is the Status of these
-// functions. One thread at a time. Core, the caller's tenant and request outlive it.
+// Call Prepare, Plan, Run and Answer in this order, each once. A step that fails keeps its Status
+// to itself and to those that need its result; what concerns the whole program is the Status of
+// these functions. One thread at a time. Core, the caller's tenant and request outlive it.
 class ProgramRun {
  public:
   ProgramRun(Core& core, const Caller& caller, const v1::ExecuteRequest& request)
@@ -47,16 +47,16 @@ class ProgramRun {
   // device reaches.
   double LeastMicroseconds(const Device& device);
 
-  // Checks every step, and takes all memory of devices.
+  // Checks every step, and allocates all device memory.
   absl::Status Plan(Stream& stream);
   // Runs what can run, and synchronises the stream.
   absl::Status Run(Stream& stream);
 
-  // Host memory that the program takes beside its request, in bytes; and, once it is planned, what
-  // its inline results take beside both.
+  // Bytes of host memory that the program needs in addition to its request.
   std::uint64_t memory() const;
+  // Bytes of host memory that its inline results need in addition to that. REQUIRES: Plan is done.
   std::uint64_t answer_memory() const { return 3 * inline_bytes_; }
-  // Lets go of the operands by way of the chores, where this thread must not free memory.
+  // Has the chores free the operands, for a thread that must not free memory.
   void Release(Chores& chores);
 
   // Gives buffers their names, and fills in everything.
@@ -102,7 +102,7 @@ class ProgramRun {
     bool IsFolded() const { return selection != nullptr && !proto->has_top_k(); }
   };
 
-  // Of a step; none if it has no operation.
+  // Returns the operands of a step; none if it has no operation.
   static NamedOperands OperandsIn(const v1::Step& step);
   absl::Status CollectSources(Step& step, std::size_t index);
   // The types of all operands and results.

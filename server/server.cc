@@ -36,7 +36,7 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
-// How often the files of TLS, of tokens and of the ring are looked at.
+// How often the files of TLS, of tokens and of the ring are checked.
 constexpr std::chrono::seconds kReloadInterval{1};
 
 // Users of this host with lines in the file of --tokens who are told apart.
@@ -53,7 +53,7 @@ constexpr absl::Duration kForbearance = absl::Minutes(1);
 // answer.
 constexpr int kKeepaliveMs = 60'000;
 
-// How often a client may ask whether the server is there.
+// The least time between two keepalive pings of a client.
 constexpr int kPingsMs = 10'000;
 
 // glibc keeps what was freed between pieces that are in use: after many large messages at once that
@@ -74,8 +74,8 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
-// Whether somebody has made the file, or written to it, since the server's start. Times of files
-// lag behind the clock by a tick of the kernel.
+// Whether the file was created or written to since the server's start. Times of files may be
+// earlier than the clock's by a tick of the kernel.
 bool IsMade(const std::string& path, absl::Time start) {
   struct stat file {};
   return stat(path.c_str(), &file) == 0 &&
@@ -96,7 +96,7 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
-  // Pings that clients may send, also without calls: gRPC takes others for an attack.
+  // Clients may send these pings also without calls. gRPC treats more of them as an attack.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
@@ -108,19 +108,18 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
                                               std::numeric_limits<int>::max())));
 }
 
-// What somebody wants to know who has the log alone.
+// Logs the options that a reader of the log needs to know.
 void LogOptions(const Options& options) {
   const bool asks = !options.tls_client_ca.empty();
   spdlog::info(
-      "tessera-server {}: TLS {}, tokens {}, imports from {}; at most {} MiB for messages, {} "
-      "buffers, "
-      "{} connections, operations of {} s",
+      "tessera-server {}: TLS {}, tokens {}, imports from {}; at most {} MiB for messages, "
+      "{} buffers, {} connections, operations of {} s",
       TESSERA_VERSION,
       options.tls_cert.empty() ? "off"
       : asks                   ? "on, with certificates of clients"
                                : "on",
       options.tokens.empty() ? "off" : "on",
-      options.import_from.empty() ? "nobody" : absl::StrJoin(options.import_from, ", "),
+      options.import_from.empty() ? "nowhere" : absl::StrJoin(options.import_from, ", "),
       options.host_memory >> 20, options.max_buffers, options.max_connections,
       options.max_operation_seconds);
 }
@@ -225,7 +224,7 @@ absl::Status Server::Listen() {
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
-  // On a thread that is there when the drain begins, whatever the limit of threads is by then.
+  // This thread is made now, as the limit of threads may be reached when the drain begins.
   shutdown_ = std::async(std::launch::async, [this, at = shutdown_at_.get_future()]() mutable {
     server_->Shutdown(absl::ToChronoTime(at.get()));
   });
@@ -369,8 +368,8 @@ bool Server::Drain() {
   // all the time are told DRAINING before.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
-  // Closes the listeners and sends GOAWAY, then waits for what is in progress. gRPC looks at the
-  // wall clock once, now.
+  // Closes the listeners and sends GOAWAY, then waits for what is in progress. gRPC reads the
+  // wall clock only once, now.
   shutdown_at_.set_value(absl::Now() + limit);
   const bool idle = core_->admission().WaitIdle(limit);
   if (!idle) {
@@ -419,7 +418,7 @@ Server::Verdict Server::Judge() {
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
   const auto present = [&](absl::Duration wait) {
-    // Behind the measurement of the wait: an absence that it contains is noted.
+    // The clock is read after the wait was measured, so that an absence within the wait is noted.
     const absl::Time now = SteadyNow();
     NoteAbsence(now);
     spans_absence |= now - wait < absence_end_;
@@ -492,7 +491,8 @@ void Server::Tend() {
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      // The core waits for its chores, when there is no server any more.
+      // The core waits for its chores after the rest of the server is gone: they use the core
+      // alone.
       SubmitOnce(core_->chores(), trimming, [&core = *core_] {
         core.TrimSlots();
         TrimHostMemory();
@@ -517,7 +517,7 @@ void Server::Tend() {
       SetHealth();
     }
     if (!filled_ && IsMade(core_->options().ready_file, start)) {
-      spdlog::info("{} is there: ready", core_->options().ready_file);
+      spdlog::info("{} was made: ready", core_->options().ready_file);
       filled_ = true;
       SetHealth();
     }

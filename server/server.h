@@ -56,7 +56,7 @@ class Server {
   enum class Reason { kStopRequested, kDevicesLost };
   // Makes Wait return; callable from any thread, more than once.
   void RequestStop();
-  // Has the files of TLS, tokens and ring read again soon, changed or not, and logs what came of each;
+  // Has the files of TLS, tokens and ring read again soon, changed or not, and logs each result;
   // callable from any thread, more than once.
   void RequestReload();
   // Blocks until someone asks for the end or all devices have failed for good.
@@ -90,7 +90,7 @@ class Server {
   absl::Status CheckCredentials();
   // Of connections that bear the mark; null: none.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark) const;
-  // Looks at the files that may change while it serves; asked: reads them whether they have or not.
+  // Reads the files of TLS, tokens and ring again if they have changed, or in any case if asked.
   void Reload(bool asked);
   void ServeStream(StreamExchange& exchange);
   HttpAnswer ServeHttp(std::string_view path);
@@ -104,8 +104,8 @@ class Server {
   };
   // Gives up devices that hang, and notes which are lost.
   Verdict Judge();
-  // Reloads now and then, and when that is asked for. On a thread of its own, since the files may lie
-  // on a file system that hangs.
+  // Calls Reload every second, and when RequestReload asks for it. It has its own thread, since the
+  // files may be on a file system that hangs.
   void WatchFiles();
   // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
   // and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
@@ -128,14 +128,14 @@ class Server {
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
   std::optional<StreamWatch> stream_watch_;  // of its connections
-  std::shared_ptr<ServerTls> tls_;           // null: without
+  std::shared_ptr<ServerTls> tls_;           // null: without TLS
   // They outlive server_, which asks them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
-  std::promise<absl::Time> shutdown_at_;  // until when calls may go on
-  std::future<void> shutdown_;            // of server_
+  std::promise<absl::Time> shutdown_at_;  // when calls that are left are cancelled
+  std::future<void> shutdown_;            // the end of server_->Shutdown
   // That Tend has noticed; of each, whether what waits for it is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
   // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because of

@@ -48,7 +48,7 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
 
 absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind) {
   if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
-  // Before anything has been moved or made.
+  // This is charged before anything is moved or created.
   if (absl::Status charged = ChargeDescription(); !charged.ok()) return charged;
   absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
   if (!stream.ok()) return stream.status();

@@ -45,7 +45,7 @@ class SharedTransfer : public UnaryCall, private Task {
   virtual absl::StatusOr<Extent> Open() = 0;
   // Moves bytes [begin, begin + size) of the range.
   virtual absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) = 0;
-  // Every byte has been moved: fills in what the answer still lacks.
+  // Called when every byte has been moved: completes the response.
   virtual absl::Status Close() { return absl::OkStatus(); }
   // The last: lets go of the buffer.
   virtual void Release(const absl::Status& status) = 0;

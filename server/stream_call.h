@@ -38,8 +38,8 @@ class StreamCall {
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Once, and nothing may be started behind it. A client that does not take the answer is broken
-  // off as one of a unary call is (Answers).
+  // Once, and nothing may be started after it. The call is cancelled if its client does not read the
+  // response, as a unary call is (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
 
@@ -56,7 +56,7 @@ class StreamExchange final {
   using Handle = std::function<void(StreamExchange&)>;
 
   // Accepts a call, and another one when it is there; handle(exchange) begins to serve it, on a
-  // thread of the queue. All but the queue outlive it.
+  // thread of the queue. The service, handle and answers outlive the queue.
   StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
                  Answers& answers);
   StreamExchange(const StreamExchange&) = delete;
@@ -85,7 +85,7 @@ class StreamExchange final {
   void OnFinished(bool);
   void OnEnd(bool);
   EventOf* Begin(EventOf& event);
-  // The answer is about to be sent.
+  // Gives the call to answers_ before its response is sent.
   void AwaitClient();
   void LetGo();
 
@@ -94,7 +94,7 @@ class StreamExchange final {
   const CallQueue::User user_{queue_};
   const Handle& handle_;
   Answers& answers_;
-  Answers::Entry answer_;  // in the list once it has a call
+  Answers::Entry answer_;  // in answers_ once it has a call
   grpc::GenericServerContext context_;
   Trace trace_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};

@@ -46,8 +46,8 @@ class Tenant {
   BufferStore& store() { return *store_; }
   const Quota& calls() const { return calls_; }
 
-  // Of calls that have ended: all, and those that were refused because something had no more room
-  // (RESOURCE_EXHAUSTED): a quota, a queue, memory, places.
+  // Counts a call that has ended. refused: whether with RESOURCE_EXHAUSTED, because a quota, a
+  // queue, memory or another limit was used up.
   void CountCall(bool refused) const {
     ended_.fetch_add(1, std::memory_order_relaxed);
     if (refused) refused_.fetch_add(1, std::memory_order_relaxed);

@@ -106,7 +106,7 @@ Key ParseKey(const std::string& text) {
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
 }
 
-// The time of a certificate's, or nothing that anyone waits for.
+// Returns a time of a certificate, or `otherwise` if it has no valid one.
 absl::Time TimeOf(const ASN1_TIME* time, absl::Time otherwise) {
   std::tm utc = {};
   return ASN1_TIME_to_tm(time, &utc) == 1 ? absl::FromTM(utc, absl::UTCTimeZone()) : otherwise;
@@ -116,10 +116,10 @@ std::string DayText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
-// How long before its end a certificate is warned of: an eighth of its life, as those of a day are
-// renewed shortly before it, and no more than this.
+// The log warns of the end of a certificate an eighth of its life before, since certificates with a
+// life of a day are renewed shortly before they end, and no earlier than this before.
 constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
-// How often.
+// How often the log warns.
 constexpr absl::Duration kNoticeInterval = absl::Hours(24);
 
 }  // namespace
@@ -145,13 +145,13 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
     return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
   }
 
-  // With every handshake.
+  // gRPC calls it with every handshake.
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
     ServerTls& source = *static_cast<Credentials*>(self)->source_;
     std::uint64_t& seen = static_cast<Credentials*>(self)->seen_;
     {
-      // One reads the files, on a file system that may hang; others go on with what is in use.
+      // One handshake reads the files, whose file system may hang; others use the pair in use.
       const std::unique_lock reading(source.files_mutex_, std::try_to_lock);
       if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
     }
@@ -168,7 +168,7 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
   }
 
   const std::shared_ptr<ServerTls> source_;
-  std::uint64_t seen_ = 0;  // which pair gRPC has; with the source's mutex
+  std::uint64_t seen_ = 0;  // the generation that gRPC has; guarded by the source's mutex_
   const std::unique_ptr<grpc_server_credentials, Release<grpc_server_credentials_release>>
       credentials_;
 };
@@ -272,7 +272,7 @@ void ServerTls::GiveNotice() {
     return;
   }
   next_notice_ = now + kNoticeInterval;
-  // What changes before is told when it does.
+  // A change of its validity before that is logged when it happens.
   for (const absl::Time change : {life.begin, life.end})
     if (change > now) next_notice_ = std::min(next_notice_, change);
 }

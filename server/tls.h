@@ -29,26 +29,25 @@ struct CertificateLife {
   bool Covers(absl::Time time) const { return begin <= time && time < end; }
 };
 
-// The files in use. Thread safe. Messages name files and never what is in them.
+// The certificate, key and CAs in use. Thread safe. Messages name files and never what is in them.
 class ServerTls : public std::enable_shared_from_this<ServerTls> {
  public:
   // INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot be used. A certificate that is
   // not valid now is used, and logged.
   static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
 
-  // Credentials that look at the files with every handshake, too. To be kept for as long as the
-  // server that uses them.
-  // mark: of the connections that come by them; null: none.
+  // Returns credentials that also check the files with every handshake. Keep them for as long as
+  // the server that uses them. mark: the mark of the connections that use them; null: none.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
 
-  // Reads the files again if they have changed, or if that is asked for, and logs what came of it.
-  // What cannot be used, or is not valid now in place of what is, leaves the certificate in use
-  // where it is. Warns before a certificate's last day, and after it, once a day.
+  // Reads the files again if they have changed, or in any case if asked, and logs the result. The
+  // certificate in use stays if the files cannot be used, or if it is valid now and theirs is not.
+  // Warns once a day of a certificate that ends soon or is not valid.
   void Reload(bool asked);
 
-  // Of the certificate in use.
+  // The life of the certificate in use.
   CertificateLife life() const;
-  // Whether the files, as they were last read, could not be used.
+  // Whether the files could not be used when they were last read.
   bool stale() const;
 
  private:
@@ -59,19 +58,19 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   };
 
   explicit ServerTls(TlsFiles files) : files_(std::move(files)) {}
-  // With files_mutex_, as all below.
+  // REQUIRES: the caller holds files_mutex_, also for the functions below.
   void ReloadLocked(bool asked);
   absl::Status LoadLocked();
   void GiveNotice();
   std::array<FileStamp, 3> StampsNow() const;
 
   const TlsFiles files_;
-  // Held while the files are read, which may take long; mutex_ is taken within it, and nothing is read
-  // with that. The pair in use changes with both.
+  // Held while the files are read, which may take long. mutex_ is only locked for short, also while
+  // files_mutex_ is held. Changing the pair in use needs both.
   std::mutex files_mutex_;
   mutable std::mutex mutex_;
   std::array<FileStamp, 3> stamps_;               // when the files were last read
-  absl::Time next_try_ = absl::InfiniteFuture();  // of files that are not valid yet
+  absl::Time next_try_ = absl::InfiniteFuture();  // of a certificate that is not valid yet
   absl::Time next_notice_;
   Pair in_use_;
   std::uint64_t generation_ = 0;  // of the pair in use; 0: there is none

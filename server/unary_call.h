@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// Whether a call only looks things up, or changes any.
+// Whether a call only reads, or changes something.
 enum class Effect { kNone, kChange };
 
-// What an answer takes at most that describes a buffer: a name of 128 bytes, a shape of 8 axes, and
-// for each device a shard.
+// The most memory that the description of a buffer needs in a response: a name of 128 bytes, a
+// shape of 8 axes, and a shard for each device.
 constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
 
 // Holds its ticket and the memory of its answer as long as its exchange, which outlives it. An
@@ -38,12 +38,12 @@ class UnaryCall {
   // Host memory for so many bytes of an answer, and of what leads to it, beside those that it has
   // been called for before. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
-  // The same for what describes a buffer, whatever buffer that is.
+  // The same for the description of one buffer, of any kind.
   absl::Status ChargeDescription();
   // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
   // whose objects take more than their encoding. What there is no memory for is freed at once. The
-  // answer of a change describes one buffer at most, and is charged before body(): what is refused
-  // has not been done.
+  // response of a change describes at most one buffer, and is charged before body(), so that a
+  // refused change has not been made.
   template <class Response, class Body>
   absl::Status Fill(Effect effect, Response& answer, const Body& body) {
     if (effect == Effect::kChange) {
@@ -119,8 +119,8 @@ absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t byte
 // there is host memory, and logs and counts the others.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
-// A unary call that neither takes nor frees memory: body(caller) gives its Status, and fills the
-// response (UnaryCall::Fill), at once.
+// A unary call that neither allocates nor frees memory of buffers: body(caller) returns its Status,
+// and fills the response (UnaryCall::Fill), at once.
 template <class Request, class Response, class Body>
 void Answer(Core& core, std::string_view method, Effect effect,
             UnaryExchangeOf<Request, Response>& exchange, Body body) {

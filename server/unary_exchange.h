@@ -34,10 +34,10 @@ class UnaryExchange {
 
   grpc::ServerContext& context() { return context_; }
   struct Admit {
-    // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller,
-    // and the memory of the request.
+    // Returns OK if a call is to be handled; called before its message is parsed. If OK, it has set
+    // the caller and the memory of the request.
     std::function<grpc::Status(UnaryExchange&)> check;
-    // What a call ends with that has been let in, but whose request is no valid message.
+    // Returns the error of a call that was admitted, but whose request is no valid message.
     std::function<grpc::Status(UnaryExchange&)> refuse;
   };
   const Caller& caller() const { return caller_; }

@@ -53,7 +53,7 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   return std::nullopt;
 }
 
-// How many users of [first, end) are in the process's user namespace.
+// Returns how many users of [first, end) are in the process's user namespace.
 std::uint64_t UsersIn(std::uint64_t first, std::uint64_t end) {
   std::ifstream map("/proc/self/uid_map");
   if (!map) return end - first;  // a kernel without such namespaces

@@ -42,13 +42,13 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
                                       const std::string& address);
 
 // The effective user of the process that connected a unix socket, at that time; nothing for other
-// sockets. Of a user who is not in the process's user namespace it is OverflowUser().
+// sockets. It is OverflowUser() for a user outside the process's user namespace.
 std::optional<uid_t> PeerUser(int fd);
 
 // The number that the kernel shows for users who are not in the process's user namespace: 65534,
-// unless it has been told otherwise.
+// unless the kernel is configured otherwise.
 uid_t OverflowUser();
-// Whether this is the user that the process runs as, and can be nobody else.
+// Whether this is the process's user; false if it could also be one outside its user namespace.
 bool IsOwnUser(uid_t user);
 // Whether a user is in the process's user namespace.
 bool HasUser(uid_t user);

@@ -18,9 +18,9 @@ using FileStamp = std::tuple<dev_t, ino_t, off_t, std::int64_t, std::int64_t>;
 // All zero where there is no file.
 FileStamp StampOf(const std::string& file);
 
-// The content of a regular file of at most 1 MiB, without a byte order mark. Any other one: the message says what is wrong in
-// words that follow "cannot use FILE: ", and never what is in it. refuse_writable: also a file that
-// its group or others may write.
+// The content of a regular file of at most 1 MiB, without a byte order mark. Any other one: the
+// message says what is wrong in words that follow "cannot use FILE: ", and never what is in it.
+// refuse_writable: also a file that its group or others may write.
 absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_writable = false);
 
 }  // namespace tessera

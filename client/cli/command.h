@@ -124,7 +124,7 @@ class InterruptScope {
     struct sigaction action {};
     action.sa_handler = [](int) {
       const int error = errno;
-      if (::write(signalled_, "s", 1) < 0) {  // nobody is left who could be told
+      if (::write(signalled_, "s", 1) < 0) {  // there is no way to report this error
       }
       errno = error;
     };
