@@ -19,7 +19,7 @@
 //   where its columns are many loads for the bytes it writes: fewer would load b too often, more
 //   leave SMs idle at the end.
 //
-// - Of few rows the warps of a block lie side by side: none is without rows.
+// - If c has few rows, warps of a block lie side by side, so that few or none are without rows.
 //
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
 // 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
@@ -50,7 +50,8 @@ constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }
 
-// Warps of a block that lie one below the other, a power of two; the others lie beside them.
+// Returns how many warps of a block lie one below the other, a power of two. A block has
+// kWarps / WarpsDown such columns of warps, side by side.
 int WarpsDown(std::int64_t m, int rows) {
   return 1 << std::min(CeilLog2(CeilDiv(m, rows)), CeilLog2(kWarps));
 }
