@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// An address of the internet, IPv4 in the form of IPv6 that holds it.
+// An IP address. IPv4 addresses are stored as IPv4-mapped IPv6 addresses.
 using Bits = std::array<std::uint8_t, 16>;
 
 std::optional<Bits> ParseV4(absl::string_view text) {
@@ -37,6 +37,7 @@ std::optional<Bits> ParseV6(absl::string_view text) {
   return bits;
 }
 
+// Whether both agree in the first `prefix` bits.
 bool Within(const Bits& bits, const Bits& network, int prefix) {
   for (int i = 0; i < prefix; ++i) {
     const auto byte = static_cast<std::size_t>(i / 8);
@@ -51,7 +52,7 @@ struct HostPort {
   absl::string_view port;
 };
 
-// HOST:PORT or [HOST]:PORT; nothing: it is neither.
+// Splits HOST:PORT or [HOST]:PORT. Returns nullopt if the text is neither.
 std::optional<HostPort> Split(absl::string_view text) {
   HostPort parts;
   parts.bracketed = absl::ConsumePrefix(&text, "[");
@@ -69,7 +70,7 @@ bool IsPort(absl::string_view text) {
          absl::SimpleAtoi(text, &number) && number <= 65535;
 }
 
-// Takes "unix:" or "unix-abstract:" off.
+// Removes a leading "unix:" or "unix-abstract:"; returns whether there was one.
 bool ConsumeSocket(absl::string_view* text) {
   return absl::ConsumePrefix(text, "unix:") || absl::ConsumePrefix(text, "unix-abstract:");
 }
@@ -80,7 +81,7 @@ bool IsLoopback(absl::string_view address) {
                              (absl::StartsWith(path, "///") && absl::StartsWith(address, "unix:")));
   const bool v4 = absl::ConsumePrefix(&address, "ipv4:");
   const bool v6 = !v4 && absl::ConsumePrefix(&address, "ipv6:");
-  // Anything else of an authority is another name server.
+  // Only an empty authority is accepted: any other one names a DNS server.
   if (v4 || v6 || absl::ConsumePrefix(&address, "dns:")) absl::ConsumePrefix(&address, "///");
   const std::optional<HostPort> parts = Split(address);
   if (!parts || !IsPort(parts->port)) return false;
@@ -92,7 +93,7 @@ bool IsLoopback(absl::string_view address) {
   return bits && (Within(*bits, v4_loopback, 96 + 8) || *bits == v6_loopback);
 }
 
-// What is wrong with HOST:PORT.
+// Returns what is wrong with HOST:PORT, or "" if it is valid.
 absl::string_view WrongWith(absl::string_view address) {
   constexpr absl::string_view kForms = "an address is HOST:PORT, [IPV6]:PORT or unix:/PATH";
   const std::optional<HostPort> parts = Split(address);
@@ -100,7 +101,7 @@ absl::string_view WrongWith(absl::string_view address) {
   const bool digits = !parts->port.empty() &&
                       std::all_of(parts->port.begin(), parts->port.end(), absl::ascii_isdigit);
   if (!digits) return kForms;
-  // gRPC would take it modulo 65536, and nobody can connect to 0.
+  // gRPC would reduce a port above 65535 modulo 65536. Port 0 cannot be connected to.
   if (!IsPort(parts->port)) return "it has a port above 65535";
   if (std::all_of(parts->port.begin(), parts->port.end(), [](char c) { return c == '0'; }))
     return "it has port 0";
@@ -126,7 +127,7 @@ absl::Status CheckAddress(std::string_view text) {
     if (address.empty()) wrong = "the path of the socket is missing";
   } else if (absl::StartsWith(address, "xds:") || absl::StartsWith(address, "vsock:") ||
              absl::StartsWith(address, "google-c2p:")) {
-    // gRPC's business.
+    // Only gRPC knows the form of these addresses, and checks it.
   } else {
     const bool numbers = absl::StartsWith(address, "ipv4:") || absl::StartsWith(address, "ipv6:");
     if (numbers || absl::StartsWith(address, "dns:")) {
@@ -144,7 +145,7 @@ absl::Status CheckAddress(std::string_view text) {
 
 bool StaysHere(std::string_view servers) {
   const std::vector<absl::string_view> all = absl::StrSplit(Absl(servers), ',');
-  // The scheme of a list of numbers is that of all.
+  // gRPC reads a scheme of numeric addresses once, for all addresses of the list.
   absl::string_view scheme;
   for (const absl::string_view known : {"ipv4:", "ipv6:"})
     if (absl::StartsWith(all.front(), known)) scheme = known;
@@ -180,7 +181,7 @@ std::optional<Proxy> ProxyFor(std::string_view text) {
   absl::string_view address = Absl(text);
   if (ConsumeSocket(&address)) return std::nullopt;
   Proxy proxy;
-  // In the order of gRPC.
+  // gRPC reads the variables in this order.
   for (const char* name : {"grpc_proxy", "https_proxy", "http_proxy"}) {
     proxy = {name, Variable(name)};
     if (!proxy.value.empty()) break;

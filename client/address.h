@@ -1,4 +1,4 @@
-// Addresses of servers, as ClientOptions::server has them. Not for users of the library.
+// Parses and checks the server addresses in ClientOptions::server. Internal to the library.
 #pragma once
 
 #include <optional>
@@ -9,27 +9,28 @@
 
 namespace tessera {
 
-// Of one address, without those around it in a list. INVALID_ARGUMENT / BAD_ADDRESS {address}: it is
-// neither HOST:PORT, [IPV6]:PORT, unix:PATH nor unix-abstract:NAME, nor one of these behind a scheme
-// of gRPC's.
+// Checks one address of the list. Returns INVALID_ARGUMENT / BAD_ADDRESS {address} unless it is
+// HOST:PORT, [IPV6]:PORT, unix:PATH or unix-abstract:NAME, or one of these after a gRPC scheme.
 absl::Status CheckAddress(std::string_view address);
 
-// Whether what is sent to every address of a list, separated by commas, stays on this host for
-// certain. What is not understood does not.
+// Whether every address of a comma-separated list certainly leads to this host. Returns false for
+// an address that cannot be parsed.
 bool StaysHere(std::string_view servers);
 
-// The address in the form that gRPC reads, with the characters of a socket's path encoded that mean
-// something in a URI. "%20" is a blank already, as for the server and for every client of gRPC.
+// Returns the address as a gRPC target: in the path of a socket, characters that have a meaning in
+// a URI are percent-encoded. Existing escapes such as "%20" are kept, as the server and other gRPC
+// clients read them.
 std::string TargetOf(std::string_view address);
 
-// The proxy that gRPC would reach an address by over TLS.
+// The proxy through which gRPC would connect to an address over TLS.
 struct Proxy {
-  std::string variable;  // of the environment that names it
+  std::string variable;  // the environment variable that names the proxy
   std::string value;
-  // Whether a network in no_proxy holds the address, of which gRPC knows names alone.
+  // Whether no_proxy exempts the address by a network such as 10.0.0.0/8. gRPC itself compares only
+  // names.
   bool excepted = false;
 };
-// Nothing: the environment names none, or the address is that of a socket.
+// Returns nullopt if the environment names no proxy, or if the address is a Unix socket.
 std::optional<Proxy> ProxyFor(std::string_view address);
 
 }  // namespace tessera

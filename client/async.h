@@ -8,8 +8,8 @@
 // Deadlines, repetitions and errors are those of the blocking calls. Callbacks run on a thread of
 // the client's own, one at a time and without a lock held, so they may begin other calls, and
 // should not block: until one returns, no other call of this form ends. Each runs exactly once,
-// with CANCELLED if AsyncCall::Cancel or the end of the client comes first. One that throws has the
-// exception dropped, for nobody is there to take it; a null one is nobody who waits.
+// with CANCELLED if AsyncCall::Cancel or the end of the client comes first. An exception
+// from a callback is discarded. A null callback is allowed: the response is then discarded.
 //
 // Thread safe. Not to be used after the client's end, which waits for all callbacks and so must not
 // happen in one.
@@ -52,15 +52,16 @@ class AsyncCall {
 template <class Response>
 using Callback = std::function<void(absl::StatusOr<Response>)>;
 
-// An answer that is yet to come. Move-only. To let it go has no effect on the call.
+// The response of a call that may still be running. Move-only. Destroying it does not cancel the
+// call.
 template <class Response>
 class Future {
  public:
   Future(std::future<absl::StatusOr<Response>> answer, AsyncCall call)
       : answer_(std::move(answer)), call_(std::move(call)) {}
 
-  // Waits for the answer. Not in a callback. FAILED_PRECONDITION / ANSWER_TAKEN: another Get, or a
-  // move, has taken it.
+  // Waits for the answer. Must not be called in a callback. Returns FAILED_PRECONDITION /
+  // ANSWER_TAKEN if an earlier Get returned the answer, or if the future has been moved from.
   absl::StatusOr<Response> Get() {
     if (!answer_.valid()) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "ANSWER_TAKEN",
@@ -68,7 +69,7 @@ class Future {
     }
     return answer_.get();
   }
-  // Whether Get need not wait.
+  // Whether Get would return at once.
   bool IsReady() const {
     return !answer_.valid() ||
            answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;

@@ -41,7 +41,7 @@ absl::Status BadChecksum(const std::string& name, std::string_view field, std::u
        {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
-// The array needs so many bytes, and its source has others. exact: whether more are wrong, too.
+// Checks that the bytes given suffice for the array. exact: whether additional bytes are an error.
 absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
   if (exact ? given == needed : given >= needed) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -49,13 +49,13 @@ absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
                    {{"needed", absl::StrCat(needed)}, {"given", absl::StrCat(given)}});
 }
 
-// Of shared memory, which has whole pages.
+// Checks that the memory holds `size` bytes from offset on. Its size is rounded up to whole pages.
 absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::uint64_t size) {
   const std::size_t bytes = memory.bytes().size();
   return CheckSize(size, bytes - std::min(offset, bytes), /*exact=*/false);
 }
 
-// As many connections as are of any use.
+// Returns the number of connections that a transfer uses, at most 64.
 int StreamsOf(int wanted) { return std::clamp(wanted, 1, 64); }
 
 }  // namespace
@@ -78,8 +78,8 @@ class Client::Impl : public Connection {
   // A draft made beforehand, several streams of ranges, sealed in the end.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // One stream, in order, through any connection or this one. checksum: of its bytes, if they are
-  // to be checked.
+  // Downloads over one stream, in order, through the given connection, or through any. Unless
+  // checksum is null, it receives the CRC-32C of the bytes if options ask for checksums.
   absl::StatusOr<v1::Buffer> DownloadStream(const std::string& name, const Sink& sink,
                                             const DownloadOptions& download,
                                             std::optional<Place> place, std::uint32_t* checksum);
@@ -108,8 +108,8 @@ class Client::Impl : public Connection {
     const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
     std::size_t server = 0;     // that has the draft
     std::uint64_t version = 0;  // of the draft; 0: the stream creates the buffer
-    // Of chunk i, written by the one stream that sends it. Of several streams as many as there are
-    // chunks; of one as many as it has sent.
+    // The checksum of chunk i, written by the one stream that sends it. With several streams there
+    // is an entry for each chunk from the beginning; with one, for each chunk that has been sent.
     std::vector<std::uint32_t> checksums = {};
     std::mutex mutex = {};
     std::uint64_t sent = 0;              // guarded by mutex
@@ -120,7 +120,8 @@ class Client::Impl : public Connection {
       return std::max<std::uint64_t>(
           1, size / options.chunk_bytes + (size % options.chunk_bytes != 0 ? 1 : 0));
     }
-    // Negative: bytes that got lost with their connection. An error: of the caller's function.
+    // Adds to the progress; negative: bytes were lost with their connection. Returns the error of
+    // the caller's progress function.
     absl::Status Report(std::int64_t bytes) {
       const std::lock_guard lock(mutex);
       sent += static_cast<std::uint64_t>(bytes);
@@ -664,7 +665,7 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
   const std::uint64_t begin = std::min(options.offset, size);
   const std::uint64_t bytes =
       options.limit > 0 ? std::min(options.limit, size - begin) : size - begin;
-  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // of a stream
+  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // bytes per stream
   const std::uint64_t streams = std::min<std::uint64_t>(
       static_cast<std::uint64_t>(StreamsOf(options.streams)), bytes / kLeast);
   if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY) {
@@ -679,7 +680,7 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
   }
   if (absl::Status status = place(buffer, begin, {}); !status.ok()) return status;
 
-  // The end of all streams, by the caller's wish or after the failure of one.
+  // Ends all streams when the caller cancels the download or one of them fails.
   std::stop_source end;
   const std::stop_callback cancelled(options.cancel, [&] { end.request_stop(); });
   const auto bound = [&](std::uint64_t i) {

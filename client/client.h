@@ -6,18 +6,18 @@
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
 // Errors are absl::Status with the server's reason and figures (kernels/base/error.h: ErrorReason,
-// ErrorMetadata). Two have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose text names the deadline.
-// Calls that cannot be made fail at once with INVALID_ARGUMENT / BAD_ADDRESS {address} or
-// BAD_CREDENTIALS {file}. The client adds reasons of its own: UNREACHABLE {server, cause} (no
+// ErrorMetadata). Two have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose text names the
+// deadline. Calls with invalid options fail at once with INVALID_ARGUMENT / BAD_ADDRESS {address}
+// or BAD_CREDENTIALS {file}. The client adds these reasons: UNREACHABLE {server, cause} (no
 // connection within connect_timeout; a name that does not resolve may do so later),
-// CERTIFICATE_REFUSED {server, cause} (of the only server, at once), CONNECTION_LOST (it broke during
-// a call), SERVER_SILENT (no answer of any server within attempt_timeout), STALLED
-// (a transfer without progress for stall_timeout) and BUFFER_CHANGED (replaced between two parts of
-// one download). It answers with the server's
-// VERSION_MISMATCH when the server speaks of another version than it was asked about, and with
-// DATA_LOSS / BAD_CHECKSUM when bytes have changed on their way to it. A BUFFER_NOT_FOUND of a call
-// that reads buffers has metadata "server_start" when the server has been started again, and so has
-// lost its buffers, since this client first saw one of them.
+// CERTIFICATE_REFUSED {server, cause} (at once, if it is the only server), CONNECTION_LOST (it
+// broke during a call), SERVER_SILENT (no answer of any server within attempt_timeout), STALLED (a
+// transfer without progress for stall_timeout) and BUFFER_CHANGED (replaced between two parts of
+// one download). It answers with the server's VERSION_MISMATCH when the server speaks of another
+// version than it was asked about, and with DATA_LOSS / BAD_CHECKSUM when bytes have changed on
+// their way to it. A BUFFER_NOT_FOUND of a call that reads buffers has metadata "server_start" when
+// the server has been started again, and so has lost its buffers, since this client first saw one
+// of them.
 #pragma once
 
 #include <concepts>
@@ -62,8 +62,8 @@ struct ClientOptions {
   std::string tls_ca = {};
   std::string tls_cert = {};
   std::string tls_key = {};
-  std::string tls_server_name =
-      {};  // that the server's certificate is for; empty: the host of `server`
+  // The name that the server's certificate is for; empty: the host of `server`.
+  std::string tls_server_name = {};
   // Says to a server with --tokens who calls: the token, or a file that holds it, which is read again
   // after a second. Empty: none. A token needs TLS where it leaves this host.
   std::string token = {};
@@ -99,7 +99,7 @@ struct ClientOptions {
 
 struct CallOptions {
   std::optional<absl::Duration> timeout = {};  // absent: that of the client
-  // Ends a blocking call with CANCELLED once its source asks for that. An asynchronous one has
+  // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore it: use
   // AsyncCall::Cancel.
   std::stop_token cancel = {};
 };
@@ -206,25 +206,25 @@ class Program {
   std::map<std::string, ProgramStep> names_;
 };
 
-// Where an upload's bytes come from: a function that fills `out` with the array's bytes
+// The source of an upload's bytes: a function that fills `out` with the array's bytes
 // [offset, offset + out.size()), row-major and little endian. It is called from several threads at
 // once when an upload has several streams; every range is asked for in order within a stream, and
 // again after a broken connection. offset and out.size() are multiples of the size of an element.
-// What the function throws ends the upload with INTERNAL / CALLER_EXCEPTION.
+// If the function throws, the upload ends with INTERNAL / CALLER_EXCEPTION.
 class Source {
  public:
   using Function = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
 
-  // bytes: how many there are, if that is known. An upload of an array of another size is refused
-  // with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent, and one without a
-  // function with INVALID_ARGUMENT / BAD_OPTION.
+  // bytes: the size of the source, if it is known. The upload of an array of another size fails
+  // with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent, and an upload from a
+  // null function fails with INVALID_ARGUMENT / BAD_OPTION.
   template <class F>
   requires std::constructible_from<Function, F>
   // NOLINTNEXTLINE(google-explicit-constructor)
   Source(F function, std::optional<std::uint64_t> bytes = std::nullopt)
       : function_(std::move(function)), bytes_(bytes) {}
 
-  // OK if the source has what an array of so many bytes needs.
+  // Returns OK if the source can fill an array of array_bytes bytes.
   absl::Status Check(std::uint64_t array_bytes) const;
   absl::Status operator()(std::uint64_t offset, absl::Span<char> out) const;
 
@@ -233,17 +233,17 @@ class Source {
   std::optional<std::uint64_t> bytes_;
 };
 
-// Exactly the bytes of the array. They stay the caller's, who keeps them until the upload has ended.
+// A source of exactly the bytes of the array, which the caller keeps until the upload has ended.
 Source FromMemory(std::string_view bytes);
 
 // Takes the next bytes of a download, in order. The first call comes before any data with empty
 // bytes, so that a sink can look at the buffer's type; it is the only call for an empty buffer.
-// What it throws ends the download with INTERNAL / CALLER_EXCEPTION; a null one is refused with
+// If it throws, the download ends with INTERNAL / CALLER_EXCEPTION; a null sink fails with
 // INVALID_ARGUMENT / BAD_OPTION.
 using Sink = std::function<absl::Status(const v1::Buffer& buffer, std::string_view bytes)>;
 
-// Takes bytes of a download that stand at this offset of the buffer, from several threads at once:
-// in order within a stream. The first call comes before any data, as that of a Sink.
+// Takes bytes of a download that begin at this offset of the buffer. It is called from several
+// threads at once, in order within a stream. As with a Sink, the first call has no data.
 using RangeSink = std::function<absl::Status(const v1::Buffer& buffer, std::uint64_t offset,
                                              std::string_view bytes)>;
 
@@ -255,15 +255,15 @@ struct UploadOptions {
   std::vector<std::string> placement = {};
   // Of one message; a multiple of 64, at most 4 MiB less some room for the rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  // 1: one stream, which the server undoes when it breaks. More, up to 64: that many connections fill ranges
-  // of a draft, and a broken one resumes where it stood; on failure the draft is deleted, and
-  // nothing else of that name.
+  // 1: one stream, which the server undoes when it breaks. More, up to 64: that many connections
+  // fill ranges of a draft, and a broken one resumes where it stood; on failure the draft is
+  // deleted, and nothing else of that name.
   int streams = 1;
   // CRC-32C of every message and of the whole array, which the server checks. What arrives damaged
   // is sent again. Through shared memory there are no messages, and the buffer has no checksum.
   bool checksums = true;
-  // Called with the bytes sent so far, from the sending threads, one at a time. What it throws ends
-  // the upload with INTERNAL / CALLER_EXCEPTION.
+  // Called with the bytes sent so far, from the sending threads, one at a time. If it throws,
+  // the upload ends with INTERNAL / CALLER_EXCEPTION.
   std::function<void(std::uint64_t sent)> progress = {};
   // Of the whole upload; absent: as long as it makes progress (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
@@ -273,10 +273,11 @@ struct UploadOptions {
 struct DownloadOptions {
   std::uint64_t offset = 0;  // first byte
   std::uint64_t limit = 0;   // at most so many bytes; 0: to the end
-  // That the buffer must have, or FAILED_PRECONDITION / VERSION_MISMATCH; 0: any.
+  // The version that the buffer must have, or the download fails with FAILED_PRECONDITION /
+  // VERSION_MISMATCH; 0: any.
   std::uint64_t version = 0;
-  // How many connections fetch ranges of a large buffer at once, where it goes into memory or to a
-  // RangeSink; at most 64. A Sink has one.
+  // How many connections fetch ranges of a large buffer at once, at most 64. Applies to downloads
+  // into memory or to a RangeSink; a download to a Sink uses one.
   int streams = 1;
   // Asks for the CRC-32C of every message and checks it, and that of the whole buffer when the
   // server knows it and the download is one of the whole. What arrives damaged is fetched again.
@@ -296,10 +297,10 @@ struct Traffic {
   std::uint64_t received_bytes = 0;
 };
 
-// Thread safe. Move-only. Connects at the first call and again after the connection broke. Calls that may run
-// twice without harm (all but creating, deleting and storing results) are repeated a few times when
-// the server is UNAVAILABLE, and any call when the server refused it because it is DRAINING or has
-// no room (ClientOptions::retry_refused).
+// Thread safe. Move-only. Connects at the first call and again after the connection broke. Calls
+// that may run twice without harm (all but creating, deleting and storing results) are repeated a
+// few times when the server is UNAVAILABLE, and any call when the server refused it because it is
+// DRAINING or has no room (ClientOptions::retry_refused).
 //
 // Where a method takes a version, 0 means any, and another one is that of the buffer or draft that
 // is meant.
@@ -307,8 +308,8 @@ class Client {
  public:
   explicit Client(ClientOptions options = {});
   // Every call of a client that has been moved from fails with FAILED_PRECONDITION / MOVED_FROM. A
-  // move must not happen while a blocking call is under way; asynchronous calls and handles go on.
-  // Assignment first ends what the client had before, as the destructor does.
+  // move must not happen while a blocking call is under way; asynchronous calls and handles
+  // continue. Assignment first ends the previous state, as the destructor does.
   Client(Client&& other) noexcept;
   Client& operator=(Client&& other) noexcept;
   // Cancels the asynchronous calls under way and waits until their callbacks have returned; no
@@ -326,14 +327,16 @@ class Client {
   // Streams the bytes of a buffer to the sink. A broken connection resumes where it stood.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, const Sink& sink,
                                       const DownloadOptions& options = {});
-  // The same by several connections at once (DownloadOptions::streams), each of which has a range
-  // of its own, all of one version. ABORTED / BUFFER_CHANGED: it was replaced meanwhile.
+  // Downloads over several connections at once (DownloadOptions::streams), each of which fetches a
+  // range of the same version. Fails with ABORTED / BUFFER_CHANGED if the buffer is replaced
+  // meanwhile.
   absl::StatusOr<v1::Buffer> DownloadRanges(const std::string& name, const RangeSink& sink,
                                             const DownloadOptions& options = {});
   // Into out, which has exactly the size of the bytes asked for.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
-  // Of a handle's version: VERSION_MISMATCH once it has been replaced.
+  // Downloads the version that the handle holds. Fails with VERSION_MISMATCH once it has been
+  // replaced.
   absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, const Sink& sink,
                                       DownloadOptions options = {});
   absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
@@ -440,15 +443,15 @@ class Client {
   // The same calls without waiting for their answers: client/async.h.
   AsyncClient Async();
   // Takes hold of a buffer, by its version: client/resident_buffer.h. A handle keeps the client's
-  // connections until it ends, and so must not be the last of them to end in a callback of Async(),
-  // whose thread they wait for.
+  // connections open until it ends. The last handle of a client that has ended must not end in a
+  // callback of Async(): closing the connections waits for the thread of that callback.
   ResidentBuffer Hold(v1::Buffer buffer, const HoldOptions& options = {});
 
   Traffic traffic() const;
 
  private:
   class Impl;
-  Impl& impl() const;  // that of no server after a move
+  Impl& impl() const;  // after a move: one whose calls all fail with MOVED_FROM
   void End();
 
   std::shared_ptr<Impl> impl_;  // shared with what Hold has returned; null after a move

@@ -32,9 +32,9 @@ constexpr int kMaxReceiveBytes = 8 << 20;
 constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
 // How long a call waits for one of several servers before it looks at the next.
 constexpr absl::Duration kTurn = absl::Milliseconds(20);
-// How long a call that can be cancelled waits for a connection before it looks whether it was.
+// How often a call that waits for a connection checks whether it has been cancelled.
 constexpr absl::Duration kCancelGlance = absl::Milliseconds(50);
-// gRPC looks a name up again no sooner, by default after 30 s.
+// The shortest time between two DNS lookups of a name. gRPC's default is 30 s.
 constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
 
 double Random(double low, double high) {
@@ -70,6 +70,7 @@ bool IsTransient(const absl::Status& status) {
   return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
 }
 
+// Sleeps until the duration has passed or a stop is requested.
 void SleepFor(absl::Duration duration, const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any none;
@@ -77,10 +78,10 @@ void SleepFor(absl::Duration duration, const std::stop_token& stop) {
   none.wait_for(lock, stop, absl::ToChronoNanoseconds(duration), [] { return false; });
 }
 
-// Why a channel does not connect, in gRPC's words; "": it has not failed.
+// Returns gRPC's message about why a channel does not connect, or "" if it has not failed.
 std::string CauseOf(const PooledChannel& channel) {
   if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
-  // A call that does not wait for the connection fails with its error.
+  // gRPC does not wait for the connection here: the call fails with the connection's error.
   grpc::ClientContext context;
   context.set_deadline(After(kCancelGlance));
   grpc::health::v1::HealthCheckResponse response;
@@ -88,10 +89,10 @@ std::string CauseOf(const PooledChannel& channel) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
 }
 
-// What a cause means; "": nothing that is known.
+// Returns what a message of CauseOf means, or "" if the message is not known.
 absl::string_view Meaning(absl::string_view cause) {
   struct Known {
-    absl::string_view part;  // of what gRPC 1.51 says, in small letters
+    absl::string_view part;  // of the message in gRPC 1.51, in lower case
     absl::string_view meaning;
   };
   constexpr absl::string_view kRefused = "the certificate was refused";
@@ -101,16 +102,16 @@ absl::string_view Meaning(absl::string_view cause) {
       {"not in peer certificate", kRefused},
       {"hostname verification", kRefused},
       {"dns resolution failed", "the name does not resolve"},
-      {"ssl_error", "TLS is not agreed on"},
-      {"ssl handshake", "TLS is not agreed on"},
-      {"proxy", "the proxy does not connect"},
+      {"ssl_error", "the TLS handshake failed"},
+      {"ssl handshake", "the TLS handshake failed"},
+      {"proxy", "the proxy cannot connect to it"},
       {"connection refused", "the connection is refused"},
-      {"no such file", "there is no such socket"},
-      {"settings frame", "what is there does not answer, or speaks no HTTP/2"},
+      {"no such file", "the socket does not exist"},
+      {"settings frame", "the server there does not answer, or does not speak HTTP/2"},
       {"no route", "there is no route to it"},
-      {"unreachable", "its network is not reached"},
-      {"socket closed", "what answers closes the connection, as servers with TLS do"},
-      {"connection reset", "what answers closes the connection, as servers with TLS do"},
+      {"unreachable", "its network is unreachable"},
+      {"socket closed", "the server closed the connection; it may require TLS"},
+      {"connection reset", "the server closed the connection; it may require TLS"},
   };
   const std::string text = absl::AsciiStrToLower(cause);
   for (const auto& [part, meaning] : kKnown)
@@ -246,7 +247,7 @@ gpr_timespec Attempts::WaitLimit() const {
 absl::Status Attempts::Unreachable() const {
   if (!connection_.refused().ok()) return connection_.refused();
   const bool now = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) >= 0;
-  // Of a certificate nobody expects that it changes in a moment.
+  // A refused certificate is not expected to change soon, so that the call need not wait.
   if (!now && (connection_.options().tls_ca.empty() || connection_.channels().HasChoice(route_)))
     return absl::OkStatus();
   absl::Status why = connection_.WhyUnreachable(route_);
@@ -330,7 +331,7 @@ Connection::Connection(ClientOptions options, absl::Status refused)
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-                  // A server that has moved is found within the pauses.
+                  // Retries find a server whose address has changed.
                   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
                                    static_cast<int>(absl::ToInt64Milliseconds(kLookUpAgain)));
                   // gRPC ends a cancelled stream only when the socket has taken what is being
@@ -390,14 +391,14 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   if (absl::StrContains(meaning, "certificate")) {
     reason = "CERTIFICATE_REFUSED";
     text = absl::StrCat("the server's certificate at ", servers, " was refused: ",
-                        "it is not by the CA that is given, not for this name, or out of date");
+                        "it is not signed by the given CA, not for this name, or has expired");
   } else if (!meaning.empty()) {
     absl::StrAppend(&text, ": ", meaning);
   }
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
   if (proxy && !proxy->excepted)
-    absl::StrAppend(&text, ", by way of the proxy ", proxy->value, " of ", proxy->variable);
+    absl::StrAppend(&text, ", through the proxy ", proxy->value, " of ", proxy->variable);
   absl::Status status =
       MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
   if (!cause.empty()) SetErrorMetadata(status, "cause", cause);

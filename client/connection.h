@@ -35,9 +35,10 @@ absl::Status FromGrpc(const grpc::Status& status);
 // The error of a call that nobody here has cancelled. gRPC cancels those that meet a server's end,
 // which is a lost connection like others.
 absl::Status OfUncancelled(absl::Status status);
-// The error of one that the caller has cancelled.
+// The error of a call that the caller has cancelled.
 absl::Status Cancelled();
-// An error whose cause is this deadline says so.
+// Returns the error with a message that names the deadline if that deadline has caused it, and any
+// other error unchanged.
 absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
 // FAILED_PRECONDITION / MOVED_FROM.
 absl::Status MovedFrom();
@@ -69,7 +70,8 @@ class Retry {
   void Progress();
   // How long to wait before the next attempt; nothing: the failure is final.
   std::optional<absl::Duration> Pause(const absl::Status& failure);
-  // Sleeps so long, or until the stop. False, at once: the failure is final.
+  // Sleeps for the duration that Pause returns, or until a stop is requested. Returns false at once
+  // if the failure is final.
   bool Wait(const absl::Status& failure, const std::stop_token& stop = {});
 
  private:
@@ -96,7 +98,7 @@ class Attempts {
     bool idempotent = false;
     bool stay = false;  // whether all attempts go to the server of the first one
     std::optional<std::size_t> only = std::nullopt;  // no other server
-    std::stop_token cancel = {};                     // of a blocking call
+    std::stop_token cancel = {};                     // used by blocking calls only
   };
 
   Attempts(Connection& connection, const Plan& plan);
@@ -106,8 +108,9 @@ class Attempts {
   std::optional<Lease> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
-  // UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed; at once the errors of
-  // Connection::refused and UNAVAILABLE / CERTIFICATE_REFUSED of the only server; OK before.
+  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Returns at
+  // once the error of Connection::refused, and UNAVAILABLE / CERTIFICATE_REFUSED if there is only
+  // one server. Returns OK otherwise.
   absl::Status Unreachable() const;
 
   // Before an attempt through the channel.
@@ -117,7 +120,8 @@ class Attempts {
   // After an attempt that failed: how long to pause before the next one; nothing: `status` is
   // final.
   std::optional<absl::Duration> Pause(absl::Status& status);
-  // Sleeps so long, or until the call is cancelled. False, at once: the failure is final.
+  // Sleeps for the duration that Pause returns, or until the call is cancelled. Returns false at
+  // once if the failure is final.
   bool Wait(absl::Status& status);
   const std::stop_token& cancel() const { return plan_.cancel; }
   void Progress() { retry_.Progress(); }
@@ -143,13 +147,13 @@ class Attempts {
 // Thread safe.
 class Connection {
  public:
-  // refused: unless OK, what every call fails with.
+  // refused: unless OK, the error that every call fails with.
   explicit Connection(ClientOptions options, absl::Status refused = absl::OkStatus());
   ~Connection();
 
   const ClientOptions& options() const { return options_; }
-  // Why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No channel
-  // is made then.
+  // Returns why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No
+  // channel is made in that case.
   const absl::Status& refused() const { return refused_; }
   // Says who calls, before a call begins.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
@@ -159,12 +163,12 @@ class Connection {
   // Of asynchronous calls.
   EventLoop& events() { return *events_; }
 
-  // Waits until channel i of a server is connected: the errors of Attempts::Unreachable, and
-  // CANCELLED.
+  // Waits until channel i of a server is connected. Fails with the errors of Attempts::Unreachable,
+  // or with CANCELLED.
   absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
                                 const std::stop_token& cancel);
-  // Why the servers of a route do not answer: UNAVAILABLE / CERTIFICATE_REFUSED or UNREACHABLE
-  // {server, cause}.
+  // Returns why the servers of a route do not answer: UNAVAILABLE / CERTIFICATE_REFUSED or
+  // UNREACHABLE {server, cause}.
   absl::Status WhyUnreachable(const Route& route);
   // Waits until any server that the attempts may go to is connected.
   absl::StatusOr<Lease> Connect(Attempts& attempts);
@@ -253,9 +257,8 @@ class Connection {
   const std::unique_ptr<EventLoop> events_;  // ends before the channels
 };
 
-// Cancels a stream that makes no progress for a time, or whose caller does not want it any more; an
-// infinite time is no limit. The sides of a broken network may otherwise wait for each other for many
-// minutes.
+// Cancels a stream that makes no progress for a time, or that its caller cancels; an infinite time
+// is no limit. The sides of a broken network may otherwise wait for each other for many minutes.
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);

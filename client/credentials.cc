@@ -43,7 +43,8 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   return absl::OkStatus();
 }
 
-// Whether gRPC can use them; it says so in its log alone.
+// Checks that gRPC can use the certificates and the key: gRPC itself reports errors only in its
+// log.
 absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
   using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
   using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
@@ -66,14 +67,14 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
     if (own == nullptr) {
       status = Bad(absl::StrCat(options.tls_cert, " has no certificate in PEM"), options.tls_cert);
     } else if (key == nullptr) {
-      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM that needs no password"),
+      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM without a password"),
                    options.tls_key);
     } else if (X509_check_private_key(own.get(), key.get()) != 1) {
       status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
                    options.tls_key);
     }
   }
-  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  ERR_clear_error();  // gRPC reads the same per-thread error queue
   return status;
 }
 

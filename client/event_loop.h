@@ -132,7 +132,8 @@ class AsyncUnaryCall final : public AsyncCallBase {
     done_ = nullptr;  // with what it holds
   }
 
-  // What a callback throws has nobody to go to.
+  // Runs the callback. An exception is discarded, since the event loop has no caller to report it
+  // to.
   static void Tell(const Callback& done, absl::StatusOr<ResponseOf<Request>> answer) {
     if (done) Guarded([&] { done(std::move(answer)); }).IgnoreError();
   }

@@ -1,4 +1,4 @@
-// What users of the library have given it to call. Not for users of the library.
+// Calls functions that users of the library have supplied. Internal to the library.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Calls it. What it throws is INTERNAL / CALLER_EXCEPTION.
+// Calls the function and returns its status. Returns INTERNAL / CALLER_EXCEPTION if it throws.
 template <class F>
 absl::Status Guarded(F&& function) {
   std::string what;
@@ -25,10 +25,10 @@ absl::Status Guarded(F&& function) {
   } catch (const std::exception& exception) {
     what = exception.what();
   } catch (...) {
-    what = "no standard exception";
+    what = "not a std::exception";
   }
   return MakeError(absl::StatusCode::kInternal, "CALLER_EXCEPTION",
-                   absl::StrCat("a function of the caller has thrown: ", what));
+                   absl::StrCat("a function of the caller threw an exception: ", what));
 }
 
 }  // namespace tessera

@@ -74,7 +74,8 @@ class NpyWriter {
  public:
   // Whether the path stands for the process's standard output.
   static bool IsStandardOutput(std::string_view path);
-  // Whether what is written to the path becomes a file of its own.
+  // Whether the path names a regular file, or one that will be created; false for standard output,
+  // pipes and devices.
   static bool MakesFile(const std::string& path);
   // FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
@@ -86,8 +87,8 @@ class NpyWriter {
 
   // The next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
-  // Bytes that stand at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and no
-  // Append.
+  // Writes the bytes at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and
+  // Append is never called.
   absl::Status WriteAt(std::uint64_t offset, std::string_view bytes) const;
   // REQUIRES: every byte has been appended.
   absl::Status Finish();

@@ -10,14 +10,14 @@
 namespace tessera {
 namespace {
 
-// What stands for the clients of a ring that has been moved from.
-Client& Nobody() {
-  static Client& nobody = *[] {
+// A client that has been moved from: For and Of return it once the ring has been moved from.
+Client& MovedFromClient() {
+  static Client& moved_from = *[] {
     auto* client = new Client();
     const Client other = std::move(*client);
     return client;
   }();
-  return nobody;
+  return moved_from;
 }
 
 }  // namespace
@@ -43,12 +43,12 @@ absl::StatusOr<RingClient> RingClient::Read(const std::string& file, const Clien
 }
 
 Client& RingClient::For(std::string_view buffer) const {
-  return ring_.servers().empty() ? Nobody() : Of(ring_.HomeOf(buffer));
+  return ring_.servers().empty() ? MovedFromClient() : Of(ring_.HomeOf(buffer));
 }
 
 Client& RingClient::Of(const Ring::Server& server) const {
   const auto found = clients_.find(server.name);
-  return found == clients_.end() ? Nobody() : *found->second;
+  return found == clients_.end() ? MovedFromClient() : *found->second;
 }
 
 }  // namespace tessera

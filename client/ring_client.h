@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// Thread safe. Move-only; after a move For and Of give a client whose calls all fail with
+// Thread safe. Move-only; after a move For and Of return a client whose calls all fail with
 // FAILED_PRECONDITION / MOVED_FROM. A client connects at its first call.
 class RingClient {
  public:
@@ -31,7 +31,7 @@ class RingClient {
   RingClient& operator=(RingClient&&) noexcept = default;
 
   const Ring& ring() const { return ring_; }
-  // The client of a buffer's home, or of a server of this ring by its name.
+  // Returns the client of a buffer's home server, or of a server of this ring.
   Client& For(std::string_view buffer) const;
   Client& Of(const Ring::Server& server) const;
 

@@ -262,7 +262,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
     absl::StatusOr<v1::DownloadSharedResponse> part = Download(request, options.cancel);
-    // Here, so that it counts as well where nobody asks what became of the part.
+    // Here, because the caller ignores a part that was fetched ahead when the download fails.
     if (!part.ok()) Lost(part.status(), **slots);
     return part;
   };
@@ -293,7 +293,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (received == size) break;
     part = ahead ? next.get() : fetch(0, received);
     if (!part.ok()) {
-      // Of a version that was asked for, the server has said what is wrong.
+      // If the caller asked for a version, the server's error says what is wrong.
       if (options.version != 0 || ErrorReason(part.status()) != "VERSION_MISMATCH")
         return part.status();
       return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",

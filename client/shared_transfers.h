@@ -36,7 +36,7 @@ class SharedTransfers {
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
-  // checksum: unless null, of the bytes, if they are to be checked.
+  // checksum: unless null, receives the CRC-32C of the bytes if options ask for checksums.
   std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name, const Sink& sink,
                                                         const DownloadOptions& options,
                                                         std::uint32_t* checksum);

@@ -93,12 +93,12 @@ absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes);
 // Device::RegisterHost. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
 absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std::size_t bytes);
 
-// How many threads loops on the host are shared out among by a thread that drives streams of the
-// device, itself included.
+// Returns how many threads run the host loops of a thread that drives streams of the device, that
+// thread included.
 int LoopThreads(const Device& device);
-// For a thread that drives streams of the device: loops on the host are shared out among so many
-// threads from here on, which are made now and are the thread's own, or among none. OpenMP ends the
-// process where it cannot make them.
+// Prepares the calling thread to drive streams of the device. If shares_loops, its host loops run
+// on LoopThreads(device) threads from then on, which are created now and belong to it; otherwise on
+// the calling thread alone. OpenMP ends the process if it cannot create them.
 void PrepareThread(const Device& device, bool shares_loops);
 
 // Whether the device still answers: cheap enough to ask every second. UNAVAILABLE / DEVICE_LOST

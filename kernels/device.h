@@ -220,8 +220,8 @@ class Stream {
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
-  // Adds to what the stream's work is expected to take, in seconds, since whoever runs it has last
-  // set that to 0. Any thread may ask.
+  // Adds to the seconds that the stream's work is expected to take; ExpectNothing sets the sum to
+  // 0. Only one thread at a time may call these two; any thread may call expected_seconds.
   void Expect(double seconds) {
     expected_.store(expected_seconds() + seconds, std::memory_order_relaxed);
   }

@@ -242,10 +242,10 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // Beside a GPU, few loops on the host are long, and memory is what they wait for.
-  constexpr int kBesideGpu = 8;
+  // With a GPU, few host loops are long, and those are limited by memory.
+  constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
-                                                : std::min(HostThreads(), kBesideGpu);
+                                                : std::min(HostThreads(), kMostWithGpu);
 }
 
 void PrepareThread(const Device& device, bool shares_loops) {

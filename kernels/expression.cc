@@ -42,8 +42,8 @@ struct NodeType {
 
 // The one type for arguments that meet.
 DType CommonType(absl::Span<const NodeType> types) {
-  // Bytes and truth values give way to other numbers before they meet each other: the order of the
-  // arguments does not matter.
+  // Bytes and truth values are left out if there are other numbers, so that the result does not
+  // depend on the order of the arguments.
   std::optional<DType> common, small;
   for (const NodeType& type : types) {
     if (type.is_free()) continue;
@@ -101,8 +101,8 @@ bool Rounds(MapOp op) {
   }
 }
 
-// What an operation costs of the worst operands of the type. A remainder takes as many steps as the
-// exponents are apart, of which other types than F64 have few.
+// Returns the cost of an operation for the worst operands of the type. The steps of a remainder
+// grow with the difference of the exponents, which is small in all types but F64.
 int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }

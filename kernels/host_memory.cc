@@ -59,9 +59,9 @@ constexpr Files kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                              "total_inactive_file"};
 constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
-// f(group) for the group at mount + path, which begins with '/', and all around it up to the mount's
-// own: the process must fit each of them. In a container the path may be that of the host, and only
-// the mount itself is there.
+// Calls f(group) for the group at mount + path, which begins with '/', and for each group that
+// encloses it, up to the mount's own: the limits of all of them apply. In a container the path may
+// be that of the host, and only the mount itself is there.
 template <class F>
 void ForGroups(const std::string& mount, std::string path, const F& f) {
   while (true) {
@@ -101,8 +101,9 @@ GroupPaths PathsOf(const std::string& root, const std::string& controller) {
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (line.rfind("0::", 0) == 0) paths.version2 = PathOf(line);
-    // "4:cpu,cpuacct:/path"
-    std::istringstream controllers(line.substr(0, line.rfind(':')).substr(line.find(':') + 1));
+    // "4:cpu,cpuacct:/path", whose path may have colons as well
+    const std::size_t begin = line.find(':') + 1;
+    std::istringstream controllers(line.substr(begin, line.find(':', begin) - begin));
     for (std::string one; std::getline(controllers, one, ',');)
       if (one == controller) paths.version1 = PathOf(line);
   }
@@ -219,11 +220,11 @@ int ReadCpuQuota(const std::string& root) {
   };
   const GroupPaths paths = PathsOf(root, "cpu");
   ForGroups(root + "/sys/fs/cgroup", paths.version2, [&](const std::string& group) {
-    double quota = 0, period = 0;  // "max" is no number
+    double quota = 0, period = 0;  // without a quota the file has "max", which is not read
     if (std::ifstream(group + "cpu.max") >> quota >> period) apply(quota, period);
   });
   ForGroups(root + "/sys/fs/cgroup/cpu", paths.version1, [&](const std::string& group) {
-    double quota = 0, period = 0;  // -1 is none
+    double quota = 0, period = 0;  // -1: no quota
     if (std::ifstream(group + "cpu.cfs_quota_us") >> quota &&
         std::ifstream(group + "cpu.cfs_period_us") >> period)
       apply(quota, period);

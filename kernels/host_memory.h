@@ -1,5 +1,6 @@
-// The host's memory and processors: how much of them this process may have, and memory that is there
-// when it has been asked for instead of when it is first written to. Thread safe; standard library only.
+// The host's memory and processors: how much of them this process may use, and memory whose pages
+// are allocated when it is requested instead of when it is first written to. Thread safe; standard
+// library only.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@ struct HostMemory {
 // Now. Takes some tens of microseconds. root: of the file system, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
-// How many cores the control groups' quota of processor time keeps busy, rounded up; 0: there is no
-// quota. root: of the file system, for tests.
+// Returns how many cores the control groups' CPU quota allows, rounded up; 0: there is no quota.
+// root: the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
 // Gives mapped memory, which starts with a page, all its pages. false: errno says why, EINVAL that the

@@ -56,7 +56,7 @@ TESSERA_HD T PowerInteger(T a, T b) {
 
 // --- Floating-point numbers ---
 
-// The bits of a double, its exponent, and 2 to the power of e, -1022 to 1023.
+// The bits of a double, the exponent of a normal double, and 2^e for e from -1022 to 1023.
 TESSERA_HD inline std::uint64_t BitsOf(double x) { return std::bit_cast<std::uint64_t>(x); }
 TESSERA_HD inline int ExponentOf(double normal) {
   return static_cast<int>(BitsOf(normal) >> 52 & 0x7ff) - 1023;
@@ -79,18 +79,18 @@ TESSERA_HD inline Fraction FractionOf(double x) {
           subnormal ? e - 54 : e};
 }
 
-// a - b * trunc(a / b), exactly, as std::fmod, which takes a step for each bit of the quotient: by long
-// division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with digits of 50 bits, at most 42
-// of them. A digit comes from the reciprocal of b; it is off by less than 1/4 beside its own rounding, so
-// that rests are at most 3/4 b, and a fused multiply-add finds them exactly, as they are multiples of the
-// last place of b.
+// a - b * trunc(a / b), exactly, as std::fmod, which needs a step for each bit of the quotient: by
+// long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with digits of 50 bits,
+// at most 42 of them. A digit is computed with the reciprocal of b and is off by less than 1/4
+// before it is rounded to an integer, so that remainders are at most 3/4 b. A fused multiply-add
+// computes them exactly, because they are multiples of the last place of b.
 TESSERA_HD inline double Rest(double a, double b) {
   const double x = std::fabs(a), y = std::fabs(b);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (!(x < kInfinity) || !(y > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (!(x >= y)) return y != y ? y : a;
   constexpr int kDigit = 50;
-  // Of a sum with it only the integer is left, for all below 2^51.
+  // Adding and subtracting it rounds a number below 2^51 to an integer.
   constexpr double kRounder = 0x1.8p52;
   const Fraction dividend = FractionOf(x), divisor = FractionOf(y);
   const double inverse = 1 / divisor.fraction;
@@ -102,7 +102,7 @@ TESSERA_HD inline double Rest(double a, double b) {
   double rest = step(dividend.fraction, PowerOfTwo(bits % kDigit));
   for (int left = bits / kDigit; left > 0; --left) rest = step(rest, PowerOfTwo(kDigit));
   if (rest < 0) rest += divisor.fraction;
-  // In two steps where the divisor is subnormal, or may be.
+  // In two steps if the divisor may be subnormal.
   if (divisor.exponent < -900) {
     rest = rest * PowerOfTwo(divisor.exponent + 200) * 0x1p-200;
   } else {
@@ -111,7 +111,7 @@ TESSERA_HD inline double Rest(double a, double b) {
   return std::copysign(rest, a);
 }
 
-// It has the sign of b, as in Python and NumPy.
+// The remainder has the sign of b, as in Python and NumPy.
 template <class T>
 TESSERA_HD T RemainderReal(T a, T b) {
   const T rest = static_cast<T>(Rest(a, b));
@@ -120,8 +120,8 @@ TESSERA_HD T RemainderReal(T a, T b) {
   return (b < 0) != (rest < 0) ? rest + b : rest;
 }
 
-// floor(a / b) of the exact quotient, rounded where it has more digits than a double. Of infinities as in
-// Python: NaN of an infinite a; -1, as floor of what is hardly below 0, of an infinite b.
+// Returns floor(a / b) of the exact quotient, rounded to a double. As in Python, an infinite a
+// gives NaN, and an infinite b gives 0, or -1 if a is not 0 and the signs differ.
 TESSERA_HD inline double FloorQuotient(double a, double b) {
   constexpr double kMost = std::numeric_limits<double>::max();
   const double quotient = a / b;
@@ -132,12 +132,14 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
   if (magnitude < 0x1p53) {
     const double down = std::floor(quotient);
     if (down != quotient) return down;
-    // Whether it has been rounded up to that integer. fma keeps the sign of the exact difference.
+    // Subtracts 1 if a / b was rounded up to that integer: fma keeps the sign of the exact
+    // difference.
     const double rest = std::fma(-quotient, b, a);
     return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
   }
-  // The quotient is an integer, rounded to nearest; its floor rounds to another one only where it lies
-  // in the middle between two, of which the upper one is odd, and the quotient above it.
+  // The quotient is an integer, rounded to nearest. The exact floor rounds to another double only
+  // if it lies in the middle between two doubles and the exact quotient above it: then the quotient
+  // was rounded up to a double with an odd last bit, and the floor is rounded down to the even one.
   if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
   const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
   const double rest = std::fma(-quotient, b, a);

@@ -196,12 +196,13 @@ double LeastBytes(const TopKProblem& p) {
          static_cast<double>(TopKOutBytes(p));
 }
 
-// Seconds in which one thread of a CPU finds an element of a view that is not contiguous, row by row.
+// Returns the seconds that one thread of a CPU needs to load an element of a view that is not
+// contiguous, row by row.
 double FindSeconds(const View& view) {
   constexpr double kLine = 64, kPage = 4096, kNearCache = 1 << 19;
   const auto size = static_cast<double>(SizeOf(view.dtype));
   const int rank = view.shape.rank;
-  // Bytes from an element to its nearest neighbour, to the next one of its row, and of all of them.
+  // Bytes from an element to its nearest neighbour, to the next element of its row, and in all.
   double closest = kPage, innermost = size, all = size;
   for (int i = 0; i < rank; ++i) {
     if (view.shape[i] <= 1) continue;
@@ -210,13 +211,13 @@ double FindSeconds(const View& view) {
     all += static_cast<double>(view.shape[i] - 1) * innermost;
   }
   const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
-  // In a row, or in few rows at a time, neighbours come from a cache line that is near.
+  // Neighbours in a row, or in a few short rows, share cache lines that are in a near cache.
   const bool near = innermost < kLine || (columns < 16 && closest < kLine);
   const double element = near ? 0.4e-9 : all < kNearCache ? 1.3e-9 : closest < kPage ? 8e-9 : 18e-9;
   return element + 1.5e-9 / columns;
 }
 
-// What a CPU takes for an element of a fold, in additions.
+// Returns the cost of an element of a fold on a CPU, in additions.
 double FoldWeight(ReduceOp op, DType dtype) {
   const bool wide = dtype == DType::kF64;
   if (IsDeviation(op)) return wide ? 7 : 4;
@@ -253,7 +254,7 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     double step = rates.step;
     if constexpr (std::is_same_v<Problem, ReduceProblem> ||
                   std::is_same_v<Problem, ReduceAxesProblem>) {
-      // Along an axis additions wait for each other, which the flops of other folds do not.
+      // Along an axis each addition waits for the one before; in other folds they overlap.
       constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
       model.work *= kWaits * FoldWeight(p.op, p.dtype);
       step *= FoldWeight(p.op, p.dtype);
@@ -261,7 +262,7 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     // What one core does after the other, however many there are.
     model.work = std::max(model.work, depth * step);
     if constexpr (std::is_same_v<Problem, MapProblem>) {
-      // No rate that was measured with operands that lie in a row says anything of this.
+      // Rates that were measured with contiguous operands do not include this cost.
       for (int i = 0; i < p.program->operands; ++i) {
         const View& view = p.operands[static_cast<std::size_t>(i)];
         if (view.shape.rank > 0 && !view.contiguous())
@@ -290,13 +291,14 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
   Model model;
   if (cpu && !view.contiguous()) {
-    // One thread does it. Rates that were measured with others, which are faster, count for half of it.
+    // One thread does it. The latency keeps the estimate from falling below half of the work after
+    // faster views have been measured.
     model.work = elements * FindSeconds(view);
     model.latency = model.work / 2;
   } else if (cpu && to == view.dtype) {
     model.work = elements * 0.4e-9 + 2 * elements * size / rates.memory;
   } else if (!cpu && (to == view.dtype || !view.contiguous())) {
-    // What one element fetches, in sectors: neighbours along any axis share one.
+    // Bytes that one element fetches, at most a sector: neighbours along any axis share one.
     double closest = 32;
     for (int i = 0; i < view.shape.rank; ++i) {
       const auto stride = static_cast<double>(view.strides[static_cast<std::size_t>(i)]);

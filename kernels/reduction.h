@@ -23,9 +23,9 @@ struct Indexed {
 
 // Count, mean and sum of squared deviations of some elements. Two of them merge without
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979). The mean has twice the digits of a double: the difference of two means is
-// exact enough however far from zero they are. The deviations are NaN when an element is not finite, and
-// infinity when they are beyond the range.
+// sample variances", 1979). The mean has twice the digits of a double, so that the difference of
+// two means is accurate even far from zero. The deviations are NaN when an element is not finite,
+// and infinity when they are beyond the range.
 template <class Squares>
 struct Moments {
   double count;
@@ -87,7 +87,8 @@ TESSERA_HD bool Stays(V a, V b) {
   return (kLargest ? a >= b : a <= b) | (a != a);
 }
 
-// A sum of squares over their number, and the root of that, which is in the range wherever it is.
+// Return a sum of squares divided by count, and the root of that quotient. Intermediate values do
+// not leave the range if the result is in it.
 template <class Squares>
 TESSERA_HD double VarianceOf(const Squares& squares, double count) {
   const ScaledSquares scaled = InRange(squares);
@@ -184,7 +185,7 @@ struct Fold {
     } else if constexpr (kLogical) {
       return x != Value(0);
     } else if constexpr (kMoments) {
-      // NaN of what is not finite.
+      // 0, or NaN if x is not finite.
       const double nothing = static_cast<double>(x) - static_cast<double>(x);
       return {1, ExactPair(x), Between<SquaresOf<T>>(nothing, 1)};
     } else if constexpr (op == R::kNormL1) {

@@ -20,11 +20,11 @@ double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps)
       return (all + 4) * kRoundoffF64;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // In double from the start. A merge finds the difference of two means to some roundings of
-      // itself, and moves the mean by a share of it, of which later differences have the error: all
-      // that one merge leaves is some roundings of the deviations that it adds. Since each element
-      // stands on the smaller side of a merge at most log2(n) times, all merges together weigh no
-      // more than log2(n) sums of squares.
+      // In double from the start. A merge computes the difference of two means to within a few
+      // roundings, and moves the mean by a share of that difference. The error of a merge, also by
+      // way of later differences, is therefore a few roundings of the deviations that it adds.
+      // Since each element stands on the smaller side of a merge at most log2(n) times, all merges
+      // together weigh no more than log2(n) sums of squares.
       const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
       return 40 * (1 + levels) * all * kRoundoffF64;
     }

@@ -1,4 +1,4 @@
-// Sums in more digits, and in a wider range, than a double has, once for the host and the device.
+// Sums with more digits and a wider range than a double has, for the host and the device.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -14,7 +14,7 @@ namespace tessera {
 
 // --- Twice the digits ---
 
-// An unevaluated sum: a value, and what rounding has taken from it so far.
+// An unevaluated sum: a value, and what rounding has lost of it so far.
 struct Pair {
   double value;
   double lost;
@@ -53,13 +53,13 @@ TESSERA_HD inline Pair Quotient(Pair a, double b) {
   const double quotient = a.value / b;
   return {quotient, (::fma(-quotient, b, a.value) + a.lost) / b};
 }
-// The same value, of which what is lost is less than the last place: products need that.
+// Returns the same sum with `lost` smaller than the last place of `value`, as products need it.
 TESSERA_HD inline Pair Normal(Pair a) {
   return a.value - a.value == 0 ? TwoSum(a.value, a.lost) : a;
 }
 TESSERA_HD inline Pair Negative(Pair a) { return {-a.value, -a.lost}; }
 
-// x without error. Integers of 64 bits are the sum of their halves.
+// Returns x without error. 64-bit integers are the sum of their halves.
 template <class V>
 TESSERA_HD Pair ExactPair(V x) {
   if constexpr (std::is_same_v<V, std::int64_t>) {
@@ -70,7 +70,7 @@ TESSERA_HD Pair ExactPair(V x) {
   }
 }
 
-// x - from, rounded once.
+// Returns x - from, rounded once.
 template <class V>
 TESSERA_HD double Apart(V x, V from) {
   if constexpr (std::is_same_v<V, std::int64_t>) {
@@ -85,9 +85,10 @@ TESSERA_HD double Apart(V x, V from) {
 
 // --- A wider range ---
 
-// A sum of squares of doubles that neither overflows nor underflows where its root does not: beside
-// itself (a double or a Pair) in units in which large and small terms stay in the range (after Blue, "A
-// portable Fortran program to find the Euclidean norm of a vector", 1978).
+// A sum of squares of doubles that neither overflows nor underflows if its root does not: three
+// sums, the plain one (a double or a Pair), and two of scaled terms, so that the squares of large
+// or small numbers stay in the range (after Blue, "A portable Fortran program to find the Euclidean
+// norm of a vector", 1978).
 template <class Middle>
 struct WideSquares {
   Middle middle;
@@ -97,8 +98,8 @@ struct WideSquares {
 inline constexpr double kShrink = 0x1p-537;
 inline constexpr double kGrow = 0x1p537;
 
-// What the squares of elements of T are summed in. Those of other types than double neither overflow
-// nor underflow.
+// The type in which squares of elements of T are summed. Only squares of doubles overflow or
+// underflow a double.
 template <class T>
 using SquaresOf = std::conditional_t<std::is_same_v<T, double>, WideSquares<double>, double>;
 
@@ -132,10 +133,10 @@ TESSERA_HD void AddSquare(WideSquares<Middle>& sum, double x) {
   AddSquare(sum.small, x * kGrow);
 }
 
-// A sum of squares in a unit in which it is a normal number, or 0.
+// A scaled sum of squares that is a normal number or 0.
 struct ScaledSquares {
   double sum;
-  double unit;  // of the root
+  double unit;  // factor by which the root of `sum` is to be multiplied
 };
 TESSERA_HD inline ScaledSquares InRange(double sum) { return {sum, 1}; }
 template <class Middle>

@@ -232,7 +232,7 @@ struct LogicalColumns {
   }
 };
 
-// Of a column in one segment.
+// Returns how many elements a column has in one segment.
 TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
   if (span.first >= span.end) return 0;
   const auto rows = (span.end - span.first + row - 1) / row;
@@ -324,7 +324,7 @@ struct PairNormColumns {
   }
 };
 
-// VARIANCE and STD: MomentColumns and Fold::Combine, of which every step has twice the digits.
+// VARIANCE and STD: as MomentColumns and Fold::Combine, with twice the digits in every step.
 struct PairMomentColumns {
   using Element = double;
   struct Column {

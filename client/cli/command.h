@@ -113,8 +113,8 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 
 // --- Interrupts ----------------------------------------------------------------------------------
 
-// While it lives, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its token, which
-// undoes transfers; the second one kills. One at a time.
+// While an instance exists, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its
+// token, which undoes transfers; the second one kills the process. Only one may exist at a time.
 class InterruptScope {
  public:
   InterruptScope() {
@@ -124,7 +124,7 @@ class InterruptScope {
     struct sigaction action {};
     action.sa_handler = [](int) {
       const int error = errno;
-      if (::write(signalled_, "s", 1) < 0) {  // there is no way to report this error
+      if (::write(signalled_, "s", 1) < 0) {  // a handler has no way to report this
       }
       errno = error;
     };
@@ -146,7 +146,7 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  // For CallOptions::cancel and its like.
+  // For CallOptions::cancel and the same field of other options.
   static std::stop_token token() { return interrupted_.get_token(); }
   static absl::Status Check() {
     return interrupted_.stop_requested() ? absl::CancelledError("interrupted") : absl::OkStatus();

@@ -131,8 +131,8 @@ std::vector<Candidate> Subcommands(const CLI::App& command) {
   return found;
 }
 
-// Offers a word of the server's, unless it has other characters than names have: bash puts it into
-// the command line without quotes. What describes it is printed, and may not move a terminal.
+// Offers a word from the server, unless it has characters that names cannot have: bash inserts it
+// into the command line without quotes. Control characters in the description are made printable.
 void Offer(const std::string& word, const std::string& description,
            std::vector<Candidate>& candidates) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {

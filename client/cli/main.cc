@@ -10,7 +10,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -23,13 +22,14 @@
 namespace tessera {
 namespace {
 
-// Without a byte order mark and blanks at its ends, which files and variables get unseen.
+// Removes a byte order mark and blanks at both ends, which files and variables may contain
+// unnoticed.
 std::string Trimmed(const std::string& text) {
-  const std::string_view behind = BehindByteOrderMark(text);
-  return std::string(absl::StripAsciiWhitespace({behind.data(), behind.size()}));
+  const std::string_view rest = BehindByteOrderMark(text);
+  return std::string(absl::StripAsciiWhitespace({rest.data(), rest.size()}));
 }
 
-// What is wrong with the addresses of servers; "": nothing.
+// Returns what is wrong with the addresses of servers, or "" if all are valid.
 std::string CheckServers(const std::string& servers) {
   for (const absl::string_view address : absl::StrSplit(Trimmed(servers), ',')) {
     const absl::Status status = CheckAddress(Trimmed(std::string(address)));
@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
   // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  // What gRPC would log of a connection, the error says.
+  // The error of a call already says what gRPC would log about a connection.
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   return tessera::Main(argc, argv);
 }

@@ -59,7 +59,7 @@ std::string ArrayText(const v1::Tensor& tensor);
 Json ToJson(const v1::Buffer& buffer);
 Json ToJson(const v1::Strategy& strategy);
 Json ToJson(const v1::GetServerInfoResponse& info);
-// A line and a table of its tenants, if it tells of any.
+// Writes an empty line and a table of the tenants, unless there are none.
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out);
 Json ToJson(const v1::ExecutionStats& stats);
 // Nested lists; not-a-number and the infinities, which JSON lacks, are the strings "NaN",

@@ -107,7 +107,7 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
   const auto begin = [&](const v1::Buffer& buffer) -> absl::Status {
     const absl::Span<const std::int64_t> shape(buffer.shape().data(),
                                                static_cast<std::size_t>(buffer.shape_size()));
-    writer.reset();  // of an attempt before
+    writer.reset();  // left by the attempt with several streams
     auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
     if (!created.ok()) return created.status();
     writer.emplace(*std::move(created));
@@ -120,8 +120,8 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
     received += bytes;
     progress->Update(received);
   };
-  // Where nobody can write at an offset, and for a buffer that others replace all the time, whose
-  // ranges would not be of one version, the bytes come in order.
+  // Several streams need an output that can be written at any offset, and a buffer that is not
+  // replaced meanwhile. Otherwise one stream downloads the bytes in order.
   constexpr int kStreams = 8;
   absl::StatusOr<v1::Buffer> buffer;
   if (NpyWriter::MakesFile(path)) {

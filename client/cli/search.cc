@@ -50,7 +50,7 @@ DType ScoreType(DType dtype) {
   return IsInteger(dtype) ? DType::kI64 : dtype;
 }
 
-// The rows begin, begin + every, ... of a matrix, so many.
+// Returns `count` rows of a matrix: begin, begin + every, begin + 2 * every, ...
 Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count, std::int64_t every = 1) {
   if (count == matrix.shape[0]) return matrix.operand;
   const std::int64_t columns = matrix.shape[1];
@@ -78,12 +78,12 @@ Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count, std::i
   return rows;
 }
 
-// Whether a value is a number, and no infinity.
+// Whether a value is neither NaN nor infinite.
 Expr IsFinite(const Expr& value) {
   return Expr(MapOp::kLess, {Expr(MapOp::kAbs, {value}), std::numeric_limits<double>::infinity()});
 }
 
-// (a - b)^2 in f64, whose differences of numbers of the other types are exact or nearly so.
+// (a - b)^2 in f64, in which differences of numbers of the other types are exact or nearly so.
 v1::Expression SquaredDifference() {
   const Expr difference = Cast(Element(0), DType::kF64) - Cast(Element(1), DType::kF64);
   return (difference * difference).ToMessage();
@@ -102,17 +102,18 @@ std::vector<long double> NumbersOf(const v1::Tensor& tensor) {
 }
 
 struct Neighbour {
-  long double value;  // the squared distance, or the product
+  long double value;  // squared distance or product
   std::int64_t index;
 };
 
 // One search: its operands, and what has been found.
 //
-// The scores are those of vectors and queries less a point amid the vectors, so that their rounding
-// is that of the cloud and not of its distance from the origin: |x - c|^2 - 2 x (q - c), to which
-// |q|^2 - |c|^2 makes the squared distance. Where that is little more than its rounding may be, it is
-// computed again from the differences, in f64; where it is so for all neighbours of a query, or for
-// many, others may have been missed, and the query is compared with every vector in that way.
+// A centre c, the mean of some of the vectors, is subtracted from vectors and queries, so that the
+// rounding of the scores depends on the spread of the vectors and not on their distance from the
+// origin. The scores are |x - c|^2 - 2 x (q - c); adding |q|^2 - |c|^2 gives the squared distance.
+// If that is not much larger than its possible rounding error, it is computed again from the
+// differences, in f64. If this is so for all neighbours of a query, or for many, closer vectors may
+// have been missed, and the query is compared with every vector by differences.
 class Searcher {
  public:
   Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
@@ -121,7 +122,7 @@ class Searcher {
         l2_(flags.metric == "l2"),
         vectors_(std::move(vectors)),
         queries_(std::move(queries)),
-        // A centre in 16 bits would not leave the differences exact.
+        // With a centre in 16 bits the differences would not be exact.
         centred_(l2_ && (vectors_.dtype == DType::kF32 || vectors_.dtype == DType::kF64) &&
                  vectors_.shape[0] > 0) {}
 
@@ -179,7 +180,7 @@ class Searcher {
   int calls() const { return calls_; }
 
  private:
-  // Of a centre, unless the origin will do.
+  // The step that computes the centre; nullopt: the origin is the centre.
   using Centre = std::optional<ProgramStep>;
 
   // Scores that the scratch memory of a device takes in a call.
@@ -195,7 +196,8 @@ class Searcher {
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
-    // The server refuses a k beyond the vectors. l2 has two numbers more of each query.
+    // The server refuses a k larger than the number of vectors. l2 returns two more numbers for
+    // each query.
     const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
                                      (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t)) +
                                  (l2_ ? 2 * sizeof(double) : 0);
@@ -216,7 +218,8 @@ class Searcher {
     return results;
   }
 
-  // The mean of some vectors, spread over all. Those that are no numbers must not spoil it for others.
+  // Adds the mean of a sample of the vectors, evenly spaced. Elements that are not finite count as
+  // 0.
   Centre AddCentre(Program& program) const {
     if (!centred_) return std::nullopt;
     constexpr std::int64_t kSample = 1024;
@@ -228,7 +231,7 @@ class Searcher {
                           false, options);
   }
 
-  // The sum of the squares of each row less the centre, in the type of scores.
+  // Adds the sum of squares of each row minus the centre, in the type of the scores.
   ProgramStep AddNorms(Program& program, const Operand& rows, const Centre& centre,
                        OperationOptions options) const {
     if (centre) {
@@ -244,10 +247,11 @@ class Searcher {
   // The steps of a search for some queries among the vectors [first, first + count).
   struct Steps {
     ProgramStep best;
-    ProgramStep offsets;                 // of l2: |q|^2 - |c|^2 of each query
-    ProgramStep query_norms;             // of l2: |q - c|^2 of each query
-    std::optional<ProgramStep> largest;  // of l2: |x - c|^2, and of integers |x|, of any element
-    std::optional<ProgramStep> centre_norm;  // of l2: |c|^2, where there is a centre
+    // Used by l2 only.
+    ProgramStep offsets;                     // |q|^2 - |c|^2 of each query
+    ProgramStep query_norms;                 // |q - c|^2 of each query
+    std::optional<ProgramStep> largest;      // largest |x - c|^2; integers: largest |element|
+    std::optional<ProgramStep> centre_norm;  // |c|^2, if there is a centre
   };
   Steps Add(Program& program, const Operand& queries, std::int64_t first,
             std::int64_t count) const {
@@ -274,7 +278,8 @@ class Searcher {
     const ProgramStep products = program.Matmul(moved, vectors, false, true, type, scratch);
     steps.best = program.TopK(program.Map({norms, products}, Element(0) - 2 * Element(1), scratch),
                               k, /*smallest=*/true);
-    // What the host needs to know of rounding. NaN is of vectors that are nobody's neighbours.
+    // The host estimates the rounding from these. Norms that are NaN are ignored: their vectors are
+    // no neighbours of any query.
     const Expr q = Cast(Element(0), DType::kF64);
     const Expr c = Cast(Element(1), DType::kF64);
     const bool integers = IsInteger(vectors_.dtype);
@@ -301,7 +306,7 @@ class Searcher {
     return steps;
   }
 
-  // The best of some queries, by parts of the vectors where not all scores fit.
+  // Finds the neighbours of some queries, in parts of the vectors if not all scores fit.
   absl::Status Find(std::int64_t begin, std::int64_t count) {
     const Operand queries = Rows(queries_, begin, count);
     const std::int64_t n = vectors_.shape[0];
@@ -365,7 +370,7 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // How far a squared distance may be off; infinite where integers may have wrapped.
+  // Returns how far a squared distance may be off; infinity if integers may have wrapped.
   long double RoundingOf(double largest, double centre, double query) const {
     const auto width = static_cast<double>(vectors_.shape[1]);
     if (IsInteger(vectors_.dtype)) {
@@ -378,12 +383,12 @@ class Searcher {
     const double smallest =
         wide ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()};
     const double terms = largest + 2 * (std::sqrt(largest) + std::sqrt(centre)) * std::sqrt(query);
-    // The errors of sums of rounded products grow with the root of their number.
+    // The error of a sum of rounded products grows with the root of the number of products.
     const double rounding = (8 * std::sqrt(width) + 8) * unit * terms + 4 * width * smallest;
     return std::isnan(rounding) ? std::numeric_limits<double>::infinity() : rounding;
   }
 
-  // NaN comes last, and equal ones in the order of their indices.
+  // Sorts neighbours and keeps the first k. NaN is last; equal values are in the order of indices.
   void Sort(std::vector<Neighbour>& found) const {
     std::stable_sort(found.begin(), found.end(), [&](const Neighbour& a, const Neighbour& b) {
       if (std::isnan(a.value) || std::isnan(b.value))
@@ -394,12 +399,12 @@ class Searcher {
     found.resize(std::min(found.size(), static_cast<std::size_t>(flags_.k)));
   }
 
-  // Notes what has to be looked at again.
+  // Records what has to be computed again: single distances, or all of the query.
   void Judge(std::size_t query, const std::vector<Neighbour>& found, long double rounding) {
     constexpr long double kClose = 1 << 10;   // in multiples of the rounding
-    constexpr std::ptrdiff_t kFewAgain = 32;  // of a query
+    constexpr std::ptrdiff_t kFewAgain = 32;  // distances of a query
     if (!l2_) {
-      // TopK takes NaN for the largest.
+      // TopK treats NaN as the largest value.
       if (std::any_of(found.begin(), found.end(),
                       [](const Neighbour& n) { return std::isnan(n.value); }))
         exactly_.push_back(query);
@@ -445,8 +450,8 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // Compares queries with every vector: l2 by the differences, products so that NaN comes last. most:
-  // queries of a call.
+  // Compares queries with every vector: l2 by differences; products negated, so that NaN is last.
+  // most: the largest number of queries in a call.
   absl::Status FindExactly(std::uint64_t most) {
     const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
     const OperationOptions scratch = {.scratch = true};
@@ -515,9 +520,9 @@ class Searcher {
   const bool centred_;
   std::int64_t part_ = 0;  // vectors of a call
   std::optional<Operand> norms_;
-  std::vector<std::vector<Neighbour>> found_;               // of each query
+  std::vector<std::vector<Neighbour>> found_;               // the neighbours of each query
   std::vector<std::pair<std::size_t, std::size_t>> again_;  // query, and place among its neighbours
-  std::vector<std::size_t> exactly_;                        // queries
+  std::vector<std::size_t> exactly_;  // queries to compare with every vector by FindExactly
   std::string device_;
   int calls_ = 0;
 };
@@ -617,19 +622,17 @@ void AddSearch(CLI::App& app, Command& chosen) {
                               "or the products [Q, k].\n"
                               "Every vector is compared; equal ones come in the order of their "
                               "indices.\n"
-                              "A vector with NaN is the neighbour of nobody, and comes last. "
-                              "Squared distances are f32 of f32,\n"
-                              "f16 and bf16, f64 of f64, and 64-bit integers of i32. They come of "
-                              "products of matrices, and\n"
-                              "again of the differences in f64 where they are so small beside the "
-                              "vectors that the products'\n"
-                              "rounding would be seen; where the nearest ones are all so close, "
-                              "every vector is compared by\n"
-                              "differences, which takes longer. Many queries are searched for in "
-                              "several calls, and one query\n"
-                              "among very many vectors as well, so that their scores take no more "
-                              "than 2 GiB or half of the\n"
-                              "server's scratch memory.\n\n") +
+                              "Vectors with NaN are listed last. Squared distances are f32 for "
+                              "f32, f16 and bf16, f64 for f64,\n"
+                              "and 64-bit integers for i32. They are computed from a matrix "
+                              "product. Distances so small that\n"
+                              "the rounding of the product would show are computed again from the "
+                              "differences in f64; if all\n"
+                              "neighbours of a query are so close, every vector is compared by "
+                              "differences, which takes\n"
+                              "longer. The search uses several calls if needed, so that the scores "
+                              "of a call need at most 2 GiB\n"
+                              "or half of the server's scratch memory.\n\n") +
                   std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });

@@ -139,8 +139,8 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
 }
 
 // The first address that a server listens on: a flag of its command line, or its environment, over
-// which the flag wins. 0.0.0.0 leads to this host as well; so does [::], but where the kernel has
-// no IPv6.
+// which the flag wins. 0.0.0.0 leads to this host as well, and so does [::] unless the kernel
+// has no IPv6.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;

@@ -62,7 +62,7 @@ struct MapOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
   int arguments;
   MapRule rule;
-  int flops;  // what it costs of the worst operands, in additions, by the cost model
+  int flops;  // its cost for the worst operands, in additions, in the cost model
 };
 
 // THE list, in the order of the values. What an operation computes: kernels/map_math.h.

@@ -74,7 +74,7 @@ constexpr bool IsOrdering(ReduceOp op) {
 // Operations that ask whether elements are zero.
 constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
 
-// Operations by the squared deviations from the mean.
+// Operations that are computed from the squared deviations from the mean.
 constexpr bool IsDeviation(ReduceOp op) {
   return op == ReduceOp::kVariance || op == ReduceOp::kStd;
 }

@@ -14,10 +14,11 @@ struct WordLine {
   std::vector<absl::string_view> words;
 };
 
-// The text behind a byte order mark of UTF-8, with which editors of Windows begin files.
+// Returns the text after a UTF-8 byte order mark, which editors on Windows write at the beginning
+// of files, or the whole text if there is none.
 std::string_view BehindByteOrderMark(std::string_view text);
 
-// The lines that have words, which lie in the text. A byte order mark is passed over.
+// The lines that have words, which lie in the text. A byte order mark is skipped.
 std::vector<WordLine> WordLines(std::string_view text);
 
 // What such a file may call something: 1 to 64 characters of [a-zA-Z0-9._-].

@@ -20,7 +20,7 @@ int HostThreads() {
     int cores = 1;
 #endif
     if (const int quota = ReadCpuQuota(); quota > 0) cores = std::min(cores, quota);
-    // Its threads are there since the library was loaded; so many of them work.
+    // OpenBLAS creates its threads when it is loaded; this limits how many of them work.
     if (openblas_get_num_threads() > cores) openblas_set_num_threads(cores);
     return cores;
   }();

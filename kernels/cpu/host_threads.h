@@ -1,15 +1,16 @@
-// The threads that loops on the host are shared out among. A thread that shares out a loop has
-// threads of its own for that, which stay with it.
+// The threads that run parallel loops on the host. Each thread that starts parallel loops has its
+// own threads for them, and keeps them.
 #pragma once
 
 namespace tessera {
 
-// Cores that the process may keep busy: those that it may run on, or fewer by OMP_NUM_THREADS or the
-// quota of its control groups. The first call is from the thread that starts the process.
+// Returns how many cores the process may keep busy: those that it may run on, or fewer if
+// OMP_NUM_THREADS or the quota of its control groups says so. The main thread must make the first
+// call.
 int HostThreads();
 
-// The calling thread shares loops out among so many threads from here on, itself included. They are
-// made now: OpenMP ends the process where it cannot make them.
+// Sets how many threads run the calling thread's parallel loops from then on, itself included. They
+// are created now: OpenMP ends the process if it cannot create them.
 void ShareLoops(int threads);
 
 }  // namespace tessera

@@ -308,7 +308,7 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
     access.flags = cudaMemAccessFlagsProtReadWrite;
     CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
   }
-  // A failure is not kept: it may have been for want of memory.
+  // An exception above leaves no entry, so that the next call retries: memory may have been short.
   return peers_[peer.ordinal()] = possible != 0;
 }
 

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
-#include <initializer_list>
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 #include "kernels/map_range.h"
-
 #include "kernels/run/execute.h"
 #include "kernels/run/pieces.h"
 #include "kernels/run/stage.h"
@@ -17,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-// streams: those that work for it.
+// streams: those that run the copy. Adds the estimate to what they expect.
 absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View& view, DType dtype,
                               const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();

@@ -37,7 +37,7 @@ void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
 
 void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
   const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
-  // An operation of an expression may take hundreds of nanoseconds for an element.
+  // Checks for a stop after every block: an operation may need hundreds of nanoseconds per element.
   for (std::int64_t done = 0; done < count && !stream_.stopped(); done += kMapBlock) {
     RunBlock(first + done, std::min(kMapBlock, count - done),
              static_cast<char*>(out) + done * size);

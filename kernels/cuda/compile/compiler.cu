@@ -65,7 +65,7 @@ class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Null: it cannot be loaded, or not now, for want of memory.
+  // Returns null if the kernel cannot be loaded. Out of memory is not final: the next call retries.
   cudaKernel_t Load() {
     const std::lock_guard lock(mutex_);
     if (kernel_ != nullptr || broken_) return kernel_;

@@ -19,7 +19,7 @@
 //   where its columns are many loads for the bytes it writes: fewer would load b too often, more
 //   leave SMs idle at the end.
 //
-// - With few rows, the warps of a block lie side by side, so that none of them is idle.
+// - If c has few rows, the warps of a block lie side by side, so that few or none of them are idle.
 //
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
 // 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
@@ -50,7 +50,8 @@ constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }
 
-// How many warps of a block cover different rows, a power of two. The others cover different columns.
+// Returns how many warps of a block lie one below the other, a power of two. A block has
+// kWarps / WarpsDown such columns of warps, side by side.
 int WarpsDown(std::int64_t m, int rows) {
   return 1 << std::min(CeilLog2(CeilDiv(m, rows)), CeilLog2(kWarps));
 }

@@ -40,7 +40,8 @@ constexpr bool IsAddition(ReduceOp op) {
 }
 
 // Operations whose state fits a word of 64 bits and of which most threads change nothing, or that
-// the hardware knows (means of integers, and norms of f64: in words that do not depend on each other).
+// the hardware knows (means of integers: in two words; norms of f64: in three independent
+// words).
 constexpr bool Takes(ReduceOp op) {
   return !IsArg(op) && !IsDeviation(op) && op != ReduceOp::kProduct;
 }

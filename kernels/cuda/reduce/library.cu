@@ -25,8 +25,8 @@ namespace {
 
 // All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
 // instance of CUB's kernels, not five, each of which takes as long to compile as a whole strategy.
-// Norms and means of integers are sums of doubles and of 128 bits and go by themselves, as norms of
-// f64 do, which have a wider range.
+// Norms and means of integers are sums of doubles and of 128 bits and have their own instances, and
+// so do norms of f64, whose sums have a wider range.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {

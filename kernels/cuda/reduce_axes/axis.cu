@@ -23,9 +23,11 @@
 // ticket back. So one launch does all of it, and there are no atomics on values. The cut depends on
 // the shape and the element's size alone: the same input gives the same bits, on every GPU.
 //
-// A value of outer with few elements, a pair of numbers for example, would give a thread one small load.
-// FoldShort handles those: a block copies a run of memory to shared memory in vectors, and each thread
-// folds whole outputs from there, so that loads and stores of neighbouring threads coalesce.
+// If length and inner are so small that the elements for one value of outer have at most
+// kShortBytes (for example pairs of numbers), one thread for each would have one small load in
+// flight. Instead a block copies a run of memory to shared memory in vectors, and each of its
+// threads folds whole outputs from there: loads and stores of neighbouring threads are adjacent in
+// memory.
 //
 // Along the outermost axis of more than 1 GiB, if it is long, that launch folds slabs of rows to
 // partial results, and another one those (kernels/axis_slabs.h): where several GPUs have the array,
@@ -69,8 +71,9 @@ constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-// The most bytes of a value of outer that FoldShort folds. Up to here it is faster than FoldAxis, by a factor
-// of 16 for single f16 down to 0.9 for rows of 16 f32 that are not aligned (NVIDIA H200, 2026-11-28).
+// Groups (the elements for one value of outer) of at most this size are folded by FoldShort. Its
+// speed is 16 times that of FoldAxis for single f16, and 0.9 times that for rows of 16 f32 that are
+// not aligned (NVIDIA H200, 2026-11-28).
 constexpr std::int64_t kShortBytes = 64;
 // Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
 // what a block does before its first load and after its last shows. Four need vectors that are
@@ -363,17 +366,17 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
-// The vectors in a block's run, four per thread: 16 KiB, so that an SM has room for eight blocks.
+// Vectors in the run of a block, four for each thread: 16 KiB. Eight runs fit an SM.
 constexpr int kRunVectors = 4 * kBlock;
 
-// The size of a group: the elements of one value of outer.
+// Bytes of a group: the elements for one value of outer.
 std::int64_t GroupBytes(const ReduceAxesProblem& p) {
   return p.length * std::max(p.inner, p.inner_of_all) * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 bool IsShort(const ReduceAxesProblem& p) { return p.length > 0 && GroupBytes(p) <= kShortBytes; }
 
-// The number of groups in a block's run. It is a multiple of the block size, so that threads share the work
-// evenly and all runs have the same alignment.
+// Groups in the run of a block: a multiple of the block's threads, so that each thread has equally
+// many, and so that every run begins at the same position within a vector.
 std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
   return (kRunVectors * kVectorBytes / GroupBytes(p)) & -std::int64_t{kBlock};
 }
@@ -425,7 +428,8 @@ __global__ void __launch_bounds__(kBlock)
   for (int o = static_cast<int>(threadIdx.x); o < groups * inner; o += kBlock) {
     Chain<WideFold<F, T>, T> chain;
     if (group % kWide == 0 && pitch == 1 && before == 0) {
-      // Whole vectors of a row: single elements of several threads would lie in the same bank.
+      // Reads whole vectors of a row: single elements of several threads would lie in the same
+      // bank.
       for (int step = 0; step < length; step += kWide) {
         const uint4 vector = run[(o * length + step) / kWide];
         if (step == 0) chain.Begin(ElementOf<T>(vector, 0));
