@@ -134,6 +134,7 @@ Server::Server(std::unique_ptr<Core> core)
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
+  const absl::Time start = absl::Now();
   absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
   if (!core.ok()) return core.status();
   LogOptions(options);
@@ -143,6 +144,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
                  options.workers, options.queue);
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
+  server->start_ = start;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   if (!server->filled_) spdlog::info("not ready until {} is made", options.ready_file);
   server->SetHealth();
@@ -467,9 +469,15 @@ void Server::WatchFiles() {
   while (!ending_) {
     changed_.wait_for(lock, kReloadInterval, [this] { return ending_ || reload_requested_; });
     const bool asked = std::exchange(reload_requested_, false);
+    const bool filled = filled_;
     lock.unlock();
     Reload(asked);
+    const bool made = !filled && IsMade(core_->options().ready_file, start_);
     lock.lock();
+    if (!made) continue;
+    spdlog::info("{} was made: ready", core_->options().ready_file);
+    filled_ = true;
+    SetHealth();
   }
 }
 
@@ -477,7 +485,6 @@ void Server::Tend() {
   absl::Time next_trim = SteadyNow();
   last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
-  const absl::Time start = absl::Now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
@@ -514,11 +521,6 @@ void Server::Tend() {
         spdlog::info("no worker is busy, and no device silent, for so long any more");
       }
       stuck_ = stuck;
-      SetHealth();
-    }
-    if (!filled_ && IsMade(core_->options().ready_file, start)) {
-      spdlog::info("{} was made: ready", core_->options().ready_file);
-      filled_ = true;
       SetHealth();
     }
     lock.unlock();
