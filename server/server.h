@@ -104,8 +104,8 @@ class Server {
   };
   // Gives up devices that hang, and notes which are lost.
   Verdict Judge();
-  // Calls Reload every second, and when RequestReload asks for it. It has its own thread, since the
-  // files may be on a file system that hangs.
+  // Calls Reload every second, and when RequestReload asks for it, and looks for --ready-file. It has
+  // its own thread, since the files may be on a file system that hangs.
   void WatchFiles();
   // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
   // and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
@@ -118,6 +118,7 @@ class Server {
   void ClearLostDevices();
 
   std::unique_ptr<Core> core_;
+  absl::Time start_;  // by the wall clock, before the devices are warmed up
   BufferService buffer_service_;
   ComputeService compute_service_;
   std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null: without

@@ -104,6 +104,10 @@ TEST(HostMemoryTest, AQuotaOfVersion1) {
   root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "150000\n");
   root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 2);
+  root.Write("/proc/self/cgroup", "4:cpu,cpuacct:/pod:cri:y\n");
+  root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_quota_us", "50000\n");
+  root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(root.Quota(), 1);
 }
 
 TEST(HostMemoryTest, AllocationsAreThereAtOnceAndAligned) {
