@@ -543,7 +543,7 @@ class CliTest(CliCase):
                     np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
                     self.assertGreaterEqual(found.min(), 0)
                     self.assertEqual(found[2, 0], 0)
-                    # Of floating point the distance of 0 is found again by differences.
+                    # In floating point, distances of 0 are computed again by differences.
                     self.assertEqual(answer["calls"], 1 if dtype == "i4" else 2)
                 products = queries.astype("f8") @ vectors.T.astype("f8")
                 values, indices = self.topk(products, 6)
@@ -615,8 +615,8 @@ class CliTest(CliCase):
                                                    4096)
             self.assertEqual(answer["indices"]["data"], indices[:count].tolist())
             self.assertEqual(answer["distances"]["data"], values[:count].tolist())
-            # Of several queries the norms are found once. The first has too many neighbours at no
-            # distance for these to be the only ones, and is compared again by differences.
+            # With several queries, norms are computed once. The first query has more neighbours at
+            # distance 0 than are asked for, and is compared again by differences.
             self.assertEqual(answer["calls"], count * parts + (count > 1) + parts)
         n += 65_535  # two parts, whose scores are the products
         vectors = np.resize(vectors, (n, 3))
