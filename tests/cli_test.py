@@ -653,7 +653,7 @@ class CliTest(CliCase):
                 if abs(values).max() < 1e30 and values.max() > 1e-30:
                     np.testing.assert_allclose(answer["distances"]["data"], values, rtol=1e-3)
 
-    def test_a_vector_with_nan_is_nobodys_neighbour(self):
+    def test_a_vector_with_nan_comes_last(self):
         self.put("vectors", np.array([[1, 0], [0.9, 0.1], [np.nan, 0]], "<f4"))
         self.put("queries", np.array([[1, 0]], "<f4"))
         for metric, results, values in (("l2", "distances", [0, 0.02]), ("dot", "products", [1, 0.9])):
@@ -980,7 +980,7 @@ class CliTest(CliCase):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 
-    def test_the_error_stands_alone(self):
+    def test_only_the_error_is_printed(self):
         """gRPC logs nothing of credentials that cannot be used, or of connections that fail."""
         empty, garbage = self.folder / "empty", self.folder / "garbage"
         empty.touch()

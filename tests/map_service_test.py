@@ -130,7 +130,7 @@ def rounding(function):
 
 
 def floor_divide(a, b):
-    """The floor of the exact quotient, rounded once; NumPy's for 0 and operands that are not finite."""
+    """The floor of the exact quotient, rounded once; NumPy's for 0, infinity and NaN."""
     result = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind == "i":
         return result

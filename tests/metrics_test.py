@@ -431,7 +431,7 @@ class HttpTest(MetricsCase):
         self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
 
     def test_other_ways_to_ask(self):
-        """Requests may be in absolute form, as from proxies, or have lines that end with LF alone."""
+        """Requests may be in absolute form, as from proxies, or have lines that end with LF."""
         host = b"Host: x\r\n\r\n"
         for request, code in (
             (b"GET http://x:1/healthz HTTP/1.1\r\n" + host, 200),

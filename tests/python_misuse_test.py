@@ -420,7 +420,7 @@ class ProcessesTest(python_outsider.Case):
             self.assertLess(time.monotonic(), give_up, "they are still there")
             pause()
 
-    def test_what_nobody_refers_to_goes_without_another_call(self):
+    def test_unreferenced_buffers_are_deleted_without_another_call(self):
         t = ts.connect(self.server.address)
         self.addCleanup(t.close)
         x, (y,) = t.put(np.ones(3)), t.keep(t.put(np.ones(3)) + 1)
@@ -435,7 +435,7 @@ class ProcessesTest(python_outsider.Case):
         gc.collect()
         self.eventually_gone(names)
 
-    def test_what_nobody_refers_to_goes_with_its_event_loop(self):
+    def test_unreferenced_buffers_are_deleted_without_their_event_loop(self):
         async def work(dropped):
             t = await ts.aio.connect(self.server.address)
             x = await t.put(np.ones(3))

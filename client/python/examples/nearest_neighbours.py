@@ -8,8 +8,8 @@ usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot F
 # ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
 # nearest x have the smallest ||x||^2 - 2 x.q: a product of matrices, a sum of squares and a topk.
 # That is fast, but only as exact as the squares are: far from the origin, rounding hides the small
-# distances between vectors. Few vectors need no product: ((q[:, None] - x) ** 2).sum(axis=2). For many,
-# subtract their mean, search, and score the best candidates again, as below.
+# distances between vectors. Few vectors need no product: ((q[:, None] - x) ** 2).sum(axis=2). For
+# many, subtract their mean, search, and score the best candidates again, as below.
 
 # %%
 import argparse
@@ -94,7 +94,7 @@ for batch in (1, 8, 64):
 # %% [markdown]
 # ## Far from the origin
 # This subtracts the mean of the vectors, and computes the distances to the best candidates again by
-# differences, in f64. A vector with NaN has no distance: topk sorts it last, and the mean skips NaN.
+# differences, in f64. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
 
 # %%
 def nearest(x, queries, k):

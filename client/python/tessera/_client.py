@@ -82,8 +82,8 @@ class Expr(Lazy):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self, *place: Any) -> Any:
-        """An element as a Python number: the only one, or the one at a position in row-major order or at
-        one index for each axis."""
+        """An element as a Python number: the only one, or the one at a position in row-major order
+        or at one index for each axis."""
         return picked(self, place).numpy().item()
 
     def _number(self) -> Any:

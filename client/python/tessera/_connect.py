@@ -67,7 +67,7 @@ def duration(ttl: Ttl) -> Any:
 
 
 def checked_token(token: str) -> str:
-    """Returns a token without surrounding whitespace. ValueError: no server accepts such a token."""
+    """Returns a token without surrounding whitespace. ValueError: no server accepts such a one."""
     token = token.strip(" \t\n\v\f\r")
     if not re.fullmatch("[!-~]{1,1024}", token):
         raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
@@ -133,8 +133,8 @@ class Options:
         if "certificate" in why and "alert" not in why:
             return (
                 f"the certificate of the server at {self.target} was refused ({why}): its authority"
-                " is not trusted here (tls_ca), it is not for this name (tls_server_name), or it is not"
-                " valid now"
+                " is not trusted here (tls_ca), it is not for this name (tls_server_name), or it is"
+                " not valid now"
             )
         if self.secure:
             return (
@@ -263,8 +263,8 @@ def _host_of(address: str, scheme: str = "") -> str:
 
 
 def hosts_of(target: str) -> List[str]:
-    """Returns the hosts of a gRPC target; none for a socket. tests/loopback_cases.txt has the rules.
-    ValueError: the target is not understood."""
+    """Returns the hosts of a gRPC target; none for a socket. The rules are in
+    tests/loopback_cases.txt. ValueError: the target is not understood."""
     scheme, colon, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract") and colon:
         rest = rest[2:] if rest.startswith("///") and scheme == "unix" else rest

@@ -144,8 +144,9 @@ def is_pandas(value: Any) -> bool:
 
 
 def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
-    """Returns columns, also of types that allow missing values, as an array of NumPy's types; missing
-    values become NaN where floats are wanted. Unsupported: the type has no number for them."""
+    """Returns columns, also of types that allow missing values, as an array of NumPy's types;
+    missing values become NaN where floats are wanted. Unsupported: the type has no number for
+    them."""
     columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
     types = [getattr(column, "numpy_dtype", column) for column in columns]
     if types == columns or not all(isinstance(one, np.dtype) for one in types):
@@ -162,8 +163,8 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
 
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
-    """As np.asarray, and also for arrays of other libraries, on a device or of types that NumPy lacks;
-    a mask is refused, not dropped. wanted: the type that is asked for, if any."""
+    """As np.asarray, and also for arrays of other libraries, on a device or of types that NumPy
+    lacks; a mask is refused, not dropped. wanted: the type that is asked for, if any."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
     if isinstance(value, np.ndarray):
@@ -194,7 +195,7 @@ def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
     if array.dtype == wanted == bool:
-        array = array.view(np.uint8) != 0  # NumPy accepts any byte as a bool; the server accepts 0 and 1.
+        array = array.view(np.uint8) != 0  # NumPy's may be any byte; the server accepts 0 and 1.
     # ascontiguousarray would make a scalar an array of rank 1.
     return np.asarray(array, wanted, order="C")
 

@@ -77,7 +77,7 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
             weak.append(source.value)
         else:
             typed.append(source.dtype)
-    # One-byte types are last, so that each meets a larger type, if there is one, and not another byte.
+    # One-byte types are last, so that each meets a larger type, if any, and not another byte.
     for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
@@ -144,8 +144,8 @@ def apply(name: str, *terms: Term) -> Term:
 
 
 def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Returns the type to compare in. NumPy compares integers with numbers beyond their type's range
-    by value; a number beyond all types is replaced by infinity."""
+    """Returns the type to compare in. NumPy compares integers with numbers beyond their type's
+    range by value; a number beyond all types is replaced by infinity."""
     if common.kind not in "iu":
         return common
     limits: Any = np.iinfo(common)
@@ -206,8 +206,8 @@ def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """As cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions with
-    dtype=."""
+    """As cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions
+    with dtype=."""
     own = term[0].dtype
     constant_ = isinstance(term[0], Constant)
     if constant_ or own.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(own, dtype):

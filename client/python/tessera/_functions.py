@@ -55,10 +55,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of vectors along one axis, of any order, or of matrices along two axes, of order "fro",
-    1, -1, inf or -inf. Without an axis it is the norm of all of x; without an order as well, it is
-    the square root of the sum of the squares. Integers give f64. Unsupported: an order that needs
-    singular values."""
+    """The norm of vectors along one axis, of any order, or of matrices along two axes, of order
+    "fro", 1, -1, inf or -inf. Without an axis it is the norm of all of x; without an order as well,
+    it is the square root of the sum of the squares. Integers give f64. Unsupported: an order that
+    needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -82,8 +82,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b. dtype: the type of the sums and of the result ("f32" for f16 and bf16 operands, "i64" for
-    i32)."""
+    """a @ b. dtype: the type of the sums and of the result ("f32" for f16 and bf16 operands, "i64"
+    for i32)."""
     out = None if dtype is None else _dtypes.dtype_of(dtype)
     return _made(lambda x, y: _ops.matmul(x, y, out), a, b)
 
@@ -134,8 +134,8 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def round_(a: Any, decimals: int = 0) -> Any:
-    """The elements rounded to a number of decimals, halves to even, as NumPy does it: scaled, rounded
-    and scaled back."""
+    """The elements rounded to a number of decimals, halves to even, as NumPy does it: scaled,
+    rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
@@ -212,7 +212,7 @@ _FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Returns a function that passes its arguments on to a method of arrays, which has these names."""
+    """Returns a function that passes its arguments on, by name, to a method of arrays."""
 
     def call(a: Any, **options: Any) -> Any:
         return getattr(a, name)(**options)

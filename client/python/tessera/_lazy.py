@@ -125,7 +125,7 @@ class Lazy(Operators):
         return None
 
     def _operand(self, value: Any, name: str = "an operation") -> Term:
-        """Returns the term of a value that NumPy's functions accept as an array. TypeError: it is none."""
+        """Returns the term of what NumPy's functions accept as an array. TypeError: it is none."""
         term = self._other(value)
         if term is None and hasattr(value, "__array__"):
             term = lift(_dtypes.to_numpy(value))

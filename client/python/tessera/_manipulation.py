@@ -77,7 +77,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
 
 
 def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
-    """Repeats what follows the first `before` axes; the extent of `axis` is multiplied by `times`."""
+    """Repeats what follows the first `before` axes; the extent of `axis` grows `times` times."""
     if times == 1:
         return a
     if times < 0:

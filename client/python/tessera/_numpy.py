@@ -83,8 +83,8 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """__getattr__, for what NumPy's arrays have and those of the server lack. Raises NoAttribute, an
-    AttributeError, which names an alternative."""
+    """__getattr__, for what NumPy's arrays have and those of the server lack. Raises NoAttribute,
+    an AttributeError, which names an alternative."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
         raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has")
@@ -98,7 +98,7 @@ def attribute(array: Any, name: str) -> Any:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """Returns the first array of the server among arguments, also in lists; None if there is none."""
+    """Returns the first array of the server among arguments, also in lists; None without one."""
     for value in values:
         if hasattr(value, "_session"):
             return value
@@ -113,9 +113,9 @@ def _first(values: Iterable[Any]) -> Any:
 
 
 class _Signature(NamedTuple):
-    """A signature of a function of NumPy's: the defaults of parameters by name, the names of those that
-    may be given by position, of the one that has all further positions, and of those that must be
-    given."""
+    """A signature of a function of NumPy's: the defaults of parameters by name, the names of those
+    that may be given by position, of the one that has all further positions, and of those that must
+    be given."""
 
     signature: inspect.Signature
     defaults: Dict[str, Any]
@@ -219,7 +219,7 @@ def _refused(name: str, key: str, value: Any) -> None:
 
 
 def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[Term, ...]]:
-    """Returns the terms of a ufunc's operands; None if another library has to handle one of them."""
+    """Returns the terms of a ufunc's operands; None if another library has to handle one."""
     for value in inputs:
         theirs = not isinstance(value, (np.ndarray, np.generic)) and array._other(value) is None
         if theirs and hasattr(value, "__array_ufunc__"):
@@ -238,7 +238,7 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
-    """Returns operands in the type that a ufunc with dtype= computes in, and the type of its result.
+    """Returns operands in the type that a ufunc with dtype= computes in, and its result's type.
     NumPy itself tells both, for arrays without elements. TypeError: NumPy has no such loop."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)

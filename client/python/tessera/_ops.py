@@ -80,8 +80,8 @@ def dot(a: Term, b: Term) -> Term:
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
-    """The product of two vectors or matrices, or of one of these and a stack of matrices. With out_dtype
-    it is computed in f32 for f16 and bf16, and in i64 for i32."""
+    """The product of two vectors or matrices, or of one of these and a stack of matrices. With
+    out_dtype it is computed in f32 for f16 and bf16, and in i64 for i32."""
     ranks = len(a[1].shape), len(b[1].shape)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
@@ -210,8 +210,8 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
 
 
 def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
-    """Returns (times, over): in f64, a "variance" or "std" of n elements times the one and divided by
-    the other is that with n - less rather than n."""
+    """Returns (times, over), by which a "variance" or "std" of n elements is multiplied and divided
+    in f64, so that n - less counts rather than n."""
     left = max(n - less, 0.0)
     if op == "std":
         return (n / left) ** 0.5 if left else float("inf"), 1.0

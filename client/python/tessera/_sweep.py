@@ -1,7 +1,7 @@
 """Work in the background: deletes buffers that nothing refers to any more.
 
-One thread of the process does it, and sleeps while there is nothing to do. Callers of `later` may be
-in the middle of a garbage collection, where no lock may be taken: `later` takes none.
+One thread of the process does it, and sleeps while there is nothing to do. Callers of `later` may
+be in the middle of a garbage collection, where no lock may be taken: `later` takes none.
 """
 
 import atexit
@@ -36,8 +36,8 @@ def begin() -> None:
 
 
 def waker(core: Any, io: Any) -> Callable[[], None]:
-    """Returns a function that has the dead buffers of a blocking client deleted. It does not keep the
-    client alive."""
+    """Returns a function that has the dead buffers of a blocking client deleted. It does not keep
+    the client alive."""
     of_core, of_io = weakref.ref(core), weakref.ref(io)
 
     def wake() -> None:

@@ -175,7 +175,7 @@ class View(NamedTuple):
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
-    """Returns an integer of Python or NumPy as an int. TypeError: the value is none, or a truth value."""
+    """Returns an integer of Python or NumPy as an int. TypeError: it is none, or a truth value."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
     return operator.index(value)
