@@ -270,7 +270,7 @@ class Case(unittest.TestCase):
 
     @staticmethod
     def one_upload():
-        """All of an upload in a message."""
+        """A whole upload in one message."""
         return o.buffers.UploadRequest(name="u", data=ONE.tobytes(), spec=o.spec_of(ONE))
 
     def raw(self, server, **how):
@@ -1438,7 +1438,7 @@ class MessageTest(Case):
                 kind = kinds[method.client_streaming, method.server_streaming]
                 call = getattr(client.channel, kind)(f"/tessera.v1.{service.name}/{method.name}")
                 bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01"]
-                bad.append(b"\x0a\x7f" + bytes(400))  # whose memory is counted first
+                bad.append(b"\x0a\x7f" + bytes(400))  # its memory is counted first
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
@@ -1933,7 +1933,7 @@ class DrainTest(Case):
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        """Of a download, or of a response, to an upload as well."""
+        """They are readers of a download or of a response, also of the response to an upload."""
         # The shorter of --download-timeout and what a stream may stand still for in a drain.
         servers, calls = [], []
         for timeout in ("2s", "60s"):

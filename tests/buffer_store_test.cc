@@ -281,7 +281,7 @@ TEST_F(BufferStoreTest, ResultsBecomeReadyTogetherOrNotAtAll) {
   EXPECT_EQ(store_.Find("a", 0)->buffer, before);
   EXPECT_EQ(seal(Replacing(Spec("a", 2)), Replacing(Spec("b", 2))), "");
   EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
-  // Both of one name, which the first would take from the second.
+  // Both results have the same name; the second one would replace the first.
   EXPECT_EQ(seal(Replacing(Spec("c", 1)), Spec("c", 2)), "BUFFER_EXISTS");
   EXPECT_EQ(ErrorReason(store_.Find("c", 0).status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(seal(Spec("c", 1), Replacing(Spec("c", 2))), "");

@@ -543,7 +543,7 @@ class CliTest(CliCase):
                     np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
                     self.assertGreaterEqual(found.min(), 0)
                     self.assertEqual(found[2, 0], 0)
-                    # Of floating point the distance of 0 is found again by differences.
+                    # In floating point, distances of 0 are computed again by differences.
                     self.assertEqual(answer["calls"], 1 if dtype == "i4" else 2)
                 products = queries.astype("f8") @ vectors.T.astype("f8")
                 values, indices = self.topk(products, 6)
@@ -615,8 +615,8 @@ class CliTest(CliCase):
                                                    4096)
             self.assertEqual(answer["indices"]["data"], indices[:count].tolist())
             self.assertEqual(answer["distances"]["data"], values[:count].tolist())
-            # Of several queries the norms are found once. The first has too many neighbours at no
-            # distance for these to be the only ones, and is compared again by differences.
+            # With several queries, norms are computed once. The first query has more neighbours at
+            # distance 0 than are asked for, and is compared again by differences.
             self.assertEqual(answer["calls"], count * parts + (count > 1) + parts)
         n += 65_535  # two parts, whose scores are the products
         vectors = np.resize(vectors, (n, 3))
@@ -653,7 +653,7 @@ class CliTest(CliCase):
                 if abs(values).max() < 1e30 and values.max() > 1e-30:
                     np.testing.assert_allclose(answer["distances"]["data"], values, rtol=1e-3)
 
-    def test_a_vector_with_nan_is_nobodys_neighbour(self):
+    def test_a_vector_with_nan_comes_last(self):
         self.put("vectors", np.array([[1, 0], [0.9, 0.1], [np.nan, 0]], "<f4"))
         self.put("queries", np.array([[1, 0]], "<f4"))
         for metric, results, values in (("l2", "distances", [0, 0.02]), ("dot", "products", [1, 0.9])):
@@ -980,7 +980,7 @@ class CliTest(CliCase):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 
-    def test_the_error_stands_alone(self):
+    def test_only_the_error_is_printed(self):
         """gRPC logs nothing of credentials that cannot be used, or of connections that fail."""
         empty, garbage = self.folder / "empty", self.folder / "garbage"
         empty.touch()

@@ -229,7 +229,7 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   const std::string bytes = Bytes(values);
-  // Transfers with all the patience there is, once they are cancelled.
+  // Transfers that retry without end, until they are cancelled.
   for (const int streams : {1, 4}) {
     std::stop_source source;
     const std::uint64_t sent = patient.traffic().sent_bytes;

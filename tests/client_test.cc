@@ -164,7 +164,7 @@ TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
     options.progress = [](std::uint64_t) { throw 1; };
     status = client_.Upload("x", DType::kF32, {100'000}, FromMemory(bytes), options).status();
     EXPECT_EQ(ErrorReason(status), "CALLER_EXCEPTION");
-    // The server hears of a stream's end a moment later.
+    // The server notices the end of a stream a moment later.
     EXPECT_TRUE(Eventually(
         [&] { return ErrorReason(client_.GetBuffer("x").status()) == "BUFFER_NOT_FOUND"; }));
     EXPECT_EQ(ErrorReason(client_.Upload("x", DType::kF32, {100'000}, nullptr, options).status()),
@@ -568,7 +568,7 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   device_->WaitForBlocked(1);
   source.request_stop();
   caller.join();
-  // One that has been cancelled before it begins, and one that waits for a server.
+  // A call that was cancelled before it began fails, also one that would wait for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
 }
@@ -658,7 +658,7 @@ TEST(ClientTokenTest, TokensStayOnThisHostWithoutTls) {
   }
 }
 
-// tests/loopback_cases.txt, of which the Python client has a test as well.
+// The Python client is tested with the same file.
 TEST(Addresses, AreLoopbackOrNot) {
   std::ifstream cases(TESSERA_LOOPBACK_CASES);
   std::string line;
@@ -722,7 +722,7 @@ TEST(Addresses, NetworksOfNoProxyAreHonoured) {
   EXPECT_FALSE(proxy("example.org", "gpu.example.org:1"));
 }
 
-// gRPC would say in its log alone that it cannot use them.
+// gRPC itself only logs that it cannot use them.
 TEST(Credentials, ThatCannotBeUsedAreRefusedAtOnce) {
   const TemporaryFile garbage("no certificate\n");
   const TemporaryFile mark("\xEF\xBB\xBF  a-token \r\n");

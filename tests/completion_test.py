@@ -121,7 +121,7 @@ class CompletionTest(o.Case):
             self.assertEqual(found, ["digits"], flag)
 
     def test_words_that_bash_would_not_take_as_they_are(self):
-        """A hostile server's, of which the shell would run some."""
+        """A hostile server sends them, and the shell would run some of them."""
         bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*", "{a,b}"]
         o.make_stubs()
         buffers, compute = o.buffers, o.compute

@@ -606,7 +606,7 @@ TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
   EXPECT_EQ(server_.used_bytes(1), Charged(8));
 }
 
-// Another caller takes the name of the one while both are computed.
+// Another caller takes the name of one array while both are computed.
 TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
   ASSERT_TRUE(server_.Put<float>("values", v1::DTYPE_F32, {1}, {7}).ok());
@@ -652,7 +652,7 @@ v1::AddRequest AddInto(const std::string& name) {
   return request;
 }
 
-// Too little for an answer that describes a buffer.
+// The host memory is too small for a response that describes a buffer.
 class NoRoomForAnswers : public ServiceTest {
  protected:
   NoRoomForAnswers() : ServiceTest(WithHostMemory(300)) {}
@@ -676,7 +676,7 @@ TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
   EXPECT_TRUE(Delete("x").ok()) << "what answers with nothing needs no room";
 }
 
-// A name, a shape and shards that take as much as they may.
+// The name, the shape and the shards have the largest sizes that are allowed.
 TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
   v1::CreateBufferResponse response;
   v1::Buffer& buffer = *response.mutable_buffer();
@@ -748,11 +748,11 @@ class OneWorker : public ServiceTest {
   FakeDevice& device_;
 };
 
-// Of operands that have been deleted meanwhile.
+// The operands are deleted while the call runs, so that it frees their memory.
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // which only a thread of a queue gets
+    const CallQueue::Leave leave;  // is granted only to a thread of a queue
     by_queues += leave.granted();
     ++freed;
   });

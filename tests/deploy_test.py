@@ -217,10 +217,10 @@ class ServiceTest(unittest.TestCase):
 
     def test_signals_and_users_reach_it(self):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
-        # systemd takes an end by SIGHUP for one that was asked for.
+        # systemd treats an exit by SIGHUP as intended.
         self.assertIn("\nExecReload=/bin/kill -HUP $MAINPID\n", unit)
         self.assertIn("\nRestart=always\n", unit)
-        # --socket-group, and uid: lines of --tokens.
+        # --socket-group and the uid: lines of --tokens need real users and groups.
         self.assertNotRegex(unit, r"(?m)^PrivateUsers=(?!no)")
         filters = re.findall(r"(?m)^SystemCallFilter=(\S+)$", unit)
         self.assertGreater(filters.index("@chown"), filters.index("~@privileged"))
@@ -234,7 +234,7 @@ class ServiceTest(unittest.TestCase):
 
 class PackTest(unittest.TestCase):
     def test_packages_and_bundles_are_for_the_devices_asked_for(self):
-        """Here a compiler of CUDA is there."""
+        """Here nvcc is installed, as a stand-in."""
         script = """set -e; root=$PWD
             source "$1/common.sh"; source "$1/build.sh"; step() { printf '%s\\n' "$@"; }
             choose_devices package ${2:-}; configure release; cat build/release/devices.txt"""

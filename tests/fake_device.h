@@ -85,7 +85,7 @@ class FakeDevice final : public Device {
     changed_.wait(lock, [&] { return blocked_ >= count; });
   }
 
-  // Called by each thread that frees memory of the device, before it does. Before there is any.
+  // Sets what each thread calls before it frees device memory. Must precede the first allocation.
   void OnFree(std::function<void()> on_free) { on_free_ = std::move(on_free); }
 
   // How often a step was reached.

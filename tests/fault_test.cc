@@ -559,14 +559,14 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
   EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
   device_->Open();
-  // It was told to stop before.
+  // It had been told to stop before.
   ExpectError(running.get(), StatusCode::FAILED_PRECONDITION, "OPERATION_TOO_LONG",
               {{"limit_seconds", "0.1"}});
   EXPECT_TRUE(
       Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
 }
 
-// As long as it may be long, and can be told to stop.
+// That holds while it is within its time limit and can be told to stop.
 TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   Options options = Impatient();
   options.max_operation_seconds = 3600;
@@ -577,7 +577,8 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   const int asked = device_->Count(Step::kProbe);
   for (int i = 0; i < 10; ++i) {
     AdvanceSteadyNow(absl::Milliseconds(500));
-    absl::SleepFor(absl::Milliseconds(60));  // a jump beyond a second would be an absence
+    absl::SleepFor(
+        absl::Milliseconds(60));  // a jump of more than a second would count as an absence
   }
   EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);

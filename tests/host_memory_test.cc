@@ -87,7 +87,7 @@ TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
   EXPECT_EQ(root.Quota(), 0);
   root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n");
   EXPECT_EQ(root.Quota(), 3);
-  // The least of all groups around.
+  // The smallest quota of all enclosing groups counts.
   root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
   EXPECT_EQ(root.Quota(), 1);
 }

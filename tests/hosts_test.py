@@ -312,7 +312,7 @@ def test_import_checks_the_whole(server, client):
         (dict(version=0), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(ends=9, code=grpc.StatusCode.DATA_LOSS), "FAILED_PRECONDITION", "SOURCE_REFUSED"),
         (dict(), "OK", ""),
-        (dict(short=1), "OK", ""),  # a message an attempt is progress
+        (dict(short=1), "OK", ""),  # one message per attempt is progress
         (dict(full=2), "OK", ""),
         (dict(ends=1, code=grpc.StatusCode.UNAVAILABLE), "OK", ""),
     )

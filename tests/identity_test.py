@@ -375,7 +375,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(Holder(server, self.ca, pair).names(), [])
 
     def test_the_user_that_stands_for_all_others_has_no_line(self):
-        """What the kernel says of users who are not in the server's user namespace."""
+        """The kernel reports its number for users who are not in the server's user namespace."""
         flags = self.write("uid:65534 write anna")
         said = o.refused("--listen", f"unix:{self.path}", *flags)
         self.assertIn("line 1: the kernel shows this user's number for every user", said)

@@ -334,7 +334,7 @@ TEST(Addresses, EveryKindIsServed) {
   EXPECT_NE(access(other.c_str(), F_OK), 0);
 }
 
-// As where the kernel has no IPv6.
+// Runs as on a kernel without IPv6: socket() fails for it.
 [[noreturn]] void ListenWithoutIpv6() {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

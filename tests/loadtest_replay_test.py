@@ -96,7 +96,7 @@ class ReplayTest(unittest.TestCase):
         self.assertRegex(run.stderr, r"dot-saturation: \d+ of \d+ calls failed")
 
     def test_a_server_that_asks_for_tokens(self):
-        """The token is where ghz reads it, and not in the report."""
+        """The token is given to ghz, and is not in the report."""
         token = "a-token-of-no-use"
         digest = hashlib.sha256(token.encode()).hexdigest()
         tokens = self.folder / "tokens"

@@ -74,7 +74,7 @@ TEST(LogTest, TimesOfJsonLinesHaveThreeDigitsOfMilliseconds) {
   EXPECT_THAT(text, testing::StartsWith("{\"time\":\"1970-01-01T00:00:00.007Z\""));
 }
 
-// A call without a trace.
+// Returns the record of a call without a trace.
 CallRecord CallOf(std::string_view method) {
   return {.method = method, .strategy = "", .trace = {}};
 }
@@ -129,7 +129,7 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
       EXPECT_EQ(ioctl(STDERR_FILENO, FIONREAD, &bytes), 0);
       return bytes;
     };
-    // Until a line is left out; a second later there is one again.
+    // Calls until a line is dropped; a second later a line is written again.
     for (int before = 0, now = 0; (now = call()) > before && calls < 100;) before = now;
     const int before = call();
     AdvanceSteadyNow(absl::Seconds(1));

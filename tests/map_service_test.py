@@ -130,7 +130,7 @@ def rounding(function):
 
 
 def floor_divide(a, b):
-    """The floor of the exact quotient, rounded once; beyond what is finite as NumPy's."""
+    """The floor of the exact quotient, rounded once; NumPy's for 0, infinity and NaN."""
     result = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind == "i":
         return result
@@ -184,7 +184,7 @@ FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 def apply(op, types, values):
     """The type and the values of an operation on values of these types."""
     _, rule, function = MODEL[op]
-    # Bytes and truth values give way before they meet each other.
+    # Bytes and truth values are promoted only where there are no other types.
     small = [t for t in types if t in BYTES or t == BOOL]
     common = functools.reduce(promote, [t for t in types if t not in small] or small)
     common = I32 if common in BYTES else common

@@ -620,7 +620,7 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
         ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
         if (!found.ok()) continue;
         EXPECT_EQ(found->strategy, plain->strategy);
-        // The product comes on top of what the step itself takes: written once and read once.
+        // The product is written once and read once, in addition to the cost of the step itself.
         if (m * n > 0) {
           EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type->bytes() +
                                       static_cast<std::uint64_t>(n + m * n) * sizeof(T));

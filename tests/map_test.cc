@@ -230,8 +230,8 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// Of any operands, also where the quotient has more digits than the type, is next to an integer or is
-// subnormal. What the type computes in is F32 or F64: 16-bit results are of that, rounded.
+// This holds for all operands, also where the quotient has more digits than the type, is next to an
+// integer or is subnormal. 16-bit results are computed in F32 and rounded.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<class T>(T) {
     if constexpr (!std::is_integral_v<T>) {
@@ -260,7 +260,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
       for (int i = 0; i < (WatchedClosely() ? 500 : 50000); ++i) {
         a.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
         b.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
-        // Products of an integer and the divisor, and what lies next to them.
+        // Products of an integer and the divisor, and the neighbours of these products.
         const auto y = static_cast<V>(random.Normal());
         const auto x = static_cast<V>(std::floor(std::exp2(60 * random.Uniform()))) * y;
         a.insert(a.end(), {T(x), T(std::nextafter(x, V{0})), T(std::nextafter(x, 2 * x))});
@@ -294,8 +294,8 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
           ASSERT_LT(sign * std::fma(-(got + 1), q, p), 0);
           ASSERT_TRUE(got != 0 || std::signbit(got) == std::signbit(p / q));
         } else {
-          // The floor is at most half a unit away, by the signs of differences in more digits. Results of
-          // 16 bits have been rounded twice.
+          // Signs of differences with more digits show that the floor is at most half a unit away.
+          // 16-bit results have been rounded twice.
           const long double half = Format<T>::Unit(got) * (sizeof(T) == 2 ? 0.51L : 0.5L);
           const long double sign = std::signbit(q) ? -1 : 1, size = std::abs(q);
           ASSERT_GE(std::fma(half - got, size, sign * p), 0);
@@ -346,8 +346,8 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
         a.push_back(Element<T>(1 + random.Normal() * std::exp(between(-40, -1))));
       }
       check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
-      // The last ones are what the host's own function of F64, or a quotient of its expm1, misses by
-      // more than two units.
+      // For the last ones the host's own F64 function, or a quotient of its expm1, is wrong by more
+      // than two units.
       a.clear();
       for (std::size_t i = 0; i < n; ++i) {
         a.push_back(Element<T>(random.Normal() * std::exp(between(smallest, 3))));
@@ -810,7 +810,7 @@ TEST(ExpressionTest, TypesThatMeet) {
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
 }
 
-// Bytes and truth values take the type of the numbers beside them, however many and in which order.
+// Bytes and truth values are converted to the type of the other arguments, in any number and order.
 TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   const auto type_of = [](MapOp op, std::vector<DType> types) {
     const auto program = CompileExpression({In(0), In(1), In(2), Op(op, {0, 1, 2})}, types);

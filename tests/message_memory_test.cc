@@ -1,5 +1,5 @@
-// What MessageLayout says that a message will take, against what protobuf takes; and what a program
-// says that it takes beside its message.
+// Compares the memory that MessageLayout predicts for a message with what protobuf allocates, and
+// the memory that a program reports, in addition to its message, with what it allocates.
 #include "server/message_memory.h"
 
 #include <gtest/gtest.h>
@@ -269,7 +269,7 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
     ASSERT_TRUE(program.Prepare().ok());
     program.LeastMicroseconds((*core)->FirstDevice());
     const std::size_t taken = most_heap_bytes - before;
-    constexpr std::size_t kOneStep = 4096;  // what looking at a step takes meanwhile
+    constexpr std::size_t kOneStep = 4096;  // allocated while a step is checked
     EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands";
     EXPECT_GE(2 * taken, program.memory()) << operands << " operands";
   }

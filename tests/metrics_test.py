@@ -431,7 +431,7 @@ class HttpTest(MetricsCase):
         self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
 
     def test_other_ways_to_ask(self):
-        """In absolute form, as proxies do, and with lines that end with LF alone."""
+        """Requests may be in absolute form, as from proxies, or have lines that end with LF."""
         host = b"Host: x\r\n\r\n"
         for request, code in (
             (b"GET http://x:1/healthz HTTP/1.1\r\n" + host, 200),
@@ -553,11 +553,11 @@ class LifeTest(MetricsCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "filled"
             file.touch()
-            os.utime(file, (1, 1))  # of an earlier process
+            os.utime(file, (1, 1))  # made for an earlier process
             server = self.serve("--ready-file", str(file))
             self.assertIn(f"not ready until {file} is made", server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
-            self.assertEqual(self.client.dot_of_ones(), 1)  # whoever fills it is served
+            self.assertEqual(self.client.dot_of_ones(), 1)  # callers that fill it are served
             file.touch()
             self.comes(1, "tessera_ready")
 

@@ -66,7 +66,7 @@ class SignalTest(Case):
             self.assert_logs(server, f"--{file}: the file has been read again and is in use")
         self.assertEqual(before, (tokens.stat(), ring.stat()))
         Caller(server, "first").put("x", ONES)
-        # What is wrong stays unused, and is said each time.
+        # A bad file is not used, and the log says so each time.
         replace(tokens, "nobody\n")
         replace(ring, "there 127.0.0.1:1\n")
         for count in (1, 2):
@@ -74,7 +74,7 @@ class SignalTest(Case):
                 self.assert_logs(server, said, count)
             server.signal(signal.SIGHUP)
         self.assertEqual(Caller(server, "first").names(), ["x"])
-        # A stop beside it is one stop.
+        # A stop right after it works.
         server.signal(signal.SIGHUP)
         self.assertEqual(server.stop(), 0)
 
@@ -88,13 +88,13 @@ class SignalTest(Case):
 class LimitTest(Case):
     @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")
     def test_too_few_threads_are_refused_in_words(self):
-        """Of an address space without room for their stacks."""
+        """The address space has no room for their stacks."""
         command = ["prlimit", f"--as={500 << 20}", o.Program.path, "--device", "cpu"]
         ended = o.run(*command, "--no-warm-up", "--listen", "127.0.0.1:0", "--memory-limit", "64Mi")
         self.assertEqual(ended.returncode, 1, ended.stderr)
         self.assertRegex(ended.stderr, r"the server needs \d+ threads more, and \d+ can be made")
 
-    @unittest.skipIf(os.geteuid(), "needs root, whom a limit of processes does not bind, to be another")
+    @unittest.skipIf(os.geteuid(), "needs root, to become a user whom the limit binds")
     def test_a_limit_of_processes(self):
         user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
         for limit in range(1, 45, 6):
@@ -105,7 +105,7 @@ class LimitTest(Case):
                 self.assertRegex(ended.stderr, "threads more|a thread cannot be made")
 
     def test_operations_make_no_threads(self):
-        """Those that they share loops out among are there when it listens."""
+        """The threads that share their loops exist before the server listens."""
         server = self.serve("--workers", 3, "--no-warm-up")
         server.client().put("m", np.ones((512, 512), np.float32))
 
@@ -120,7 +120,7 @@ class LimitTest(Case):
         o.in_threads(1, multiply)
         before = server.threads()
         o.in_threads(8, multiply)
-        # Of gRPC some, for eight connections.
+        # gRPC may make some, for eight connections.
         self.assertLess(server.threads() - before, 3 * (os.cpu_count() - 1) + 8)
 
     def test_memory_for_messages_is_none_for_buffers(self):

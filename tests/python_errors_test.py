@@ -68,7 +68,7 @@ class ReasonsTest(unittest.TestCase):
                          {"a": "b"}, 2.0))
 
     def test_errors_travel(self):
-        """In pickles, and in copies, as what they are."""
+        """Pickles and copies of errors keep type and details."""
         for name in _errors.__all__:
             error = getattr(ts, name)("text", "INTERNAL", "", {"figure": "1"}, 2.0)
             for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):

@@ -423,7 +423,7 @@ class Cancelled(Case):
 
 
 class NameServer:
-    """Answers each question of names with one address of IPv4, which may change."""
+    """Answers each DNS query with one IPv4 address, which may change."""
 
     def __init__(self, address):
         self.address = address
@@ -445,7 +445,7 @@ class NameServer:
 
 class MovedNameTest(python_outsider.Case):
     def test_a_name_that_moves(self):
-        """The call that meets the end of the old server goes on at the new one."""
+        """A call during which the old server ends is repeated at the new one."""
         names = NameServer("127.0.0.1")
         port = self.server.address.rsplit(":", 1)[1]
         self.serve(listen=f"127.0.0.2:{port}")

@@ -161,7 +161,7 @@ class ArraysTest(python_outsider.Case):
         self.assertRaises(BufferError, x.__dlpack__, copy=False)
 
     def test_arrays_of_other_libraries(self):
-        """Those on a device, those that keep a gradient, and columns with missing values."""
+        """Such arrays may be on a device, keep a gradient, or be columns with missing values."""
         bits = np.arange(0x3F80, 0x3F88, dtype="u2")
         a = np.arange(6, dtype="f4")
 
@@ -417,17 +417,17 @@ class ProcessesTest(python_outsider.Case):
     def eventually_gone(self, names, pause=lambda: time.sleep(0.01)):
         give_up = time.monotonic() + o.START_TIMEOUT_S
         while self.unnamed() & names:
-            self.assertLess(time.monotonic(), give_up, "it is there yet")
+            self.assertLess(time.monotonic(), give_up, "they are still there")
             pause()
 
-    def test_what_nobody_refers_to_goes_without_another_call(self):
+    def test_unreferenced_buffers_are_deleted_without_another_call(self):
         t = ts.connect(self.server.address)
         self.addCleanup(t.close)
         x, (y,) = t.put(np.ones(3)), t.keep(t.put(np.ones(3)) + 1)
         names = {x.name, y.name}
         del x, y
         self.eventually_gone(names)
-        # Nor where the client itself goes.
+        # The same holds where the client itself is dropped.
         other = ts.connect(self.server.address)
         x = other.put(np.ones(3))
         names = {x.name}
@@ -435,7 +435,7 @@ class ProcessesTest(python_outsider.Case):
         gc.collect()
         self.eventually_gone(names)
 
-    def test_what_nobody_refers_to_goes_with_its_event_loop(self):
+    def test_unreferenced_buffers_are_deleted_without_their_event_loop(self):
         async def work(dropped):
             t = await ts.aio.connect(self.server.address)
             x = await t.put(np.ones(3))
@@ -450,7 +450,7 @@ class ProcessesTest(python_outsider.Case):
         asyncio.run(asyncio.wait_for(work(True), o.START_TIMEOUT_S))
         t, x, names = asyncio.run(work(False))
         del x
-        self.eventually_gone(names)  # The client is there yet, its loop is not.
+        self.eventually_gone(names)  # The client still exists, but not its loop.
         t, x, names = asyncio.run(work(False))
         del t, x
         gc.collect()

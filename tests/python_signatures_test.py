@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Every function and ufunc of NumPy's that the Python client has, against NumPy: each argument of its
-signature by name and by position, in every type, at the ends of the integer types. What is not
-served is refused with a way out; no argument means another thing than NumPy's.
+"""Compares with NumPy every function and ufunc of NumPy's that the Python client has: each argument
+of its signature by name and by position, in every type, at the ends of the integer types. What is
+not served is refused with a way out; no argument has another meaning than in NumPy.
 
 usage: python_signatures_test.py --server build/bin/tessera-server [unittest arguments]
 """
@@ -35,13 +35,13 @@ VALUES = {
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
 ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}
 REFUSALS = (ts.Unsupported,)
-# Types that the documents name as others than NumPy's.
+# (NumPy's type, the client's) where the documents say that they differ.
 WIDER = {("uint64", "int64"), ("int32", "int64"), ("uint8", "int64"), ("int8", "int64"),
          ("uint8", "int32"), ("int8", "int32"), ("bool", "int64")}
 
 
 def array_of(dtype):
-    """2 x 3, with the ends of an integer type."""
+    """A 2 x 3 array, with the ends of an integer type."""
     if np.dtype(dtype).kind in "iu":
         ends = np.iinfo(dtype)
         return np.array([[ends.min, 2, ends.max], [3, ends.max, 1]], dtype)
@@ -74,7 +74,7 @@ class SignaturesTest(python_outsider.Case):
         for text, want, got in cases:
             strict = isinstance(got, TypeError) and "is an integer, not" in str(got)
             if strict and ("True" in text or "keepdims" in text):
-                continue  # Also where NumPy takes them.
+                continue  # The client is stricter than NumPy here.
             if isinstance(got, Exception):
                 ok = isinstance(want, Exception) or isinstance(got, REFUSALS)
                 self.assertTrue(ok, f"{text}: {want!r}, here {got!r}")
@@ -97,7 +97,7 @@ class SignaturesTest(python_outsider.Case):
                 whole = re.match("floor |ceil |trunc |fix ", text)
                 if not whole:
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
-                # NumPy's have no room in their type: what it has left of them is compared.
+                # NumPy's overflow in their type: the client's are wrapped to it.
                 got = got.astype(want.dtype)
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)
@@ -214,7 +214,7 @@ class SignaturesTest(python_outsider.Case):
                 self.settle(cases)
 
     def test_methods(self):
-        """Those of arrays have NumPy's positions."""
+        """Parameters of methods of arrays have NumPy's positions."""
         calls = (
             lambda a: a.sum(0, "f8", None, True), lambda a: a.prod(0, None, None, True, 2),
             lambda a: a.mean(0, "f4"), lambda a: a.std(0, None, None, 1, True),

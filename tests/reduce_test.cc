@@ -70,7 +70,7 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
       return r;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // From the first element: far from zero a long double has too few digits for the mean, too.
+      // Differences from the first element: far from zero even a long double has too few digits.
       const auto apart = [&](T v) { return Exact(v) - Exact(x[0]); };
       long double mean = 0;
       for (T v : x) mean += apart(v) / n;
@@ -320,10 +320,10 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
 // Of floating-point types.
 TESSERA_STRATEGY_SUITE(VarianceTest, ReduceTest, HasVariance);
 
-// Far from zero the mean has no digits left for what decides.
+// Far from zero the mean has no digits left for the differences.
 TEST_P(VarianceTest, FarFromZero) {
   ForType([&]<class T>(T) {
-    // The largest that has three integers in a row.
+    // Up to here the type has three consecutive integers.
     const double far = 0.25 / UnitRoundoff(GetParam().dtype);
     for (std::int64_t n : Sizes({3, 999, 15000, 70001})) {
       std::vector<T> x;
@@ -335,7 +335,7 @@ TEST_P(VarianceTest, FarFromZero) {
   });
 }
 
-// Squares leave the range of every type, and of double, where their root does not.
+// The squares are beyond the range of every type, also of double; their root is not.
 TEST_P(VarianceTest, RootsStayInTheRange) {
   ForType([&]<class T>(T) {
     const int most =

@@ -301,7 +301,7 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   ExpectIntactUpload(hasty);
 }
 
-// Nor that of the part which is fetched ahead when the caller wants no more of the array.
+// The same holds for the slot of a part that is fetched ahead when the caller stops reading.
 TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
   const std::string old = Pattern(2 * kSlot);
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
@@ -375,7 +375,7 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   EXPECT_EQ(std::memcmp(memory->bytes().data() + kMib + 100, data.data() + 8, kMib - 8), 0);
   const auto outside = client_.DownloadShared("x", *memory, 3 * kMib, kMib);
   EXPECT_EQ(ErrorReason(outside.status()), "BAD_RANGE");
-  // Nothing beyond the memory is asked for.
+  // No part beyond the memory is requested.
   const Traffic before = client_.traffic();
   for (const std::size_t offset : {3 * kMib + 1, 3 * kMib + 5000, ~std::size_t{0}}) {
     EXPECT_EQ(ErrorReason(client_.UploadShared("y", DType::kI32, {1024}, *memory, offset).status()),

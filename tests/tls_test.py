@@ -191,7 +191,7 @@ class TlsTest(unittest.TestCase):
         self.assertTrue(86400 < left() <= 2 * 86400, left())
         self.assertEqual(metric("tessera_certificate_life_seconds"), 2 * 86400)
         self.install(self.ca.issue("late", days=-1))
-        # Nobody connects, and it is noticed all the same.
+        # The server notices without a connection.
         self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log(), 20))
         self.assertEqual(self.dot(server), "OK")
         self.assertEqual(metric("tessera_file_unusable"), 1)
@@ -208,7 +208,7 @@ class TlsTest(unittest.TestCase):
         server = self.serve()
         self.assertIn("clients refuse it", server.log())
         self.assertEqual(self.dot(server), "UNAVAILABLE")
-        # Another takes its place, whether it is valid or not.
+        # Any other certificate replaces it, valid or not.
         self.install(self.ca.issue("expired_too", days=-1))
         self.assertTrue(o.eventually(lambda: "are in use" in server.log(), 20))
         self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2, 20))

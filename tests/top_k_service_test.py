@@ -254,7 +254,7 @@ def test_programs_use_values_and_indices(server, client):
 
 
 def test_a_step_names_both_of_its_arrays_or_none(server, client):
-    """An earlier step has the name of the indices by the time at which they are to have it."""
+    """An earlier step has already taken the name of the indices."""
     x = o.inline(np.arange(8, dtype=np.float32))
     client.put("values", np.full(3, 7, np.float32))
     add = o.compute.AddRequest(a=x, b=x, result=o.into("indices", replace=True))

@@ -24,11 +24,11 @@
 namespace {
 
 std::mutex cancel_mutex;
-std::function<void()> before_cancel;  // what is done before the next call is broken off
+std::function<void()> before_cancel;  // runs before the next call is cancelled
 
 }  // namespace
 
-// In front of the library's own.
+// Replaces gRPC's function, and calls it after before_cancel.
 extern "C" grpc_call_error grpc_call_cancel(grpc_call* call, void* reserved) {
   static auto* const behind =
       reinterpret_cast<decltype(&grpc_call_cancel)>(dlsym(RTLD_NEXT, "grpc_call_cancel"));
@@ -732,7 +732,7 @@ class UnreadDownload : public TransferTest {
   UnreadDownload() : TransferTest(WithDownloadTimeout(absl::Milliseconds(300))) {}
 };
 
-// Its reader leaves when the server has seen that it is idle, and is about to break it off.
+// The reader leaves after the server has found the call idle, and before it cancels the call.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
   Put("x", Random(8 * kSlot));
   v1::DownloadRequest request;

@@ -4,10 +4,10 @@
 usage: plan.py --slo FILE --out FOLDER --private FOLDER --seconds N [--cases "NAME..."]
 
 Prints a line for each case: its name, then the stems of its configurations, which run at the same
-time. ghz reads those in the private folder; those in the other are the same without metadata, among
-which the token is. Credentials come from TESSERA_CLIENT_TLS_CA, TESSERA_TOKEN_FILE, TESSERA_TOKEN and
-so on, as for `tessera`, which puts the operands first and refuses a token that would be sent in
-clear.
+time. ghz reads the configurations in the private folder; those in the other folder lack the
+metadata, which may have a token. Credentials are taken from TESSERA_CLIENT_TLS_CA,
+TESSERA_TOKEN_FILE, TESSERA_TOKEN and so on, as for `tessera`, which puts the operands before and
+refuses to send a token in clear.
 """
 
 import argparse
@@ -31,9 +31,9 @@ def tls_keys():
 
 
 def metadata():
-    """What says who calls."""
+    """Returns the metadata that has the caller's token."""
     file, token = os.environ.get("TESSERA_TOKEN_FILE"), os.environ.get("TESSERA_TOKEN", "")
-    token = (pathlib.Path(file).read_text() if file else token).strip()
+    token = (pathlib.Path(file).read_text(encoding="utf-8-sig") if file else token).strip()
     return {"authorization": f"Bearer {token}"} if token else {}
 
 

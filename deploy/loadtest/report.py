@@ -129,7 +129,7 @@ def losses(summary, before, factors):
 
 
 def objective_text(objective):
-    """As misses() reads it: "100/s or more, p99 20 ms or less, 3 failed or fewer"."""
+    """Describes an objective: "100/s or more, p99 20 ms or less, 3 failed or fewer"."""
     found = []
     for key, bound in objective.items():
         if key == "rate":
@@ -142,7 +142,7 @@ def objective_text(objective):
 
 
 def load_text(config):
-    """What a configuration of ghz asks for: "32 callers, 4 connections, 200/s, 10 s"."""
+    """Describes the load in a configuration of ghz: "32 callers, 4 connections, 200/s, 10 s"."""
     found = [f"{config[key]} {word}" for key, word in
              (("concurrency", "callers"), ("connections", "connections")) if key in config]
     if "load-schedule" in config:
@@ -153,7 +153,7 @@ def load_text(config):
 
 
 def about(folder, reports):
-    """The server that was measured, its version and devices, and when."""
+    """Describes the server that was measured, its version and devices, and the date."""
     try:
         server = json.loads((folder / "server.json").read_text())
     except (OSError, ValueError):
@@ -264,7 +264,7 @@ def latency_plot(summaries, caption):
         points = " ".join(f"{px(value)},{y}" for value in values)
         out.append(text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
         out.append(f'<polyline points="{points}" fill="none" stroke="#999" stroke-width="2"/>')
-        # The last above the others, where they are the same.
+        # Where quantiles are the same, the last one is on top.
         out += [f'<circle cx="{px(value)}" cy="{y}" r="4.5" fill="{color}"/>'
                 for value, color in zip(values, pages.COLORS)]
     out.append("</svg>")

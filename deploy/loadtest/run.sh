@@ -20,8 +20,8 @@ usage: run.sh --target HOST:PORT --cli PATH [FLAG...]
   --compare   the folder of an earlier report: being worse by more than slo.toml allows is a failure
 
 TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, and TESSERA_TOKEN or
-TESSERA_TOKEN_FILE says who calls, as for `tessera`: with a role that may write, and to another host by
-TLS alone. Reports do not have the token.
+TESSERA_TOKEN_FILE gives the caller's token, as for `tessera`: its role has to allow writing, and to
+another host it is sent by TLS alone. Reports do not contain the token.
 END
 }
 
@@ -71,7 +71,7 @@ if ((${#compare[@]})) && [[ ! -f ${compare[1]}/summary.json ]]; then
 fi
 [[ ! $out -ef ${compare[1]:-} ]] || die "--out and --compare are the same folder"
 
-# What has the token: ghz repeats its metadata in its report.
+# Files that contain the token: ghz repeats its metadata in its report.
 private=$(mktemp -d)
 trap 'rm -rf "$private"' EXIT
 mkdir -p "$out"

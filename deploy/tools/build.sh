@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Configuring and building, for the devices of this machine or for all. Sourced by ./dev.
 
-# cpu: CUDA is left out also where nvcc is.
+# Whether to build without CUDA even where nvcc is installed.
 only_cpu=false
 
-# choose_devices COMMAND [cpu]
+# choose_devices COMMAND [cpu]: sets only_cpu.
 choose_devices() {
   case ${2:-} in
     cpu) only_cpu=true ;;

@@ -26,8 +26,7 @@ bill_of_materials() {
   } | deploy/sbom.sh document tessera-bundle "$(version)"
 }
 
-# bundle [cpu]. The same sources and packages give the same bytes, in whatever folder and by whomever it is
-# built.
+# bundle [cpu]. The same sources and packages give the same bytes, in any folder and for any user.
 bundle() {
   if $bundled; then die "this is a bundle"; fi
   choose_devices bundle "$@"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How far the models of the CPU device, which decide what is refused, are from the time that operations take:
-every operation, type and layout, with usual operands and with those that take longest.
+"""Compares the estimates of the CPU device, by which operations are refused, with the time that operations take:
+every operation, type and layout, with usual operands and with the slowest ones.
 
 usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
-One server refuses all as too long, and says its estimate, before anything has been measured; another one runs it,
-three times. Both have one thread, whose processor time counts, so that other programs disturb little. Prints the cases
-of which the quickest run took most of its estimate, and those that took least, and exits with 1 if one took more than
-three times its estimate.
+One server refuses each operation as too long, and reports its estimate, before anything has been measured; another
+one runs it three times. Both have one thread, whose processor time is counted, so that other programs disturb little.
+The fastest run is compared: prints the cases with the highest and the lowest ratio of time to estimate, and exits with
+1 if one took more than three times its estimate.
 """
 
 import argparse
@@ -22,11 +22,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import outsider as o  # noqa: E402
 
-MOST = 3
+MOST = 3  # times the estimate
 SIDE = 2048  # of resident arrays
 F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMPY = {F32: "f4", F64: "f8", F16: "f2", I32: "i4", I64: "i8", U8: "u1", I8: "i1"}
-# Two operands of an operation, by what is unusual of them.
+# Two operands of an operation, by what is unusual about them.
 REALS = {
     "usual": (1.5, 1.0009), "far apart": (1e308, 3e-308), "subnormal": (5e-320, 0.999),
     "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1),
@@ -36,7 +36,7 @@ SINGLES = {
     "power": (0.5, 140.5), "negative": (-100.5, 2), "nan": (np.nan, 1),
 }  # fmt: skip
 WHOLE = {"usual": (123456789, 77), "power": (3, 2**31 - 1)}
-# What a view of SIDE x SIDE elements has as shape and strides.
+# Shape and strides of a view of SIDE x SIDE elements.
 LAYOUTS = {
     "rows": ([SIDE, SIDE], [SIDE, 1]), "transposed": ([SIDE, SIDE], [1, SIDE]),
     "transposed, repeated": ([2, SIDE, SIDE], [0, 1, SIDE]),
@@ -55,7 +55,7 @@ def put(client, name, array):
 
 
 def seconds_of(pid, call):
-    """Processor time of a process, of all its threads, for a call."""
+    """Returns the processor time that all threads of a process use for a call."""
 
     def spent():
         tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
@@ -86,11 +86,11 @@ def maps():
                 with np.errstate(all="ignore"):
                     one, two = (np.array([x]).astype(numpy) for x in pair)
                 arguments = 3 if name in ("FMA", "CLIP") else 1 if 12 <= op <= 22 or op == 34 else 2
-                # Each node has the operands themselves: what it is given does not change.
+                # Each node reads the operands themselves, so that all of them compute the same.
                 args = [[0, 1, 1][:arguments]] * 24
                 nodes = [node(operand=0), node(operand=1)]
                 nodes += [node(op=op, args=a, dtype=F16 if name == "CAST" else 0) for a in args]
-                # All of them are needed.
+                # The result depends on all nodes, so that none is left out.
                 last = 2
                 for i in range(3, len(args) + 2):
                     nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
@@ -163,7 +163,7 @@ def main():
                 continue
             refused = strict.attempt(method, **fields)
             if refused.reason != "OPERATION_TOO_LONG":
-                continue  # no estimate: too short, or nothing that the server does
+                continue  # no estimate: it is too short, or not supported
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
                        for _ in range(3))  # fmt: skip

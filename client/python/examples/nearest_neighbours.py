@@ -6,10 +6,10 @@ usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot F
 
 # %% [markdown]
 # ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
-# nearest x have the smallest ||x||^2 - 2 x.q: a product of matrices, a sum of squares and a topk. That
-# is fast, and as exact as the squares are: of vectors far from the origin little is left of what lies
-# between them. Few vectors need no product, ((q[:, None] - x) ** 2).sum(axis=2); of many, what lies
-# around their mean is searched, and the best are scored again, as below.
+# nearest x have the smallest ||x||^2 - 2 x.q: a product of matrices, a sum of squares and a topk.
+# That is fast, but only as exact as the squares are: far from the origin, rounding hides the small
+# distances between vectors. Few vectors need no product: ((q[:, None] - x) ** 2).sum(axis=2). For
+# many, subtract their mean, search, and score the best candidates again, as below.
 
 # %%
 import argparse
@@ -93,8 +93,8 @@ for batch in (1, 8, 64):
 
 # %% [markdown]
 # ## Far from the origin
-# The same around the mean of the vectors, and the differences to the best candidates once more, in
-# f64. What is NaN has no distance: topk has it last, and it does not count in the mean.
+# This subtracts the mean of the vectors, and computes the distances to the best candidates again by
+# differences, in f64. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
 
 # %%
 def nearest(x, queries, k):

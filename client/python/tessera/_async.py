@@ -88,12 +88,12 @@ class Async:
         return False
 
     async def why(self) -> str:
-        """What gRPC says to a call where no server answers."""
+        """Returns what gRPC reports for a call where no server answers."""
         try:
             await self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
         except grpc.RpcError as error:
             return str(error.details())
-        return "it has answered after the time"
+        return "it answered, but after connect_timeout"
 
     async def _forget(self, call: Call) -> None:
         try:

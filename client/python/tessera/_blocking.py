@@ -207,12 +207,12 @@ class Blocking:
         return False
 
     def why(self) -> str:
-        """What gRPC says to a call where no server answers."""
+        """Returns what gRPC reports for a call where no server answers."""
         try:
             self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
         except grpc.RpcError as error:
             return str(error.details())
-        return "it has answered after the time"
+        return "it answered, but after connect_timeout"
 
     def _stalled(self) -> Stalled:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")

@@ -82,13 +82,13 @@ class Expr(Lazy):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self, *place: Any) -> Any:
-        """The only element, or that at a place in row-major order or at an index for each axis, as a
-        number of Python."""
+        """An element as a Python number: the only one, or the one at a position in row-major order
+        or at one index for each axis."""
         return picked(self, place).numpy().item()
 
     def _number(self) -> Any:
         if self.size != 1:
-            raise TypeError("only arrays of one element are numbers of Python")
+            raise TypeError("only arrays of one element convert to a Python number")
         return self.item()
 
     def __float__(self) -> float:

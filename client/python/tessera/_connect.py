@@ -27,7 +27,7 @@ _ANSWERS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND,
 )
-# Seconds for one that asks why there is no connection.
+# Timeout, in seconds, of the call that asks why there is no connection.
 WHY_S = 1.0
 # Before another one, in seconds, where a server went away.
 PAUSE_S = 0.1
@@ -67,7 +67,7 @@ def duration(ttl: Ttl) -> Any:
 
 
 def checked_token(token: str) -> str:
-    """A token without the blanks and newlines around it. ValueError: a server knows none like it."""
+    """Returns a token without surrounding whitespace. ValueError: no server accepts such a one."""
     token = token.strip(" \t\n\v\f\r")
     if not re.fullmatch("[!-~]{1,1024}", token):
         raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
@@ -127,14 +127,14 @@ class Options:
         return bool(self.tls or self.tls_ca or self.tls_cert)
 
     def unreachable(self, why: str) -> str:
-        """What is wrong where no connection comes about; why: what gRPC says to a call that does not
-        wait for one."""
+        """Says why there is no connection. why: what gRPC reports for a call that does not wait for
+        one."""
         why = why.rpartition("last error: ")[2]
         if "certificate" in why and "alert" not in why:
             return (
-                f"the certificate of the server at {self.target} was refused ({why}): it is not of an"
-                " authority that is trusted here (tls_ca), not for this name (tls_server_name), or not"
-                " valid now"
+                f"the certificate of the server at {self.target} was refused ({why}): its authority"
+                " is not trusted here (tls_ca), it is not for this name (tls_server_name), or it is"
+                " not valid now"
             )
         if self.secure:
             return (
@@ -250,21 +250,21 @@ def answered(error: Any) -> Optional[bool]:
 
 
 def _host_of(address: str, scheme: str = "") -> str:
-    """The host of HOST:PORT or [ADDRESS]:PORT, where of ipv4: and ipv6: it is an address. ValueError:
-    it is none of these."""
+    """Returns the host of HOST:PORT or [ADDRESS]:PORT; with the scheme ipv4 or ipv6 it has to be an
+    address of that kind. ValueError: the text is none of these."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
         raise ValueError("write host:port, [IPv6 address]:port or unix:path")
     if found[1] is not None or scheme == "ipv4":
         (ipaddress.IPv4Address if found[1] is None else ipaddress.IPv6Address)(found[1] or found[2])
     if scheme == "ipv6" and found[1] is None or scheme == "ipv4" and found[2] is None:
-        raise ValueError(f"{scheme} takes addresses of its own kind")
+        raise ValueError(f"{scheme}: needs addresses of that kind")
     return found[1] or found[2]
 
 
 def hosts_of(target: str) -> List[str]:
-    """The hosts that a target of gRPC leads to; of a socket none. tests/loopback_cases.txt has the
-    rules. ValueError: what is not understood."""
+    """Returns the hosts of a gRPC target; none for a socket. The rules are in
+    tests/loopback_cases.txt. ValueError: the target is not understood."""
     scheme, colon, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract") and colon:
         rest = rest[2:] if rest.startswith("///") and scheme == "unix" else rest
@@ -275,11 +275,11 @@ def hosts_of(target: str) -> List[str]:
         return [_host_of(target)]
     rest = rest[3:] if rest.startswith("///") else rest
     if scheme == "dns":
-        # The name may be asked for at a name server: dns://SERVER/NAME.
+        # The target may name the name server to ask: dns://SERVER/NAME.
         server, slash, name = rest[2:].partition("/")
         if rest.startswith("//") and server and slash:
             _host_of(name)
-            return [rest]  # That server says where it is.
+            return [rest]  # The name server decides where this leads.
         return [_host_of(rest)]
     return [_host_of(address, scheme) for address in rest.split(",")]
 

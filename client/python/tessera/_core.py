@@ -255,7 +255,7 @@ class Core:
         return [self._deletion(*one) for one in taken] if self.own else []
 
     def flush(self) -> Steps:
-        """Deletes what nobody refers to any more, and waits for it."""
+        """Deletes the buffers that nothing refers to any more, and waits until they are gone."""
         for name, version in list(self._take_dead()):
             yield from self._gone(name, version)
 

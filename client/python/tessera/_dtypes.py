@@ -43,7 +43,7 @@ SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
 
 
 def argument_of(dtype: "np.dtype[Any]") -> str:
-    """A type as arguments name it: "f32", "int8"."""
+    """Returns the name by which arguments give a type: "f32", "int8"."""
     return dtype.name if is_byte(dtype) else SHORT[dtype]
 
 
@@ -55,7 +55,7 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
     if found not in _WIRE:
         raise Unsupported(
             f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64, float16,"
-            " bfloat16, float32 and float64, of which put(dtype=...) and .astype() make one"
+            " bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
         )
     return found
 
@@ -144,8 +144,9 @@ def is_pandas(value: Any) -> bool:
 
 
 def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
-    """Of columns of types that have missing values NumPy's types; missing ones are NaN where floats
-    are wanted. Unsupported: there is no number for them."""
+    """Returns columns, also of types that allow missing values, as an array of NumPy's types;
+    missing values become NaN where floats are wanted. Unsupported: the type has no number for
+    them."""
     columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
     types = [getattr(column, "numpy_dtype", column) for column in columns]
     if types == columns or not all(isinstance(one, np.dtype) for one in types):
@@ -155,15 +156,15 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
         return value.to_numpy(dtype=found)  # type: ignore[no-any-return]
     if found.kind != "f":
         raise Unsupported(
-            "missing values have no number: dtype='f4' or another float makes NaN of them, .fillna()"
-            " what it is given"
+            "missing values have no number: dtype='f4' or another float type makes them NaN,"
+            " .fillna(value) replaces them"
         )
     return value.to_numpy(dtype=found, na_value=np.nan)  # type: ignore[no-any-return]
 
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
-    """As np.asarray, and of arrays of other libraries, also such as are on a device or have types of
-    their own; but a mask is not lost in silence. wanted: the type that is asked for, if any."""
+    """As np.asarray, and also for arrays of other libraries, on a device or of types that NumPy
+    lacks; a mask is refused, not dropped. wanted: the type that is asked for, if any."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
     if isinstance(value, np.ndarray):
@@ -173,7 +174,7 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     if _library(value) == "torch":
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            torch: Any = sys.modules["torch"]  # It has made the tensor.
+            torch: Any = sys.modules["torch"]  # It is loaded: it made the tensor.
             bits: npt.NDArray[Any] = value.contiguous().view(torch.int16).numpy()
             return bits.view("<u2").view(bfloat16)
         return value.numpy()  # type: ignore[no-any-return]
@@ -194,7 +195,7 @@ def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
     if array.dtype == wanted == bool:
-        array = array.view(np.uint8) != 0  # NumPy takes any byte for one; the server 0 and 1.
+        array = array.view(np.uint8) != 0  # NumPy's may be any byte; the server accepts 0 and 1.
     # ascontiguousarray would make a scalar an array of rank 1.
     return np.asarray(array, wanted, order="C")
 

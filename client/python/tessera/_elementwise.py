@@ -77,7 +77,7 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
             weak.append(source.value)
         else:
             typed.append(source.dtype)
-    # Bytes and truth values last: beside a larger type the order does not matter.
+    # One-byte types are last, so that each meets a larger type, if any, and not another byte.
     for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
@@ -144,8 +144,8 @@ def apply(name: str, *terms: Term) -> Term:
 
 
 def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any]":
-    """NumPy compares integers with numbers beyond their type's range by value; one beyond all types
-    is as infinity."""
+    """Returns the type to compare in. NumPy compares integers with numbers beyond their type's
+    range by value; a number beyond all types is replaced by infinity."""
     if common.kind not in "iu":
         return common
     limits: Any = np.iinfo(common)
@@ -197,7 +197,7 @@ def _node(name: str, arguments: List[Term], dtype: "np.dtype[Any]") -> Term:
 
 
 def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Integers of a longer type as NumPy leaves them in this one: modulo its range."""
+    """Wraps integers of a longer type to this one, as NumPy does: modulo its range."""
     low = -int(np.iinfo(dtype).min)
     if low:
         term = apply("add", term, constant(low))
@@ -206,8 +206,8 @@ def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """As cast(), but integers that have no room in an integer type wrap, as where NumPy's functions
-    are given a dtype."""
+    """As cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions
+    with dtype=."""
     own = term[0].dtype
     constant_ = isinstance(term[0], Constant)
     if constant_ or own.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(own, dtype):

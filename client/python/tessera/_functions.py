@@ -40,7 +40,7 @@ def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
-    """Norms of what lies along axes, each seen as one vector."""
+    """Returns the norms of vectors; the elements along all given axes make one vector."""
     if ord in (None, 1, 2):
         op = "norm_l1" if ord == 1 else "norm_l2"
         return x._make(_ops.reduce(op, x._term(), axis, keepdims))
@@ -55,9 +55,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of vectors along one axis, of any order, or of matrices along two, of order "fro", 1,
-    -1, inf or -inf; without axes of all of x, which without an order is the root of the sum of the
-    squares. Of integers as f64. Unsupported: what needs singular values."""
+    """The norm of vectors along one axis, of any order, or of matrices along two axes, of order
+    "fro", 1, -1, inf or -inf. Without an axis it is the norm of all of x; without an order as well,
+    it is the square root of the sum of the squares. Integers give f64. Unsupported: an order that
+    needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -81,8 +82,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b; dtype: of the result, accumulated in it ("f32" of f16 and bf16 operands, "i64" of
-    i32)."""
+    """a @ b. dtype: the type of the sums and of the result ("f32" for f16 and bf16 operands, "i64"
+    for i32)."""
     out = None if dtype is None else _dtypes.dtype_of(dtype)
     return _made(lambda x, y: _ops.matmul(x, y, out), a, b)
 
@@ -111,7 +112,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return _made(lambda *terms: e.apply("fma", *terms), a, b, c)
 
 
-# --- NumPy's. Parameters have the names of NumPy's, by which they are given; defaults are the same.
+# --- NumPy's functions. Arguments are passed by name: names and defaults of parameters are NumPy's.
 
 
 def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
@@ -123,7 +124,7 @@ def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
 
 
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
-    """The elements, those below min as min, those above max as max; None: no such end."""
+    """The elements limited to the range from min to max; None: no limit."""
     if min is None and max is None:
         return a
     if min is None or max is None:
@@ -133,8 +134,8 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def round_(a: Any, decimals: int = 0) -> Any:
-    """The elements rounded to so many decimals, halves to even, as NumPy does: scaled, rounded and
-    scaled back."""
+    """The elements rounded to a number of decimals, halves to even, as NumPy does it: scaled,
+    rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
@@ -147,10 +148,6 @@ def round_(a: Any, decimals: int = 0) -> Any:
     if decimals:
         found = found / scale if decimals > 0 else found * scale
     return found
-
-
-def _trunc(x: Any) -> Any:
-    return x._make(e.apply("trunc", x._term()))
 
 
 def isclose(
@@ -199,7 +196,7 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     if not _dtypes.is_float(x.dtype):
         return x
-    # Of bf16, whose type NumPy does not know: 8 bits of exponent, 8 of the fraction.
+    # NumPy has no limits of bf16, whose numbers have 8 significant bits.
     most = (2 - 2**-7) * 2.0**127 if x.dtype == _dtypes.bfloat16 else float(np.finfo(x.dtype).max)
     high = most if posinf is None else posinf
     low = -most if neginf is None else neginf
@@ -210,12 +207,12 @@ def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -
 # --- reductions
 
 
-# The parameters of NumPy's reductions, of which each has some.
+# All parameters that NumPy's reductions have; each reduction has some of them.
 _FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """What hands the arguments that were given to the method of arrays, which has the same names."""
+    """Returns a function that passes its arguments on, by name, to a method of arrays."""
 
     def call(a: Any, **options: Any) -> Any:
         return getattr(a, name)(**options)
@@ -225,7 +222,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _skipping(name: str) -> Callable[..., Any]:
-    """NumPy's reduction that skips NaN."""
+    """Returns NumPy's reduction "nan" + name, which skips NaN."""
 
     def call(a: Any, **options: Any) -> Any:
         fold = getattr(a, name)
@@ -235,9 +232,10 @@ def _skipping(name: str) -> Callable[..., Any]:
         mask = _and(a, a == a, other)
         picks = name.endswith(("min", "max"))
         if picks and other is True and options.get("initial") is None:
+            options.pop("initial", None)  # any() has no such parameter.
             last = where(a == a, a, -np.inf if name.endswith("max") else np.inf)
             found = getattr(last, name)(**options)
-            # NumPy has an error for what is NaN alone, or a warning.
+            # Where all elements are NaN, NumPy raises an error or warns.
             return where(mask.any(**options), found, -1 if name.startswith("arg") else np.nan)
         found = fold(where=mask, **options)
         less = options.get("correction") or options.get("ddof")
@@ -251,7 +249,7 @@ def _skipping(name: str) -> Callable[..., Any]:
 
 
 def _and(a: Any, mask: Any, other: Any) -> Any:
-    """A mask of an array, of which another one may pick."""
+    """Returns where both masks are true; other: True, or a mask."""
     return mask if other is True else a._make(e.apply("and", mask._term(), a._mask(other)))
 
 
@@ -274,7 +272,7 @@ def average(
             shape[at] = a.shape[at]
             weights = weights.reshape(shape).broadcast_to(a.shape)
         own = _dtypes.promote(own, weights.dtype) if weights.dtype.kind != "b" else own
-        # Products of 16 bits have room in 32.
+        # Products of 16-bit floats fit 32 bits.
         wide = own if own.itemsize > 2 else np.dtype("<f4")
         total = weights.astype(wide).sum(axis, keepdims=keepdims)
         found = (a.astype(wide) * weights.astype(wide)).sum(axis, keepdims=keepdims) / total
@@ -308,10 +306,6 @@ def dot(a: Any, b: Any) -> Any:
 
 def _outer(a: Any, b: Any) -> Any:
     return flat(a).reshape(-1, 1) * flat(a._lifted(b, "np.outer")).reshape(1, -1)
-
-
-def _vdot(a: Any, b: Any) -> Any:
-    return dot(flat(a), flat(a._lifted(b, "np.vdot")))
 
 
 def _inner(a: Any, b: Any) -> Any:
@@ -361,7 +355,7 @@ def _vector_norm(x: Any, axis: Any = None, keepdims: bool = False, ord: Any = 2)
 
 
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
-# Those whose first argument need not be an array.
+# Functions whose first argument need not be an array.
 OF_TYPES = {np.can_cast, np.result_type}
 
 
@@ -381,14 +375,14 @@ add(
         "clip": clip,
         "round": round_,
         "around": round_,
-        "fix": _trunc,
+        "fix": lambda x: x._make(e.apply("trunc", x._term())),
         "isclose": isclose,
         "allclose": _allclose,
         "array_equal": _array_equal,
         "nan_to_num": nan_to_num,
         "real": lambda val: val,
         "dot": dot,
-        "vdot": _vdot,
+        "vdot": lambda a, b: dot(flat(a), flat(a._lifted(b, "np.vdot"))),
         "inner": _inner,
         "outer": _outer,
         "tensordot": _tensordot,

@@ -13,8 +13,8 @@ from ._wire import varint
 
 
 class Dead(collections.deque):  # type: ignore[type-arg]
-    """Names and versions of buffers that nobody refers to any more. wake: what has them deleted soon,
-    and takes no lock; a client's calls delete them as well."""
+    """Names and versions of buffers that nothing refers to any more. wake: a function that has them
+    deleted soon, and takes no lock; a client's calls delete them as well."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -125,7 +125,7 @@ class Lazy(Operators):
         return None
 
     def _operand(self, value: Any, name: str = "an operation") -> Term:
-        """The term of what NumPy's functions take as an array. TypeError: it is none."""
+        """Returns the term of what NumPy's functions accept as an array. TypeError: it is none."""
         term = self._other(value)
         if term is None and hasattr(value, "__array__"):
             term = lift(_dtypes.to_numpy(value))
@@ -137,11 +137,11 @@ class Lazy(Operators):
         return term
 
     def _lifted(self: Self, value: Any, name: str) -> Self:
-        """An operand as an array of this connection."""
+        """Returns an operand as an array of this connection."""
         return self._make(_ops.array(self._operand(value, name)))
 
     def _like(self: Self, value: Any) -> Self:
-        """An array of this process as one that travels with the call."""
+        """Returns an array of this process as one that is sent with the call."""
         return self._make(_ops.array(lift(np.asarray(value))))
 
     # --- views
@@ -229,28 +229,28 @@ class Lazy(Operators):
     ) -> Self:
         """Each element as one of another type, rounded to nearest. Floats beyond the range of an
         integer type give its nearest number, NaN gives 0; of bool whether it is not 0. casting: as
-        NumPy's; TypeError where it does not allow that. order, subok and copy mean nothing here."""
+        NumPy's; TypeError if it forbids the conversion. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
             raise TypeError(f"{self.dtype} to {to} is not allowed by casting={casting!r}")
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
-        """Elements below min as min, those above max as max; None: no such end."""
+        """The elements limited to the range from min to max; None: no limit."""
         _no_out(out)
         return _functions.clip(self, min, max)  # type: ignore[no-any-return]
 
     def round(self: Self, decimals: int = 0, out: None = None) -> Self:
-        """Rounded to so many decimals, halves to even."""
+        """The elements rounded to a number of decimals, halves to even."""
         _no_out(out)
         return _functions.round_(self, decimals)  # type: ignore[no-any-return]
 
     def repeat(self: Self, repeats: int, axis: Optional[int] = None) -> Self:
-        """Each element, or each slice along an axis, so many times over."""
+        """Each element, or each slice along an axis, repeated."""
         return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
-        """The diagonal of two axes, as a view whose last axis it is."""
+        """The diagonal of two axes, as the last axis of a view."""
         return _manipulation.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
 
     def trace(
@@ -271,7 +271,7 @@ class Lazy(Operators):
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """The elements themselves: none are complex. Of truth values int8."""
+        """The elements themselves: none are complex. Truth values give int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
@@ -285,13 +285,10 @@ class Lazy(Operators):
         """As numpy.dot of numbers, vectors, matrices and stacks of them: of two vectors the sum of
         products (of integers as i64)."""
         _no_out(out)
-        if isinstance(b, Lazy) and self.ndim == b.ndim == 1:
-            if b._session is self._session:
-                return self._make(_ops.dot(self._term(), b._term()))
         return _functions.dot(self, b)  # type: ignore[no-any-return]
 
     def _typed(self: Self, dtype: Any) -> Self:
-        """As where NumPy's functions are given a dtype: integers wrap; None: as they are."""
+        """Converts as NumPy's functions with dtype= do: integers wrap. None: no conversion."""
         if dtype is None:
             return self
         return self._make(converted(self._term(), _dtypes.dtype_of(dtype)))
@@ -319,7 +316,7 @@ class Lazy(Operators):
         return self._make(apply("where", self._mask(where), self._term(), number))
 
     def _count(self: Self, where: Any, axis: Any, keepdims: bool, less: float = 0) -> Self:
-        """How many elements a mask picks, less a correction, at least 0."""
+        """The number of elements that a mask picks, less a correction, at least 0."""
         count = self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
         return np.maximum(count - less, 0) if less else count  # type: ignore[return-value]
 
@@ -339,8 +336,8 @@ class Lazy(Operators):
         where: Any = True,
     ) -> Self:
         """The sum of all elements or along axes, or of those where a mask is true; of integers and
-        truth values as i64. dtype: of the elements before they are added, and of the result.
-        initial: a number to begin with."""
+        truth values as i64. dtype: the type to which elements are converted first, and that of the
+        result. initial: a number to begin with."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -411,7 +408,7 @@ class Lazy(Operators):
         return self._reduce("argmax", axis, keepdims)
 
     def _real_of(self: Self, dtype: Any, out: None) -> Self:
-        """What a mean with dtype= is made of."""
+        """Returns the array whose mean a mean with dtype= is."""
         _no_out(out)
         if dtype is not None and not _dtypes.is_float(_dtypes.dtype_of(dtype)):
             raise Unsupported("means are floats: dtype= is one of them")
@@ -431,7 +428,7 @@ class Lazy(Operators):
         where: Any = True,
     ) -> Self:
         """The mean, or that of the elements where a mask is true; of integers and truth values as
-        f64. dtype: of the elements before, and of the result. NaN of no elements."""
+        f64. dtype: as for sum(), a float type. NaN of no elements."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -450,7 +447,7 @@ class Lazy(Operators):
         correction: Optional[float] = None,
     ) -> Self:
         """The mean squared deviation from the mean; divided by n - ddof rather than n. correction:
-        another name of ddof. where: a mask of the elements that count. dtype: as of mean(). NaN of
+        another name of ddof. where: a mask of the elements that count. dtype: as for mean(). NaN of
         no elements."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
@@ -470,12 +467,12 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var(), also where that does not fit its type."""
+        """The square root of var(), also where var() itself is beyond the range of the type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
-        # Of deviations by the largest one, whose squares fit.
+        # Squares of the deviations fit when these are divided by the largest one.
         most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
         apart = apart / np.where(most > 0, most, 1)
         total = (apart * apart).sum(axis, keepdims=True, where=where)
@@ -490,7 +487,7 @@ class Lazy(Operators):
         return wide - wide.mean(axis, keepdims=True, where=where)
 
     def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
-        """A variance or deviation, of which n - less counts rather than n elements."""
+        """A variance or standard deviation that is divided by n - less rather than n."""
         found = self._reduce(op, axis, keepdims)
         if not less:
             return found
@@ -554,8 +551,8 @@ class Lazy(Operators):
         return self
 
     def __dask_tokenize__(self) -> Any:
-        # What Dask asks for where it takes an array into its graph. Sent to another process, the graph
-        # would break the connection to the scheduler, and with it all that is persisted.
+        # Dask calls this when it takes an array into a graph. Sent to another process, such a graph
+        # would break the connection to the scheduler, and all persisted arrays would be lost.
         distributed = sys.modules.get("distributed")
         if distributed is not None and distributed.client._get_global_client() is not None:
             raise Unsupported(
@@ -603,7 +600,7 @@ def _row_major(order: Any) -> None:
 
 
 def picked(array: Self, place: Tuple[Any, ...]) -> Self:
-    """The element that item() is asked for."""
+    """Returns the element that item() selects, as an array."""
     if len(place) == 1 and isinstance(place[0], tuple):
         (place,) = place
     if not place:

@@ -1,6 +1,6 @@
 """NumPy's functions that change shapes: views, and copies where strides cannot express them.
 
-Parameters have the names of NumPy's, by which they are given.
+Parameters have NumPy's names, since arguments are passed by name.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -25,7 +25,7 @@ def flat(a: Any) -> Any:
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """The diagonal of two axes, as a view whose last axis it is."""
+    """The diagonal of two axes, as the last axis of a view."""
     moved = _moved(a, (axis1, axis2), (-2, -1))
     return moved._make(_ops.diagonal(moved._term(), offset))
 
@@ -77,7 +77,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
 
 
 def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
-    """All that follows the first `before` axes so many times over; the extent of `axis` grows."""
+    """Repeats what follows the first `before` axes; the extent of `axis` grows `times` times."""
     if times == 1:
         return a
     if times < 0:
@@ -100,7 +100,7 @@ def _tile(A: Any, reps: Any) -> Any:
 
 
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
-    """Each element, or each slice along an axis, so many times over."""
+    """Each element, or each slice along an axis, repeated."""
     if np.size(repeats) != 1:
         raise Unsupported("one number of repeats for all elements: the server has no gather")
     repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
@@ -136,7 +136,7 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) ->
     if hasattr(fill_value, "_session"):
         source, view = e.converted(a._operand(fill_value, "np.full_like"), kind)
         return a._make((source, view.broadcast_to(shape)))
-    if kind != _dtypes.bfloat16:  # As NumPy converts it, or does not.
+    if kind != _dtypes.bfloat16:  # NumPy converts it, or raises its error.
         fill_value = np.full_like(np.empty(np.shape(fill_value), kind), fill_value)
     return a._make(_ops.full(fill_value, shape, kind))
 

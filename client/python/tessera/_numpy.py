@@ -21,7 +21,7 @@ _LARGEST = "the largest or smallest are ts.topk"
 _JOINED = "join them on the host and put() the result"
 _SLICES = "slices are views, x[:, 2:5]"
 _ROWS = "rows that follow each other are views, x[2:5]"
-_LOG = "np.log(x) and a factor are near"
+_LOG = "np.log(x) times a factor is close"
 _EXP = "np.exp(x) and np.exp(-x) make it"
 
 
@@ -37,7 +37,7 @@ _INSTEAD = {
     "flat": ".ravel()",
     "nonzero": "how many they are says np.count_nonzero(x)",
 }
-# The same of NumPy's functions and ufuncs.
+# The same for NumPy's functions and ufuncs.
 _INSTEAD_OF = {
     **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
     **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
@@ -46,7 +46,7 @@ _INSTEAD_OF = {
     **dict.fromkeys("take compress choose delete".split(), _ROWS),
     **dict.fromkeys("log2 log10 log1p".split(), _LOG),
     **dict.fromkeys("sinh cosh expm1 logaddexp".split(), _EXP),
-    "einsum": "np.tensordot, @ and (a * b).sum(axis) are there",
+    "einsum": "use np.tensordot, @ or (a * b).sum(axis)",
     "select": "np.where within np.where",
     "piecewise": "np.where within np.where",
     "cov": "with d = x - x.mean(1, keepdims=True) it is d @ d.T / (n - 1)",
@@ -83,8 +83,8 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """__getattr__: of what NumPy's arrays have and those of the server have not. NoAttribute, an
-    AttributeError, with a way out."""
+    """__getattr__, for what NumPy's arrays have and those of the server lack. Raises NoAttribute,
+    an AttributeError, which names an alternative."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
         raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has")
@@ -98,7 +98,7 @@ def attribute(array: Any, name: str) -> Any:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """The first array of the server among arguments, also in lists of them; None: there is none."""
+    """Returns the first array of the server among arguments, also in lists; None without one."""
     for value in values:
         if hasattr(value, "_session"):
             return value
@@ -113,8 +113,9 @@ def _first(values: Iterable[Any]) -> Any:
 
 
 class _Signature(NamedTuple):
-    """Of NumPy's function: the names of its parameters in order, those that may come by position, and
-    the one that takes all further positions."""
+    """A signature of a function of NumPy's: the defaults of parameters by name, the names of those
+    that may be given by position, of the one that has all further positions, and of those that must
+    be given."""
 
     signature: inspect.Signature
     defaults: Dict[str, Any]
@@ -123,7 +124,7 @@ class _Signature(NamedTuple):
     required: Tuple[str, ...]
 
 
-# Of those that are written in C, which have none on their own.
+# Signatures of functions that are written in C, for which inspect may find none.
 _OF_C: Dict[Any, Callable[..., Any]] = {
     np.dot: lambda a, b, out=None: None,
     np.vdot: lambda a, b: None,
@@ -132,7 +133,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
 }
-# Names that versions of NumPy have for one parameter.
+# Other names that NumPy has for a parameter, in some versions.
 _SAME = {"newshape": "shape", "a_min": "min", "a_max": "max"}
 
 
@@ -157,8 +158,8 @@ def _names(call: Callable[..., Any]) -> Sequence[str]:
 
 
 def _bound(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Dict[str, Any]:
-    """The arguments by the names that NumPy's function has for them, without those that say nothing.
-    TypeError: the call is not one of NumPy's function."""
+    """Returns the arguments by the names that NumPy's function has for them, without those that are
+    defaults. TypeError: NumPy's function does not accept such a call."""
     taken = _signature(function)
     given = dict(zip(taken.positional, args))
     fits = taken.rest is not None or len(args) <= len(taken.positional)
@@ -180,14 +181,14 @@ _NO_VALUE = np._NoValue  # type: ignore[attr-defined]
 
 
 def _says_nothing(value: Any, default: Any) -> bool:
-    """Whether an argument is the default one, given or not."""
+    """Whether an argument has the value that it has by default."""
     if value is default or value is _NO_VALUE:
         return True
     plain = type(value) in (bool, int, float, str, tuple)
     return plain and type(value) is type(default) and bool(value == default)
 
 
-# What may be asked of arrays in memory, and means nothing where there are none.
+# Arguments that matter for arrays in memory only: these values are accepted, and have no effect.
 _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
     "out": (None,),
     "order": ("C", "K", "A", None),
@@ -201,7 +202,7 @@ _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
 
 
 def _refused(name: str, key: str, value: Any) -> None:
-    """Unsupported, unless the value means nothing here."""
+    """Raises Unsupported, unless the value has no effect here."""
     if key == "out" and isinstance(value, tuple) and all(one is None for one in value):
         return
     allowed = _MEANINGLESS.get(key, ())
@@ -218,7 +219,7 @@ def _refused(name: str, key: str, value: Any) -> None:
 
 
 def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[Term, ...]]:
-    """The terms of a ufunc's operands; None: another library has to see to one of them."""
+    """Returns the terms of a ufunc's operands; None if another library has to handle one."""
     for value in inputs:
         theirs = not isinstance(value, (np.ndarray, np.generic)) and array._other(value) is None
         if theirs and hasattr(value, "__array_ufunc__"):
@@ -227,7 +228,7 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
 
 
 def _stand_in(term: Term, value: Any, rank: int) -> Any:
-    """What NumPy is asked with about an operand's type."""
+    """Returns an empty array or a number, by which NumPy is asked about an operand's type."""
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
@@ -237,8 +238,8 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
-    """Operands of the type that a ufunc with dtype= computes in, and that of its result. NumPy itself
-    says what it would do, on arrays without elements. TypeError: it has no such loop."""
+    """Returns operands in the type that a ufunc with dtype= computes in, and its result's type.
+    NumPy itself tells both, for arrays without elements. TypeError: NumPy has no such loop."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
     types = [e.common_dtype([term]) for term in terms]

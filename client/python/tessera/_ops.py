@@ -80,19 +80,19 @@ def dot(a: Term, b: Term) -> Term:
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
-    """The product of vectors, matrices, and a stack of matrices and one of these; the server has it
-    of f16 and bf16 in f32, and of i32 in i64, where out_dtype says so."""
+    """The product of two vectors or matrices, or of one of these and a stack of matrices. With
+    out_dtype it is computed in f32 for f16 and bf16, and in i64 for i32."""
     ranks = len(a[1].shape), len(b[1].shape)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
     if min(ranks) > 2:
-        raise Unsupported("the server multiplies no two stacks: take them out, x[i] @ y[i]")
+        raise Unsupported("the server does not multiply two stacks: take them out, x[i] @ y[i]")
     if ranks[0] > 2:
         return tensordot(a, b, (-1, -ranks[1]), out_dtype)
     if ranks[1] > 2:
         source, stack = tensordot(a, b, (-1, -2), out_dtype)
         order = list(range(len(stack.shape)))
-        if ranks[0] == 2:  # Its rows come behind the axes of the stack.
+        if ranks[0] == 2:  # Its rows come after the axes of the stack.
             order.insert(len(order) - 2, order.pop(0))
         return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
@@ -107,7 +107,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if k != k2:
         raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
-    if a[0].dtype == _I64:  # Matmul has none of it: sums of products, which wrap as NumPy's.
+    if a[0].dtype == _I64:  # Matmul lacks i64: these are sums of products, which wrap as NumPy's.
         rows = left[0], left[1].at((slice(None), None))
         columns = right[0], right[1].transpose().at(None)
         return reshaped(reduce("sum", apply("multiply", rows, columns), -1), shape)
@@ -210,23 +210,23 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
 
 
 def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
-    """(times, over): what a "variance" or "std" of n elements is multiplied by and divided by, in f64,
-    where n - less counts rather than n."""
+    """Returns (times, over), by which a "variance" or "std" of n elements is multiplied and divided
+    in f64, so that n - less counts rather than n."""
     left = max(n - less, 0.0)
     if op == "std":
         return (n / left) ** 0.5 if left else float("inf"), 1.0
-    power = 2.0 ** -math.frexp(n)[1]  # Nothing of it leaves the range.
+    power = 2.0 ** -math.frexp(n)[1]  # Keeps both in the range.
     return n * power, left * power
 
 
 def _of_each(op: str, a: Term) -> Term:
-    """A fold over no axes: what it makes of each element alone."""
+    """A reduction over no axes: the result for each element alone."""
     own = a[0].dtype
     if op in ("min", "max"):
         return a
     a = cast(a, _result_dtype(op, _I32 if own.itemsize == 1 else own))
     if op in ("variance", "std"):
-        return apply("subtract", a, a)  # NaN of what is not finite.
+        return apply("subtract", a, a)  # 0, or NaN where the element is not finite.
     if op in ("norm_l1", "norm_l2"):
         return apply("abs", a)
     return apply("multiply", a, a) if op == "sum_squares" else a

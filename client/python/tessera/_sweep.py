@@ -1,7 +1,7 @@
-"""What is done when nobody waits for it: buffers that nobody refers to any more are deleted.
+"""Work in the background: deletes buffers that nothing refers to any more.
 
-A thread of the process does it, which sleeps until something is to be done. Whoever has something
-may be in the middle of a collection of garbage, where no lock may be taken: `later` takes none.
+One thread of the process does it, and sleeps while there is nothing to do. Callers of `later` may
+be in the middle of a garbage collection, where no lock may be taken: `later` takes none.
 """
 
 import atexit
@@ -14,14 +14,14 @@ from typing import Any, Callable, Optional
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: Optional[threading.Thread] = None
-# Seconds that the end of the process waits for what is being done.
+# How long, in seconds, the end of the process waits for the job that is running.
 _PATIENCE_S = 2.0
 
 later = _jobs.put
 
 
 def begin() -> None:
-    """The thread runs from now on, if the system has one more."""
+    """Starts the thread, unless it runs already or the system allows no further one."""
     global _thread
     with _lock:
         if _thread is None:
@@ -31,12 +31,13 @@ def begin() -> None:
             except RuntimeError:
                 return  # The client's next call deletes them.
             _thread = thread
-            # Whatever was registered before, as the end of clients, comes after it.
+            # Functions registered before, such as those that close clients, run after this one.
             atexit.register(_end)
 
 
 def waker(core: Any, io: Any) -> Callable[[], None]:
-    """What has the dead of a blocking client deleted. It does not keep the client alive."""
+    """Returns a function that has the dead buffers of a blocking client deleted. It does not keep
+    the client alive."""
     of_core, of_io = weakref.ref(core), weakref.ref(io)
 
     def wake() -> None:
@@ -59,8 +60,8 @@ def _work() -> None:
         try:
             job()
         except Exception:
-            pass  # Buffers end by themselves.
-        del job  # It may be all that refers to a client.
+            pass  # The buffers expire by themselves.
+        del job  # It may have the last reference to a client.
 
 
 def _end() -> None:

@@ -67,7 +67,7 @@ def _reciprocal(a: Term) -> Term:
 
 
 def _real(a: Term) -> Term:
-    """As NumPy's functions of reals take integers."""
+    """Integers as floats, as NumPy's functions of reals convert them."""
     dtype = e.common_dtype([a])
     if dtype.kind in "biu":
         dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
@@ -75,7 +75,7 @@ def _real(a: Term) -> Term:
 
 
 def _number(a: Term) -> Term:
-    """As NumPy's functions of numbers take truth values."""
+    """Truth values as int8, as NumPy's functions of numbers convert them."""
     dtype = e.common_dtype([a])
     return e.cast(a, np.dtype("i1") if dtype.kind == "b" else dtype)
 

@@ -175,32 +175,32 @@ class View(NamedTuple):
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
-    """An integer of Python or NumPy. TypeError: it is none; truth values are not."""
+    """Returns an integer of Python or NumPy as an int. TypeError: it is none, or a truth value."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
     return operator.index(value)
 
 
 def is_true(value: Any, what: str) -> bool:
-    """A truth value, or an integer that stands for one. TypeError."""
+    """Returns the truth value of a bool or an integer. TypeError: the value is neither."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     return bool(index_of(value, what))
 
 
 def extents(shape: Any) -> Shape:
-    """A shape as NumPy takes it: integers, or one of them."""
+    """Returns a shape that is given as integers or, as in NumPy, as a single one."""
     return tuple(index_of(one, "an extent") for one in _several(shape))
 
 
 def _several(value: Any) -> Tuple[Any, ...]:
-    """The integers of an argument that may be one of them."""
+    """Returns the integers of an argument that may be a single one."""
     one = getattr(value, "ndim", None) == 0 or not isinstance(value, Iterable)
     return (value,) if one else tuple(value)
 
 
 def normalize_axis(axis: Any, rank: int) -> int:
-    """In [0, rank). BadAxes; TypeError: it is no integer."""
+    """Returns an axis in [0, rank). BadAxes; TypeError: it is no integer."""
     at = index_of(axis)
     if not -rank <= at < rank:
         raise BadAxes(f"axis {at} is out of range for {rank} axes")
@@ -208,10 +208,10 @@ def normalize_axis(axis: Any, rank: int) -> int:
 
 
 def normalize_axes(axis: Any, rank: int) -> Tuple[int, ...]:
-    """One or several axes, in [0, rank). BadAxes, also where one is there twice."""
+    """Returns one or several axes, in [0, rank). BadAxes, also if one is given twice."""
     axes = tuple(normalize_axis(one, rank) for one in _several(axis))
     if len(set(axes)) != len(axes):
-        raise BadAxes(f"an axis is there twice in {axis}")
+        raise BadAxes(f"an axis is given twice in {axis}")
     return axes
 
 

@@ -29,7 +29,7 @@ _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 def _without_loop(core: Core, steps: Callable[[], _core.Steps]) -> None:
-    """What a client that was not closed leaves to do when its loop may be gone."""
+    """Runs steps for a client that was not closed, by a new connection: its loop may be gone."""
     if core.closed or not core.own or not core.has_unnamed:
         return
     io = Blocking(core.options)
@@ -70,7 +70,7 @@ class Expr(Lazy):
         return _save(self, name, replace, ttl, placement)
 
     def item(self, *place: Any) -> Coroutine[Any, Any, Any]:
-        """As ts.Expr.item: the only element, or that at a place."""
+        """As ts.Expr.item: the only element, or the one at a position."""
         return _item(picked(self, place))
 
     def __bool__(self) -> bool:
@@ -83,7 +83,7 @@ class Expr(Lazy):
         raise TypeError("use int(await x.item())")
 
     def __contains__(self, value: Any) -> bool:
-        """TypeError: it takes an answer."""
+        """Raises TypeError: the result has to be awaited."""
         raise TypeError("use await (x == value).any().item()")
 
 
@@ -208,7 +208,7 @@ class Client:
         def wake() -> None:
             client = of_self()
             if client is None:
-                return  # The finalizer below sees to all that it had.
+                return  # The finalizer below deletes its buffers.
             io, core = client._io, client._core
             try:
                 loop.call_soon_threadsafe(lambda: io.forget(core.take_dead()))

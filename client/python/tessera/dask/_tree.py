@@ -385,8 +385,8 @@ def _scalar(
     correction: Optional[Tuple[float, float]],
     value: Any,
 ) -> Any:
-    """A value as NumPy's scalar, rounded as the server rounds it; of a variance or deviation
-    corrected, as Lazy does it."""
+    """A value as NumPy's scalar, rounded as the server rounds it; a variance or
+    deviation is corrected as Lazy does it."""
     own = _ops._result_dtype("sum" if op == "dot" else op, dtype)
     wide = _dtypes.to_host(_number(value, own))
     if correction is not None:

@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{/* Of the pods that call the server, whose component is .component. */}}
+{{/* The labels of a pod that calls the server; .component is its component. */}}
 {{- define "tessera.clientLabels" -}}
 {{ include "tessera.labels" .root | replace "component: server" (printf "component: %s" .component) }}
 tessera-client: "true"
@@ -48,7 +48,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* What every pod has in the way of rights and placement, by .nodeSelector and .tolerations. */}}
+{{/* Rights and placement of every pod, given .nodeSelector and .tolerations. */}}
 {{- define "tessera.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -80,12 +80,12 @@ tolerations:
 {{- end -}}
 {{- end -}}
 
-{{/* Has the CA of clients, and the certificate and key of one. */}}
+{{/* The folder with the CA of clients, and with the certificate and key of a client. */}}
 {{- define "tessera.clientFolder" -}}
 /etc/tessera/{{ ternary "tls-client" "tls" (ne .Values.tls.clientSecretName "") }}
 {{- end -}}
 
-{{/* The environment of a pod that calls the server: no GPU, whatever the image and the node's runtime give by default. */}}
+{{/* The environment of a pod that calls the server. It gets no GPU, whatever image and runtime give by default. */}}
 {{- define "tessera.clientEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- with include "tessera.client" . }}
@@ -114,14 +114,14 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* All that the container has. */}}
+{{/* TESSERA_DEVICE: all devices that the container has. */}}
 {{- define "tessera.devices" -}}
 {{- $names := list -}}
 {{- range until (int .Values.gpus) }}{{ $names = append $names (printf "cuda:%d" .) }}{{ end -}}
 {{- if eq (int .Values.gpus) 1 }}cuda{{ else }}{{ $names | join "," | default "cpu" | quote }}{{ end -}}
 {{- end -}}
 
-{{/* The options in .Values.env; those that other values set would be there twice, and each with a half of its effect. */}}
+{{/* The options in .Values.env. Those that other values set are refused: the container would have the variable twice. */}}
 {{- define "tessera.env" -}}
 {{- $taken := dict "TESSERA_LISTEN" "port" "TESSERA_DEVICE" "gpus"
       "TESSERA_DRAIN_DELAY" "drain.delaySeconds" "TESSERA_DRAIN_TIMEOUT" "drain.timeoutSeconds"
