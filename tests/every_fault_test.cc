@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "client/shared_memory.h"
-#include "tessera/v1/shared_memory.grpc.pb.h"
+#include "tessera/v1/shared_memory.pb.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {
@@ -27,16 +27,9 @@ constexpr Step kSteps[] = {Step::kAllocate, Step::kStaging,      Step::kBegin,
                            Step::kScratch,  Step::kCopyToDevice, Step::kCopyToHost,
                            Step::kLaunch,   Step::kSynchronize};
 
-// Of servers that are given up by the dozen.
-Options HastyOptions() {
-  Options options = TestOptions();
-  options.drain_timeout = absl::ZeroDuration();
-  return options;
-}
-
 class EveryFaultTest : public ServiceTest {
  protected:
-  EveryFaultTest() : EveryFaultTest(HastyOptions(), 1) {}
+  EveryFaultTest() : EveryFaultTest(TestOptions(), 1) {}
   EveryFaultTest(const Options& options, int devices)
       : EveryFaultTest(options, FakeDevices(devices)) {}
 
@@ -69,16 +62,16 @@ class EveryFaultTest : public ServiceTest {
               ASSERT_NO_FATAL_FAILURE(ExpectDeleted(stored));
               break;
             }
-            ++hit;
             if (kind == Kind::kLost) {
+              ++hit;
               ASSERT_NO_FATAL_FAILURE(ExpectLost(*devices_[device], status));
               continue;
             }
             if (status.ok()) {
-              --hit;
               ASSERT_NO_FATAL_FAILURE(ExpectDeleted(stored));
               continue;
             }
+            ++hit;
             ASSERT_TRUE(status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
                         status.error_code() == grpc::StatusCode::INTERNAL)
                 << status.error_message();
@@ -95,19 +88,12 @@ class EveryFaultTest : public ServiceTest {
   }
 
   // The same of an operation, which asks for its time: with that a launch can fail on this device.
-  template <class Request, class Response>
-  void TryTimed(const std::string& what,
-                grpc::Status (v1::ComputeService::Stub::*method)(grpc::ClientContext*,
-                                                                 const Request&, Response*),
-                Request request, const std::vector<std::string>& stored) {
+  template <class Request>
+  void TryTimed(const std::string& text, const std::vector<std::string>& stored) {
+    auto request = Of<Request>(text);
     request.set_timing(true);
     Try(
-        what,
-        [&] {
-          Response response;
-          return Call(method, request, &response);
-        },
-        stored);
+        Request::descriptor()->name(), [&] { return Call(request); }, stored);
   }
 
   void TearDown() override {
@@ -118,20 +104,6 @@ class EveryFaultTest : public ServiceTest {
 
   grpc::Status Put(const std::string& name) {
     return server_.Put<float>(name, v1::DTYPE_F32, {1000}, std::vector<float>(1000, 1));
-  }
-  static void Into(const std::string& name, v1::Result* result) {
-    result->mutable_buffer()->set_name(name);
-  }
-  // The square roots of an array, into y.
-  static v1::MapRequest RootsOf(const v1::Operand& x) {
-    v1::MapRequest request;
-    *request.add_operands() = x;
-    request.mutable_expression()->add_nodes()->set_operand(0);
-    v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
-    node.set_op(v1::MAP_OP_SQRT);
-    node.add_args(0);
-    Into("y", request.mutable_result());
-    return request;
   }
   static std::string Ones(std::size_t floats) { return Bytes(std::vector<float>(floats, 1)); }
 
@@ -231,14 +203,9 @@ TEST_F(EveryFaultTest, Transfers) {
         status = Upload({At("y", 4000, Ones(1000))});
         if (status.ok()) status = Upload({At("y", 0, Ones(1000))});
         if (status.ok()) {
-          v1::UpdateBufferRequest update;
-          update.set_name("y");
-          update.mutable_ttl()->set_seconds(3600);
-          v1::UpdateBufferResponse updated;
-          status = Call(&v1::BufferService::Stub::UpdateBuffer, update, &updated);
+          status = Call(Of<v1::UpdateBufferRequest>("name: 'y' ttl { seconds: 3600 }"));
         }
-        v1::SealBufferResponse sealed;
-        if (status.ok()) status = Seal("y", &sealed);
+        if (status.ok()) status = Seal("y");
         if (!status.ok()) Delete("y");
         return status;
       },
@@ -248,74 +215,44 @@ TEST_F(EveryFaultTest, Transfers) {
     return server_.Fetch("x", &data);
   });
   Try("CopyBuffer",
-      [&] {
-        v1::CopyBufferRequest request;
-        request.set_source("x");
-        request.set_name("y");
-        request.set_dtype(v1::DTYPE_F64);
-        v1::CopyBufferResponse response;
-        return Call(&v1::BufferService::Stub::CopyBuffer, request, &response);
-      },
+      [&] { return Call(Of<v1::CopyBufferRequest>("source: 'x' name: 'y' dtype: DTYPE_F64")); },
       {"y"});
 }
 
 TEST_F(EveryFaultTest, Operations) {
-  const v1::Operand x = Named("x"), turned = InView(x, 0, {64, 64}, {1, 64});
+  const std::string turned = "{ buffer: 'x' view { shape: [64, 64] strides: [1, 64] } }";
+  const std::string column = "{ buffer: 'x' view { shape: 64 strides: 64 } }";
+  const std::string into_y = " result { buffer { name: 'y' } }";
   Try("Dot", [&] {
-    v1::DotResponse response;
-    return Dot(InView(turned, 0, {64}, {64}),
-               Inline<float>(v1::DTYPE_F32, {64}, std::vector<float>(64, 2)), &response);
+    return Dot(InView(Named("x"), 0, {64}, {64}),
+               Inline<float>(v1::DTYPE_F32, {64}, std::vector<float>(64, 2)));
   });
-  v1::DotRequest dot;
-  *dot.mutable_a() = *dot.mutable_b() = InView(x, 0, {64}, {64});
-  TryTimed("Dot, timed", &v1::ComputeService::Stub::Dot, dot, {});
-  v1::AddRequest add;
-  *add.mutable_a() = turned;
-  *add.mutable_b() = x;
-  Into("y", add.mutable_result());
-  TryTimed("Add", &v1::ComputeService::Stub::Add, add, {"y"});
-  v1::WindowSumRequest window_sum;
-  *window_sum.mutable_x() = InView(x, 0, {2048}, {2});
-  window_sum.set_radius(3);
-  Into("y", window_sum.mutable_result());
-  TryTimed("WindowSum", &v1::ComputeService::Stub::WindowSum, window_sum, {"y"});
-  v1::ReduceRequest reduce;
-  *reduce.mutable_x() = turned;
-  reduce.set_op(v1::REDUCE_OP_VARIANCE);
-  reduce.add_axes(1);
-  Into("y", reduce.mutable_result());
-  TryTimed("Reduce", &v1::ComputeService::Stub::Reduce, reduce, {"y"});
-  v1::MatmulRequest matmul;
-  *matmul.mutable_a() = turned;
-  *matmul.mutable_b() = x;
-  Into("y", matmul.mutable_result());
-  TryTimed("Matmul", &v1::ComputeService::Stub::Matmul, matmul, {"y"});
-  TryTimed("Map", &v1::ComputeService::Stub::Map, RootsOf(turned), {"y"});
-  v1::TopKRequest top_k;
-  *top_k.mutable_x() = turned;
-  top_k.set_k(3);
-  top_k.set_axis(0);
-  Into("y", top_k.mutable_values());
-  Into("z", top_k.mutable_indices());
-  TryTimed("TopK", &v1::ComputeService::Stub::TopK, top_k, {"y", "z"});
+  TryTimed<v1::DotRequest>("a " + column + " b " + column, {});
+  TryTimed<v1::AddRequest>("a " + turned + " b { buffer: 'x' }" + into_y, {"y"});
+  TryTimed<v1::WindowSumRequest>(
+      "x { buffer: 'x' view { shape: 2048 strides: 2 } } radius: 3" + into_y, {"y"});
+  TryTimed<v1::ReduceRequest>("x " + turned + " op: REDUCE_OP_VARIANCE axes: 1" + into_y, {"y"});
+  TryTimed<v1::MatmulRequest>("a " + turned + " b { buffer: 'x' }" + into_y, {"y"});
+  TryTimed<v1::MapRequest>("operands " + turned +
+                               " expression { nodes { operand: 0 } "
+                               "nodes { op: MAP_OP_SQRT args: 0 } }" +
+                               into_y,
+                           {"y"});
+  TryTimed<v1::TopKRequest>("x " + turned +
+                                " k: 3 axis: 0 values { buffer { name: 'y' } } "
+                                "indices { buffer { name: 'z' } }",
+                            {"y", "z"});
 }
 
 // The error of a step is its own: a program with one that fails goes well, and stores what it can.
 TEST_F(EveryFaultTest, Programs) {
   Try("Execute", [&] {
-    v1::ExecuteRequest request;
-    v1::MatmulRequest& product = *request.add_steps()->mutable_matmul();
-    *product.mutable_a() = Named("x");
-    *product.mutable_b() = Named("x");
-    product.set_timing(true);
-    product.mutable_result()->set_scratch(true);
-    v1::ReduceRequest& sum = *request.add_steps()->mutable_reduce();
-    sum.mutable_x()->set_step(0);
-    sum.set_op(v1::REDUCE_OP_SUM);
-    sum.add_axes(0);
-    sum.mutable_result()->set_inline_(true);
     v1::ExecuteResponse response;
-    grpc::Status status = Call(&v1::ComputeService::Stub::Execute, request, &response);
+    grpc::Status status = Call(Of<v1::ExecuteRequest>(R"(
+        steps { matmul { a { buffer: 'x' } b { buffer: 'x' } timing: true
+                         result { scratch: true } } }
+        steps { reduce { x { step: 0 } op: REDUCE_OP_SUM axes: 0 result { inline: true } } })"),
+                               &response);
     for (const v1::StepResult& result : response.results())
       if (status.ok() && result.has_error())
         status = grpc::Status(static_cast<grpc::StatusCode>(result.error().code()),
@@ -327,18 +264,14 @@ TEST_F(EveryFaultTest, Programs) {
 // x on one device, s the same on both.
 class EveryFaultOfTwoTest : public EveryFaultTest {
  protected:
-  EveryFaultOfTwoTest() : EveryFaultTest(HastyOptions(), 2) {}
+  EveryFaultOfTwoTest() : EveryFaultTest(TestOptions(), 2) {}
   void SetUp() override {
     ASSERT_NO_FATAL_FAILURE(EveryFaultTest::SetUp());
     ASSERT_TRUE(Copy("x", "s").ok());
   }
   grpc::Status Copy(const std::string& from, const std::string& to) {
-    v1::CopyBufferRequest request;
-    request.set_source(from);
-    request.set_name(to);
-    request.add_placement("all");
-    v1::CopyBufferResponse response;
-    return Call(&v1::BufferService::Stub::CopyBuffer, request, &response);
+    return Call(Of<v1::CopyBufferRequest>(
+        absl::StrCat("source: '", from, "' name: '", to, "' placement: 'all'")));
   }
 };
 
@@ -357,16 +290,12 @@ TEST_F(EveryFaultOfTwoTest, ShardedBuffers) {
     return server_.Fetch("s", &data);
   });
   const v1::Operand s = Named("s");
-  Try("Dot", [&] {
-    v1::DotResponse response;
-    return Dot(InView(s, 0, {4096}), InView(s, 0, {4096}), &response);
-  });
+  Try("Dot", [&] { return Dot(InView(s, 0, {4096}), InView(s, 0, {4096})); });
   Try("Map",
       [&] {
-        v1::MapRequest request = RootsOf(s);
-        request.mutable_result()->mutable_buffer()->add_placement("all");
-        v1::MapResponse response;
-        return Call(&v1::ComputeService::Stub::Map, request, &response);
+        return Call(Of<v1::MapRequest>(R"(operands { buffer: 's' }
+            expression { nodes { operand: 0 } nodes { op: MAP_OP_SQRT args: 0 } }
+            result { buffer { name: 'y' placement: 'all' } })"));
       },
       {"y"});
 }
@@ -380,7 +309,6 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
     auto shared = SharedMemory::Make(SocketPath(), 1 << 14, absl::Seconds(10));
     ASSERT_TRUE(shared.ok()) << shared.status();
     shared_.emplace(*std::move(shared));
-    stub_ = v1::SharedMemoryService::NewStub(server_.channel());
   }
   v1::RegionRange Range() const {
     v1::RegionRange range;
@@ -389,16 +317,12 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
     return range;
   }
 
-  std::unique_ptr<v1::SharedMemoryService::Stub> stub_;
-
  private:
   static std::string SocketPath() {
     return testing::TempDir() + "/every_fault_" + std::to_string(getpid()) + ".sock";
   }
   static Options SharedOptions() {
-    Options options = HastyOptions();
-    options.shared_memory = SocketPath();
-    return options;
+    return With([](Options& options) { options.shared_memory = SocketPath(); });
   }
 
   std::optional<SharedMemory> shared_;
@@ -407,23 +331,16 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
 TEST_F(EveryFaultOfSharedMemoryTest, Transfers) {
   Try("UploadShared",
       [&] {
-        v1::UploadSharedRequest request;
-        request.set_name("y");
-        request.mutable_spec()->set_dtype(v1::DTYPE_F32);
-        request.mutable_spec()->add_shape(1 << 12);
+        auto request =
+            Of<v1::UploadSharedRequest>("name: 'y' spec { dtype: DTYPE_F32 shape: 4096 }");
         *request.mutable_source() = Range();
-        grpc::ClientContext context;
-        v1::UploadSharedResponse response;
-        return stub_->UploadShared(&context, request, &response);
+        return Call(request);
       },
       {"y"});
   Try("DownloadShared", [&] {
-    v1::DownloadSharedRequest request;
-    request.set_name("x");
+    auto request = Of<v1::DownloadSharedRequest>("name: 'x'");
     *request.mutable_target() = Range();
-    grpc::ClientContext context;
-    v1::DownloadSharedResponse response;
-    return stub_->DownloadShared(&context, request, &response);
+    return Call(request);
   });
 }
 

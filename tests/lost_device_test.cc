@@ -21,8 +21,6 @@
 namespace tessera {
 namespace {
 
-using grpc::StatusCode;
-
 struct Machine {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<const Device*> pointers;  // to those, for when they are a server's
@@ -60,28 +58,22 @@ class LostDeviceTest : public ServiceTest {
   grpc::Status Make(const std::string& name, std::int64_t rows, int devices) {
     std::vector<float> numbers(static_cast<std::size_t>(rows));
     for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(1 + i % 2);
-    v1::MapRequest request;
+    auto request = Of<v1::MapRequest>(
+        "expression { nodes { operand: 0 } nodes { operand: 1 } "
+        "nodes { op: MAP_OP_ADD args: [0, 1] } }");
     *request.add_operands() = Inline<float>(v1::DTYPE_F32, {rows, 1}, numbers);
     *request.add_operands() =
         InView(Inline<float>(v1::DTYPE_F32, {1}, {0}), 0, {1, columns_}, {0, 0});
-    v1::Expression& sum = *request.mutable_expression();
-    sum.add_nodes()->set_operand(0);
-    sum.add_nodes()->set_operand(1);
-    sum.add_nodes()->set_op(v1::MAP_OP_ADD);
-    sum.mutable_nodes(2)->add_args(0);
-    sum.mutable_nodes(2)->add_args(1);
     v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
     target.set_name(name);
     for (int i = 0; i < devices; ++i) target.add_placement(name_of(i));
-    v1::MapResponse response;
-    return Call(&v1::ComputeService::Stub::Map, request, &response);
+    return Call(request);
   }
 
   grpc::Status Sum(const std::string& name, v1::ReduceResponse* response) {
-    v1::ReduceRequest request;
+    auto request = Of<v1::ReduceRequest>("op: REDUCE_OP_SUM");
     *request.mutable_x() = Named(name);
-    request.set_op(v1::REDUCE_OP_SUM);
-    return Call(&v1::ComputeService::Stub::Reduce, request, response);
+    return Call(request, response);
   }
 
   const std::string& name_of(int device) const {
@@ -128,7 +120,7 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
       bool right = true;
       if (choice < count()) {
         const v1::Operand x = Named(absl::StrCat("on_", choice));
-        status = Dot(x, x, &dot);
+        status = Call(DotOf(x, x), &dot);
         right = dot.value().real() == 5;
       } else {
         status = Sum(choice == count() ? "all" : "others", &sum);
@@ -154,11 +146,8 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
   lost = true;
   devices_[static_cast<std::size_t>(last)]->MarkLost();
   EXPECT_TRUE(Eventually([&] { return server_.Info(last).lost(); }));
-  for (const std::string& gone : {std::string("all"), absl::StrCat("on_", last)}) {
-    v1::GetBufferResponse got;
-    EXPECT_TRUE(Eventually([&] { return Get(gone, &got).error_code() == StatusCode::NOT_FOUND; }))
-        << gone;
-  }
+  for (const std::string& gone : {std::string("all"), absl::StrCat("on_", last)})
+    EXPECT_TRUE(Eventually([&] { return IsGone(gone); })) << gone;
   answered = 0;
   EXPECT_TRUE(Eventually([&] { return answered > 200 && refused > 20; }));
   stop = true;

@@ -85,6 +85,26 @@ class SignalTest(Case):
         self.assertEqual(server.wait(LONG_S), 0)
 
 
+class StopTest(Case):
+    def test_it_ends_well_and_removes_its_socket(self):
+        path = self.folder / "socket"
+        for number in (signal.SIGTERM, signal.SIGINT):
+            server = self.serve(listen=f"unix:{path}")
+            server.client().dot_of_ones()
+            server.signal(number)
+            self.assertEqual(server.wait(LONG_S), 0)
+            self.assertFalse(path.exists())
+
+    def test_a_second_signal_ends_it_at_once(self):
+        path = self.folder / "socket"
+        server = self.serve("--drain-delay", "1h", listen=f"unix:{path}")
+        server.signal()
+        self.assert_logs(server, "draining")
+        server.signal()
+        self.assertEqual(server.wait(LONG_S), 128 + signal.SIGTERM)
+        self.assertFalse(path.exists())
+
+
 class LimitTest(Case):
     @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")
     def test_too_few_threads_are_refused_in_words(self):
@@ -152,6 +172,24 @@ class StartTest(Case):
         version = self.serve().client().info().version
         self.assertIn(f"tessera-server {version}: TLS off, tokens on, imports from 10.0.0.*:50051",
                       line["message"])
+
+    def test_addresses_in_use_are_refused(self):
+        path = self.folder / "socket"
+        first = self.serve(listen=f"unix:{path}")
+        taken = (f"unix:{path}", self.serve().address)
+        for address in taken:
+            self.assertIn(f"cannot listen on {address}", o.refused("--listen", address))
+        self.assertTrue(path.is_socket())
+        first.kill()
+        self.assertTrue(path.is_socket())
+        self.assertEqual(self.serve(listen=f"unix:{path}").stop(), 0)
+
+    def test_devices_that_cannot_be_are_refused(self):
+        flags = ("--listen", "127.0.0.1:0", "--device")
+        self.assertIn("named twice", o.refused(*flags, "cpu"))
+        said = o.refused(*flags, 'q"uote', "--log-format", "json")
+        self.assertIn('"level":"error"', said)
+        self.assertIn('q\\"uote', said)
 
     def test_files_may_begin_with_a_byte_order_mark(self):
         tokens, ring, config = (self.folder / name for name in ("callers", "ring", "config"))

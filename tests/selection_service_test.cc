@@ -41,35 +41,21 @@ class SelectionServiceTest : public ServiceTest {
     return operand;
   }
   // norms - 2 * product, of these operands.
-  static void SetScores(v1::Expression& expression, std::uint32_t norms, std::uint32_t product) {
-    expression.add_nodes()->set_operand(norms);
-    expression.add_nodes()->set_real(2);
-    expression.add_nodes()->set_operand(product);
-    v1::Expression::Node* times = expression.add_nodes();
-    times->set_op(v1::MAP_OP_MULTIPLY);
-    times->add_args(1);
-    times->add_args(2);
-    v1::Expression::Node* minus = expression.add_nodes();
-    minus->set_op(v1::MAP_OP_SUBTRACT);
-    minus->add_args(0);
-    minus->add_args(3);
+  static std::string Scores(int norms, int product) {
+    return absl::StrCat("expression { nodes { operand: ", norms, " } nodes { real: 2 } ",
+                        "nodes { operand: ", product,
+                        " } nodes { op: MAP_OP_MULTIPLY args: [1, 2] }",
+                        "nodes { op: MAP_OP_SUBTRACT args: [0, 3] } }");
   }
-
   // Matmul, Map and TopK.
   static v1::ExecuteRequest ThreeSteps() {
-    v1::ExecuteRequest program;
-    program.set_stats(true);
-    v1::MatmulRequest& matmul = *program.add_steps()->mutable_matmul();
-    *matmul.mutable_a() = Named("queries");
-    *matmul.mutable_b() = Named("vectors");
-    matmul.set_transpose_b(true);
-    matmul.set_out_dtype(v1::DTYPE_F32);
-    matmul.mutable_result()->set_scratch(true);
-    v1::MapRequest& map = *program.add_steps()->mutable_map();
-    *map.add_operands() = Named("norms");
-    *map.add_operands() = OfStep(0);
-    SetScores(*map.mutable_expression(), 0, 1);
-    map.mutable_result()->set_scratch(true);
+    auto program = Of<v1::ExecuteRequest>(
+        R"(stats: true
+           steps { matmul { a { buffer: 'queries' } b { buffer: 'vectors' } transpose_b: true
+                            out_dtype: DTYPE_F32 result { scratch: true } } }
+           steps { map { operands { buffer: 'norms' } operands { step: 0 }
+                         result { scratch: true } )" +
+        Scores(0, 1) + "} }");
     AddTopK(program, 1);
     return program;
   }
@@ -77,9 +63,8 @@ class SelectionServiceTest : public ServiceTest {
   static v1::ExecuteRequest TwoSteps() {
     v1::ExecuteRequest program = ThreeSteps();
     program.mutable_steps()->DeleteSubrange(1, 2);
-    v1::MatmulRequest& matmul = *program.mutable_steps(0)->mutable_matmul();
-    *matmul.add_with() = Named("norms");
-    SetScores(*matmul.mutable_expression(), 1, 0);
+    program.mutable_steps(0)->mutable_matmul()->MergeFrom(
+        Of<v1::MatmulRequest>("with { buffer: 'norms' } " + Scores(1, 0)));
     AddTopK(program, 0);
     return program;
   }
@@ -94,10 +79,7 @@ class SelectionServiceTest : public ServiceTest {
   }
 
   v1::ExecuteResponse Run(const v1::ExecuteRequest& program) {
-    v1::ExecuteResponse response;
-    const grpc::Status status = Call(&v1::ComputeService::Stub::Execute, program, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response;
+    return Good<v1::ExecuteResponse>(program);
   }
   static const v1::TopKResponse& Last(const v1::ExecuteResponse& response) {
     return response.results(response.results_size() - 1).top_k();
@@ -124,10 +106,10 @@ class SelectionServiceTest : public ServiceTest {
 
  private:
   static Options WithRoom() {
-    Options options = TestOptions();
-    options.memory_limit = {.bytes = std::uint64_t{8} << 30};
-    options.scratch_limit = std::uint64_t{3} << 30;
-    return options;
+    return With([](Options& options) {
+      options.memory_limit = {.bytes = std::uint64_t{8} << 30};
+      options.scratch_limit = std::uint64_t{3} << 30;
+    });
   }
   static std::vector<std::unique_ptr<Device>> Devices() {
     std::vector<std::unique_ptr<Device>> devices;
@@ -159,17 +141,10 @@ TEST_F(SelectionServiceTest, SoDoOtherSteps) {
   ExpectSelects(program);
   // Norms that the program computes, and time of the whole.
   program.clear_steps();
-  v1::ReduceRequest& norms = *program.add_steps()->mutable_reduce();
-  *norms.mutable_x() = Named("vectors");
-  norms.set_op(v1::REDUCE_OP_SUM_SQUARES);
-  norms.add_axes(1);
-  v1::Expression& cast = *norms.mutable_expression();
-  cast.add_nodes()->set_operand(0);
-  v1::Expression::Node* node = cast.add_nodes();
-  node->set_op(v1::MAP_OP_CAST);
-  node->add_args(0);
-  node->set_dtype(v1::DTYPE_F32);
-  norms.mutable_result()->set_scratch(true);
+  *program.add_steps() = Of<v1::Step>(R"(
+      reduce { x { buffer: 'vectors' } op: REDUCE_OP_SUM_SQUARES axes: 1 result { scratch: true }
+               expression { nodes { operand: 0 }
+                            nodes { op: MAP_OP_CAST args: 0 dtype: DTYPE_F32 } } })");
   for (const v1::Step& step : three.steps()) *program.add_steps() = step;
   *program.mutable_steps(2)->mutable_map()->mutable_operands(0) = OfStep(0);
   *program.mutable_steps(2)->mutable_map()->mutable_operands(1) = OfStep(1);
@@ -215,9 +190,8 @@ TEST_F(SelectionServiceTest, WhatTheCallerAsksForStays) {
   // Others see the product, or the scores.
   for (const std::uint32_t step : {0, 1}) {
     v1::ExecuteRequest program = ThreeSteps();
-    v1::ReduceRequest& reduce = *program.add_steps()->mutable_reduce();
-    *reduce.mutable_x() = OfStep(step);
-    reduce.set_op(v1::REDUCE_OP_MAX);
+    *program.add_steps() =
+        Of<v1::Step>(absl::StrCat("reduce { x { step: ", step, " } op: REDUCE_OP_MAX }"));
     const v1::ExecuteResponse response = Run(program);
     EXPECT_EQ(response.results(2).top_k().stats().strategy(), "threshold");
     EXPECT_TRUE(response.results(3).has_reduce());

@@ -1,9 +1,6 @@
 // The services as a client sees them, on the CPU device: what the suites of both share.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -12,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "server/slots.h"
 #include "tests/fake_device.h"
 #include "tests/test_server.h"
@@ -55,6 +53,13 @@ inline v1::Operand InView(v1::Operand operand, std::int64_t offset,
   return operand;
 }
 
+// The ranges that a buffer lacks: "0-4, 8-12".
+inline std::string MissingOf(const v1::GetBufferResponse& got) {
+  return absl::StrJoin(got.missing(), ", ", [](std::string* out, const v1::ByteRange& range) {
+    absl::StrAppend(out, range.begin(), "-", range.end());
+  });
+}
+
 class ServiceTest : public testing::Test {
  protected:
   ServiceTest() : ServiceTest(TestOptions()) {}
@@ -62,63 +67,71 @@ class ServiceTest : public testing::Test {
       : server_(options, std::move(devices)) {}
 
   // After each error the server must answer as ever.
-  void TearDown() override { ExpectWorks(); }
-  void ExpectWorks() {
-    v1::DotResponse response;
+  void TearDown() override {
     const v1::Operand x = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
-    ASSERT_TRUE(Dot(x, x, &response).ok());
-    ASSERT_EQ(response.value().real(), 14);
+    ASSERT_EQ(GoodDot(x, x).value().real(), 14);
   }
 
-  grpc::Status Dot(const v1::Operand& a, const v1::Operand& b, v1::DotResponse* response,
-                   const std::string& strategy = "") {
+  // As in TestServer.
+  template <class... Arguments>
+  grpc::Status Call(const Arguments&... arguments) {
+    return server_.Call(arguments...);
+  }
+  template <class Response, class Request>
+  Response Good(const Request& request) {
+    return server_.Good<Response>(request);
+  }
+
+  static v1::DotRequest DotOf(const v1::Operand& a, const v1::Operand& b) {
     v1::DotRequest request;
     *request.mutable_a() = a;
     *request.mutable_b() = b;
-    request.set_strategy(strategy);
-    return Call(&v1::ComputeService::Stub::Dot, request, response);
+    return request;
+  }
+  grpc::Status Dot(const v1::Operand& a, const v1::Operand& b) { return Call(DotOf(a, b)); }
+  v1::DotResponse GoodDot(const v1::Operand& a, const v1::Operand& b) {
+    return Good<v1::DotResponse>(DotOf(a, b));
   }
 
-  template <class Request, class Response>
-  grpc::Status Call(grpc::Status (v1::ComputeService::Stub::*method)(grpc::ClientContext*,
-                                                                     const Request&, Response*),
-                    const Request& request, Response* response) {
-    grpc::ClientContext context;
-    return (server_.compute().*method)(&context, request, response);
-  }
-  template <class Request, class Response>
-  grpc::Status Call(grpc::Status (v1::BufferService::Stub::*method)(grpc::ClientContext*,
-                                                                    const Request&, Response*),
-                    const Request& request, Response* response) {
-    grpc::ClientContext context;
-    return (server_.buffers().*method)(&context, request, response);
-  }
-
-  grpc::Status Create(const std::string& name, const std::vector<std::int64_t>& shape,
-                      v1::CreateBufferResponse* response = nullptr) {
-    v1::CreateBufferRequest request;
+  grpc::Status Create(const std::string& name, const std::vector<std::int64_t>& shape) {
+    auto request = Of<v1::CreateBufferRequest>("spec { dtype: DTYPE_F32 }");
     request.set_name(name);
-    request.mutable_spec()->set_dtype(v1::DTYPE_F32);
     request.mutable_spec()->mutable_shape()->Assign(shape.begin(), shape.end());
-    v1::CreateBufferResponse ignored;
-    return Call(&v1::BufferService::Stub::CreateBuffer, request,
-                response == nullptr ? &ignored : response);
+    return Call(request);
   }
   grpc::Status Get(const std::string& name, v1::GetBufferResponse* response) {
     v1::GetBufferRequest request;
     request.set_name(name);
-    return Call(&v1::BufferService::Stub::GetBuffer, request, response);
+    return Call(request, response);
   }
-  grpc::Status Seal(const std::string& name, v1::SealBufferResponse* response) {
+  grpc::Status Get(const std::string& name) {
+    v1::GetBufferResponse ignored;
+    return Get(name, &ignored);
+  }
+  bool IsGone(const std::string& name) {
+    return Get(name).error_code() == grpc::StatusCode::NOT_FOUND;
+  }
+  v1::GetBufferResponse Found(const std::string& name) {
+    v1::GetBufferResponse response;
+    const grpc::Status status = Get(name, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  grpc::Status Seal(const std::string& name) {
     v1::SealBufferRequest request;
     request.set_name(name);
-    return Call(&v1::BufferService::Stub::SealBuffer, request, response);
+    return Call(request);
   }
   grpc::Status Delete(const std::string& name) {
     v1::DeleteBufferRequest request;
     request.set_name(name);
-    v1::DeleteBufferResponse response;
-    return Call(&v1::BufferService::Stub::DeleteBuffer, request, &response);
+    return Call(request);
+  }
+  std::string Fetched(const std::string& name) {
+    std::string data;
+    const grpc::Status status = server_.Fetch(name, &data);
+    EXPECT_TRUE(status.ok()) << name << ": " << status.error_message();
+    return data;
   }
   grpc::Status Upload(const std::vector<v1::UploadRequest>& messages,
                       v1::UploadResponse* response = nullptr) {
@@ -177,13 +190,8 @@ class TransferFixture : public ServiceTest {
 
   // A buffer of so many bytes, an even number, as a draft to be written in ranges.
   void Reserve(const std::string& name, std::uint64_t size) {
-    v1::CreateBufferRequest request;
-    request.set_name(name);
-    request.mutable_spec()->set_dtype(v1::DTYPE_F16);
-    request.mutable_spec()->add_shape(static_cast<std::int64_t>(size / 2));
-    v1::CreateBufferResponse response;
-    const grpc::Status status = Call(&v1::BufferService::Stub::CreateBuffer, request, &response);
-    ASSERT_TRUE(status.ok()) << status.error_message();
+    Good<v1::CreateBufferResponse>(Of<v1::CreateBufferRequest>(
+        absl::StrCat("name: '", name, "' spec { dtype: DTYPE_F16 shape: ", size / 2, " }")));
   }
   // The bytes as a READY buffer.
   void Put(const std::string& name, const std::string& bytes) {
@@ -193,8 +201,7 @@ class TransferFixture : public ServiceTest {
       messages.push_back(At(name, at, bytes.substr(at, kLargestData)));
     }
     ASSERT_TRUE(messages.empty() || Upload(messages).ok());
-    v1::SealBufferResponse sealed;
-    ASSERT_TRUE(Seal(name, &sealed).ok());
+    ASSERT_TRUE(Seal(name).ok());
   }
 
  private:

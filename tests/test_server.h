@@ -11,10 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/text_format.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/client_unary_call.h"
 #include "kernels/compute.h"
 #include "server/log.h"
 #include "server/server.h"
@@ -34,6 +38,14 @@ bool Eventually(Condition condition) {
   return false;
 }
 
+// A message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
+template <class Message>
+Message Of(const std::string& text) {
+  Message message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
+  return message;
+}
+
 // Small, quiet, and without a socket.
 inline Options TestOptions() {
   Options options;
@@ -41,8 +53,16 @@ inline Options TestOptions() {
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
-  options.warm_up = false;  // a fake device may fail at its first work
-  options.drain_timeout = absl::Seconds(10);
+  options.warm_up = false;                       // a fake device may fail at its first work
+  options.drain_timeout = absl::ZeroDuration();  // a drain takes a moment longer otherwise
+  return options;
+}
+
+// Those with a change.
+template <class Change>
+Options With(const Change& change) {
+  Options options = TestOptions();
+  change(options);
   return options;
 }
 
@@ -70,15 +90,37 @@ class TestServer {
   // Of the first --listen.
   const std::string& address() { return server_->addresses().front(); }
 
-  v1::Device Info(int device = 0) {
+  // Calls the unary method that takes such a request.
+  template <class Request, class Response>
+  grpc::Status Call(const Request& request, Response* response, grpc::ClientContext& context) {
+    const google::protobuf::Descriptor& type = *Request::descriptor();
+    const std::string path = absl::StrCat("/", type.file()->service(0)->full_name(), "/",
+                                          absl::StripSuffix(type.name(), "Request"));
+    const grpc::internal::RpcMethod method(path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC);
+    return grpc::internal::BlockingUnaryCall(channel_.get(), method, &context, request, response);
+  }
+  template <class Request, class Response>
+  grpc::Status Call(const Request& request, Response* response) {
     grpc::ClientContext context;
-    v1::GetServerInfoResponse response;
-    const grpc::Status status = compute_->GetServerInfo(&context, {}, &response);
-    if (!status.ok()) {
-      ADD_FAILURE() << status.error_message();
-      return {};
-    }
-    return response.devices(device);
+    return Call(request, response, context);
+  }
+  template <class Request>
+  grpc::Status Call(const Request& request) {
+    grpc::ByteBuffer ignored;
+    return Call(request, &ignored);
+  }
+  // The response to a request that succeeds.
+  template <class Response, class Request>
+  Response Good(const Request& request) {
+    Response response;
+    const grpc::Status status = Call(request, &response);
+    EXPECT_TRUE(status.ok()) << request.ShortDebugString() << ": " << status.error_message();
+    return response;
+  }
+
+  v1::Device Info(int device = 0) {
+    const auto info = Good<v1::GetServerInfoResponse>(v1::GetServerInfoRequest());
+    return info.devices_size() > device ? info.devices(device) : v1::Device();
   }
   std::uint64_t used_bytes(int device = 0) { return Info(device).buffer_used_bytes(); }
 
@@ -164,13 +206,34 @@ inline std::uint64_t Charged(std::uint64_t bytes) {
   return device->AllocationBytes(static_cast<std::size_t>(bytes));
 }
 
-// ExpectError(status, grpc::StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata:
-// these among others, and "*" for any value.
-inline void ExpectError(const grpc::Status& status, grpc::StatusCode code,
-                        const std::string& reason,
+// The code that goes with a reason; of all others it is INVALID_ARGUMENT.
+inline grpc::StatusCode CodeOf(const std::string& reason) {
+  static const std::map<std::string, grpc::StatusCode> codes = {
+      {"BAD_CHECKSUM", grpc::StatusCode::DATA_LOSS},
+      {"BUFFER_EXISTS", grpc::StatusCode::ALREADY_EXISTS},
+      {"BUFFER_NOT_FOUND", grpc::StatusCode::NOT_FOUND},
+      {"BUFFER_NOT_READY", grpc::StatusCode::FAILED_PRECONDITION},
+      {"BUFFER_SEALED", grpc::StatusCode::FAILED_PRECONDITION},
+      {"CHECKSUM_UNKNOWN", grpc::StatusCode::FAILED_PRECONDITION},
+      {"CUDA_ERROR", grpc::StatusCode::INTERNAL},
+      {"DEVICE_LOST", grpc::StatusCode::UNAVAILABLE},
+      {"HOST_MEMORY_EXHAUSTED", grpc::StatusCode::RESOURCE_EXHAUSTED},
+      {"OPERATION_TOO_LONG", grpc::StatusCode::FAILED_PRECONDITION},
+      {"QUEUE_FULL", grpc::StatusCode::RESOURCE_EXHAUSTED},
+      {"QUOTA_EXCEEDED", grpc::StatusCode::RESOURCE_EXHAUSTED},
+      {"SCRATCH_EXHAUSTED", grpc::StatusCode::RESOURCE_EXHAUSTED},
+      {"STRATEGY_UNSUPPORTED", grpc::StatusCode::FAILED_PRECONDITION},
+      {"UPLOAD_IDLE", grpc::StatusCode::DEADLINE_EXCEEDED}};
+  const auto it = codes.find(reason);
+  return it == codes.end() ? grpc::StatusCode::INVALID_ARGUMENT : it->second;
+}
+
+// ExpectError(status, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata: these among others, and "*"
+// for any value.
+inline void ExpectError(const grpc::Status& status, const std::string& reason,
                         const std::map<std::string, std::string>& metadata = {}) {
   const ErrorDetails details = DetailsOf(status);
-  EXPECT_EQ(status.error_code(), code) << status.error_message();
+  EXPECT_EQ(status.error_code(), CodeOf(reason)) << status.error_message();
   EXPECT_EQ(details.reason, reason) << status.error_message();
   EXPECT_EQ(details.domain, "tessera");
   for (const auto& [key, value] : metadata) {

@@ -73,14 +73,10 @@ TEST_P(TransferBytesTest, MessagesApplyInTheirOrder) {
       }
       messages.push_back(message);
     }
-    v1::UploadResponse response;
-    const grpc::Status status = Upload(messages, &response);
+    const grpc::Status status = Upload(messages);
     ASSERT_TRUE(status.ok()) << status.error_message();
-    v1::SealBufferResponse sealed;
-    ASSERT_TRUE(Seal("x", &sealed).ok());
-    std::string data;
-    ASSERT_TRUE(server_.Fetch("x", &data).ok());
-    EXPECT_TRUE(data == expected) << "round " << round;
+    ASSERT_TRUE(Seal("x").ok());
+    EXPECT_TRUE(Fetched("x") == expected) << "round " << round;
     ASSERT_TRUE(Delete("x").ok());
   }
 }
@@ -92,8 +88,7 @@ TEST_P(TransferBytesTest, BrokenStreamsResume) {
     const std::string bytes = Random(2 + 2 * Below(4 * kSlot));
     Reserve("x", bytes.size());
     for (;;) {
-      v1::GetBufferResponse got;
-      ASSERT_TRUE(Get("x", &got).ok());
+      const v1::GetBufferResponse got = Found("x");
       if (got.missing().empty()) break;
       grpc::ClientContext context;
       v1::UploadResponse response;
@@ -118,8 +113,7 @@ TEST_P(TransferBytesTest, BrokenStreamsResume) {
       EXPECT_EQ(writer->Finish().ok(), !broken);
     }
     // A stream that was broken off may still be writing.
-    v1::SealBufferResponse sealed;
-    ASSERT_TRUE(Eventually([&] { return Seal("x", &sealed).ok(); }));
+    ASSERT_TRUE(Eventually([&] { return Seal("x").ok(); }));
     std::string data;
     while (data.size() < bytes.size()) {
       grpc::ClientContext context;

@@ -51,6 +51,43 @@ using Kind = DeviceError::Kind;
 // What a download may hold, and gRPC has not sent.
 constexpr int kSlotsADownload = 3;
 
+// A stream of messages of 1000 bytes to a buffer, from a thread of its own.
+class Sender {
+ public:
+  Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false,
+         const std::string& name = "x")
+      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last, name] {
+          for (int i = 0; i < messages; ++i) {
+            v1::UploadRequest message;
+            message.set_name(name);
+            message.set_data(std::string(1000, static_cast<char>('a' + i)));
+            if (damage_last && i == messages - 1) message.set_crc32c(1);
+            if (!writer_->Write(message)) break;
+            ++sent_;
+          }
+          writer_->WritesDone();
+          status_ = writer_->Finish();
+        }) {}
+  ~Sender() {
+    context_.TryCancel();
+    Finish();
+  }
+  // How many messages the server has read.
+  int sent() const { return sent_; }
+  grpc::Status Finish() {
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+ private:
+  grpc::ClientContext context_;
+  v1::UploadResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::UploadRequest>> writer_;
+  std::atomic<int> sent_{0};
+  grpc::Status status_;
+  std::thread thread_;
+};
+
 class TransferTest : public TransferFixture {
  protected:
   explicit TransferTest(const Options& options = TestOptions())
@@ -63,14 +100,28 @@ class TransferTest : public TransferFixture {
   }
 
   std::uint64_t Committed(const std::string& name) {
-    v1::GetBufferResponse got;
-    EXPECT_TRUE(Get(name, &got).ok());
-    return got.buffer().committed_bytes();
+    return Found(name).buffer().committed_bytes();
+  }
+  // Lets other calls go through the server, so that it has seen what had arrived before them.
+  void Settle() {
+    for (int i = 0; i < 100; ++i) (void)Used("uploads");
+  }
+  // Sends messages to "x", of which the first is being copied and the second has arrived.
+  std::unique_ptr<Sender> SendTwo(int messages, bool damage_last = false) {
+    Reserve("x", 10'000);
+    device_.Close(Step::kCopyToDevice);
+    auto sender = std::make_unique<Sender>(server_.buffers(), messages, damage_last);
+    device_.WaitForBlocked(1);
+    EXPECT_TRUE(Eventually([&] { return sender->sent() == 2; }));
+    Settle();
+    return sender;
+  }
+  std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>> Download(
+      grpc::ClientContext& context, const std::string& request = "name: 'x'") {
+    return server_.buffers().Download(&context, Of<v1::DownloadRequest>(request));
   }
   std::uint64_t Used(const std::string& budget) {
-    v1::GetServerInfoResponse info;
-    EXPECT_TRUE(
-        Call(&v1::ComputeService::Stub::GetServerInfo, v1::GetServerInfoRequest(), &info).ok());
+    const auto info = Good<v1::GetServerInfoResponse>(v1::GetServerInfoRequest());
     for (const v1::Budget& b : info.budgets()) {
       if (b.name() == budget) return b.used();
     }
@@ -102,60 +153,15 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
 
   messages[5].clear_crc32c();
   messages[0].mutable_spec()->set_replace(true);
-  ExpectError(Upload(messages), StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
+  ExpectError(Upload(messages), "CHECKSUM_UNKNOWN");
 }
 
-// A stream of messages of 1000 bytes to a buffer, from a thread of its own.
-class Sender {
- public:
-  Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false,
-         const std::string& name = "x")
-      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last, name] {
-          for (int i = 0; i < messages; ++i) {
-            v1::UploadRequest message;
-            message.set_name(name);
-            message.set_data(std::string(1000, static_cast<char>('a' + i)));
-            if (damage_last && i == messages - 1) message.set_crc32c(1);
-            if (!writer_->Write(message)) break;
-            ++sent_;
-          }
-          writer_->WritesDone();
-          status_ = writer_->Finish();
-        }) {}
-  ~Sender() {
-    context_.TryCancel();
-    Finish();
-  }
-  // How many messages the server has read.
-  int sent() const { return sent_; }
-  void Cancel() { context_.TryCancel(); }
-  grpc::Status Finish() {
-    if (thread_.joinable()) thread_.join();
-    return status_;
-  }
-
- private:
-  grpc::ClientContext context_;
-  v1::UploadResponse response_;
-  std::unique_ptr<grpc::ClientWriter<v1::UploadRequest>> writer_;
-  std::atomic<int> sent_{0};
-  grpc::Status status_;
-  std::thread thread_;
-};
-
-constexpr absl::Duration kAMoment = absl::Milliseconds(250);
-
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
-  Reserve("x", 10'000);
-  device_.Close(Step::kCopyToDevice);
-  Sender sender(server_.buffers(), 6);
-  device_.WaitForBlocked(1);
-  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
-  absl::SleepFor(kAMoment);
-  EXPECT_EQ(sender.sent(), 2) << "a third message is read";
+  const auto sender = SendTwo(6);
+  EXPECT_EQ(sender->sent(), 2) << "a third message is read";
   EXPECT_EQ(Used("host_memory"), 2 * TestOptions().max_message);
   device_.Open();
-  EXPECT_TRUE(sender.Finish().ok());
+  EXPECT_TRUE(sender->Finish().ok());
   EXPECT_EQ(Committed("x"), 6000u);
   // The server may not know yet that its answer to the question before has been taken.
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));
@@ -174,50 +180,33 @@ TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
 
 // The second is here when the first has been copied: they arrive together.
 TEST_F(TransferTest, NothingCountsBeforeItHasArrived) {
-  Reserve("x", 10'000);
-  device_.Close(Step::kCopyToDevice);
-  Sender sender(server_.buffers(), 2);
-  device_.WaitForBlocked(1);
-  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
-  absl::SleepFor(kAMoment);
+  const auto sender = SendTwo(2);
   const int before = device_.Count(Step::kSynchronize);
   device_.Close(Step::kSynchronize);
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kSynchronize) == before + 1; }));
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 2);
   EXPECT_EQ(Committed("x"), 0u);
   device_.Open();
-  EXPECT_TRUE(sender.Finish().ok());
+  EXPECT_TRUE(sender->Finish().ok());
   EXPECT_EQ(Committed("x"), 2000u);
   EXPECT_EQ(device_.Count(Step::kSynchronize), before + 1);
 }
 
 TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
-  Reserve("x", 10'000);
-  device_.Close(Step::kCopyToDevice);
-  Sender sender(server_.buffers(), 3);
-  device_.WaitForBlocked(1);
-  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
-  absl::SleepFor(kAMoment);
+  const auto sender = SendTwo(3);
   device_.Fail(Step::kCopyToDevice, Kind::kFailed);
   const int before = device_.Count(Step::kSynchronize);
   device_.Open();
-  ExpectError(sender.Finish(), StatusCode::INTERNAL, "CUDA_ERROR");
+  ExpectError(sender->Finish(), "CUDA_ERROR");
   EXPECT_EQ(device_.Count(Step::kSynchronize), before + 1);
   EXPECT_EQ(Committed("x"), 0u) << "what was there is overwritten, with nobody knows what";
   ASSERT_TRUE(Upload({At("x", 0, Random(10'000))}).ok());
-  v1::SealBufferResponse sealed;
-  EXPECT_TRUE(Seal("x", &sealed).ok()) << "a write seems to be in flight";
-}
-
-Options WithRanges(std::size_t ranges) {
-  Options options = TestOptions();
-  options.max_ranges = ranges;
-  return options;
+  EXPECT_TRUE(Seal("x").ok()) << "a write seems to be in flight";
 }
 
 class FewRanges : public TransferTest {
  protected:
-  FewRanges() : TransferTest(WithRanges(2)) {}
+  FewRanges() : TransferTest(With([](Options& options) { options.max_ranges = 2; })) {}
 };
 
 TEST_F(FewRanges, AFailedWriteTakesWhatWasThereAndNothingElse) {
@@ -226,47 +215,34 @@ TEST_F(FewRanges, AFailedWriteTakesWhatWasThereAndNothingElse) {
   ASSERT_TRUE(Upload({At("x", 0, bytes.substr(0, 3000))}).ok());
   const std::string again = bytes.substr(1000, 1000);
   device_.Fail(Step::kCopyToDevice, Kind::kFailed);
-  ExpectError(Upload({At("x", 1000, again)}), StatusCode::INTERNAL, "CUDA_ERROR");
-  v1::GetBufferResponse got;
-  ASSERT_TRUE(Get("x", &got).ok());
-  ASSERT_EQ(got.missing_size(), 2);
-  EXPECT_EQ(got.missing(0).begin(), 1000u);
-  EXPECT_EQ(got.missing(0).end(), 2000u);
-  EXPECT_EQ(got.missing(1).begin(), 3000u);
+  ExpectError(Upload({At("x", 1000, again)}), "CUDA_ERROR");
+  EXPECT_EQ(MissingOf(Found("x")), "1000-2000, 3000-4000");
 
   v1::UploadRequest damaged = At("x", 1000, again);
   damaged.set_crc32c(1);
   for (int i = 0; i < 3; ++i) {
-    ExpectError(Upload({damaged}), StatusCode::DATA_LOSS, "BAD_CHECKSUM");
+    ExpectError(Upload({damaged}), "BAD_CHECKSUM");
     device_.Fail(Step::kCopyToDevice, Kind::kFailed);
-    ExpectError(Upload({At("x", 1000, again)}), StatusCode::INTERNAL, "CUDA_ERROR");
+    ExpectError(Upload({At("x", 1000, again)}), "CUDA_ERROR");
   }
   ASSERT_TRUE(Upload({At("x", 1000, again)}).ok()) << "it counts among the ranges";
   ASSERT_TRUE(Upload({At("x", 3000, bytes.substr(3000))}).ok());
-  v1::SealBufferResponse sealed;
-  ASSERT_TRUE(Seal("x", &sealed).ok());
-  std::string fetched;
-  ASSERT_TRUE(server_.Fetch("x", &fetched).ok());
-  EXPECT_TRUE(fetched == bytes);
+  ASSERT_TRUE(Seal("x").ok());
+  EXPECT_TRUE(Fetched("x") == bytes);
 }
 
 TEST_F(TransferTest, AnOffsetBeyondTheEndIsRefusedWithoutDataAsWell) {
   Reserve("x", 100);
   EXPECT_TRUE(Upload({At("x", 100, "")}).ok());
   for (const std::uint64_t offset : {std::uint64_t{101}, ~std::uint64_t{0}})
-    ExpectError(Upload({At("x", offset, "")}), StatusCode::INVALID_ARGUMENT, "BAD_RANGE",
+    ExpectError(Upload({At("x", offset, "")}), "BAD_RANGE",
                 {{"offset", absl::StrCat(offset)}, {"limit", "100"}});
 }
 
 TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
-  Reserve("x", 10'000);
-  device_.Close(Step::kCopyToDevice);
-  Sender sender(server_.buffers(), 2, /*damage_last=*/true);
-  device_.WaitForBlocked(1);
-  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
-  absl::SleepFor(kAMoment);
+  const auto sender = SendTwo(2, /*damage_last=*/true);
   device_.Open();
-  ExpectError(sender.Finish(), StatusCode::DATA_LOSS, "BAD_CHECKSUM", {{"offset", "1000"}});
+  ExpectError(sender->Finish(), "BAD_CHECKSUM", {{"offset", "1000"}});
   EXPECT_EQ(Committed("x"), 1000u);
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
 }
@@ -281,7 +257,7 @@ TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
     EXPECT_TRUE(writer->Write(first));
     device_.WaitForBlocked(1);
     EXPECT_TRUE(writer->Write(second));
-    absl::SleepFor(kAMoment);
+    Settle();
     device_.Open();
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
@@ -289,22 +265,15 @@ TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   };
   Reserve("gap", 12);
   send(At("gap", 0, "0123"), At("gap", 8, "89ab"));
-  v1::GetBufferResponse got;
-  ASSERT_TRUE(Get("gap", &got).ok());
-  ASSERT_EQ(got.missing_size(), 1);
-  EXPECT_EQ(got.missing(0).begin(), 4u);
-  EXPECT_EQ(got.missing(0).end(), 8u);
+  EXPECT_EQ(MissingOf(Found("gap")), "4-8");
 
   Reserve("unknown", 8);
   v1::UploadRequest second = At("unknown", 4, "4567");
   second.set_crc32c(Crc32c("4567", 4));
   send(At("unknown", 0, "0123"), second);
-  v1::SealBufferRequest seal;
-  seal.set_name("unknown");
+  auto seal = Of<v1::SealBufferRequest>("name: 'unknown'");
   seal.set_crc32c(Crc32c("4567", 4));
-  v1::SealBufferResponse sealed;
-  ExpectError(Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed),
-              StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
+  ExpectError(Call(seal), "CHECKSUM_UNKNOWN");
 
   Reserve("known", 8);
   v1::UploadRequest first = At("known", 0, "0123");
@@ -313,8 +282,7 @@ TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   send(first, second);
   seal.set_name("known");
   seal.set_crc32c(Crc32c("01234567", 8));
-  const grpc::Status status = Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed);
-  EXPECT_TRUE(status.ok()) << status.error_message();
+  Good<v1::SealBufferResponse>(seal);
 }
 
 TEST_F(TransferTest, AClientThatLeavesInTheMiddleLeavesNothing) {
@@ -338,27 +306,21 @@ TEST_F(TransferTest, AClientThatLeavesInTheMiddleLeavesNothing) {
 }
 
 TEST_F(TransferTest, ADraftThatVanishesEndsItsStream) {
-  Reserve("x", 10'000);
-  device_.Close(Step::kCopyToDevice);
-  Sender sender(server_.buffers(), 5);
-  device_.WaitForBlocked(1);
-  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  const auto sender = SendTwo(5);
   ASSERT_TRUE(Delete("x").ok());
   device_.Open();
-  ExpectError(sender.Finish(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND");
+  ExpectError(sender->Finish(), "BUFFER_NOT_FOUND");
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
 }
 
-Options WithTransferWorkers(int workers) {
-  Options options = TestOptions();
-  options.transfer_workers = workers;
-  return options;
-}
-
-class OneTransferWorker : public TransferTest {
+template <int workers>
+class TransferWorkers : public TransferTest {
  protected:
-  OneTransferWorker() : TransferTest(WithTransferWorkers(1)) {}
+  TransferWorkers()
+      : TransferTest(With([](Options& options) { options.transfer_workers = workers; })) {}
 };
+using OneTransferWorker = TransferWorkers<1>;
+using ThreeTransferWorkers = TransferWorkers<3>;
 
 TEST_F(OneTransferWorker, UploadsTakeTurns) {
   const std::vector<std::string> names = {"x", "y", "z"};
@@ -391,11 +353,6 @@ TEST_F(OneTransferWorker, UploadsTakeTurns) {
   for (const auto& sender : senders) EXPECT_TRUE(sender->Finish().ok());
 }
 
-class ThreeTransferWorkers : public TransferTest {
- protected:
-  ThreeTransferWorkers() : TransferTest(WithTransferWorkers(3)) {}
-};
-
 TEST_F(ThreeTransferWorkers, CopyAtOnce) {
   Put("y", Random(kSlot));
   Reserve("x", 10'000);
@@ -412,7 +369,7 @@ TEST_F(ThreeTransferWorkers, CopyAtOnce) {
       });
     }
     EXPECT_TRUE(Eventually([&] { return device_.Count(step) == before + 3; }));
-    absl::SleepFor(kAMoment);
+    Settle();
     EXPECT_EQ(device_.Count(step), before + 3);
     device_.Open();
     for (std::thread& caller : callers) caller.join();
@@ -429,15 +386,13 @@ void Pass(absl::Duration time) {
   }
 }
 
-Options WithLittlePatience() {
-  Options options = WithTransferWorkers(1);
-  options.upload_timeout = options.download_timeout = absl::Seconds(5);
-  return options;
-}
-
 class LittlePatience : public TransferTest {
  protected:
-  LittlePatience() : TransferTest(WithLittlePatience()) {}
+  LittlePatience()
+      : TransferTest(With([](Options& options) {
+          options.transfer_workers = 1;
+          options.upload_timeout = options.download_timeout = absl::Seconds(5);
+        })) {}
 };
 
 // Memory takes longer to find than a client may pause for, and then the worker is busy for longer.
@@ -487,9 +442,7 @@ TEST_F(LittlePatience, IsNotForTheServersOwnTimeInDownloads) {
 TEST_F(LittlePatience, IsForReadersThatPause) {
   Put("x", Random(12 * kSlot));
   grpc::ClientContext context;
-  v1::DownloadRequest request;
-  request.set_name("x");
-  auto reader = server_.buffers().Download(&context, request);
+  auto reader = Download(context);
   v1::DownloadResponse response;
   for (int i = 0; i < 3; ++i) {
     const int fetched = device_.Count(Step::kCopyToHost);
@@ -515,19 +468,16 @@ TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   for (int i = 0; i < 1'000'000 && writer->Write(empty, grpc::WriteOptions().set_buffer_hint());
        ++i)
     AdvanceSteadyNow(absl::Milliseconds(1));
-  ExpectError(writer->Finish(), StatusCode::DEADLINE_EXCEEDED, "UPLOAD_IDLE", {{"limit", "5s"}});
-}
-
-Options WithLittleHostMemory() {
-  Options options = TestOptions();
-  options.max_message = 900 << 10;
-  options.host_memory = (3 << 20) - 1;
-  return options;
+  ExpectError(writer->Finish(), "UPLOAD_IDLE", {{"limit", "5s"}});
 }
 
 class LittleHostMemory : public TransferTest {
  protected:
-  LittleHostMemory() : TransferTest(WithLittleHostMemory()) {}
+  LittleHostMemory()
+      : TransferTest(With([](Options& options) {
+          options.max_message = 900 << 10;
+          options.host_memory = (3 << 20) - 1;
+        })) {}
 };
 
 // Half of the memory is for streams that have none yet.
@@ -541,7 +491,7 @@ TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
   Sender sender(server_.buffers(), 4);
   device_.WaitForBlocked(1);
   EXPECT_TRUE(Eventually([&] { return sender.sent() == 1; }));
-  absl::SleepFor(kAMoment);
+  Settle();
   EXPECT_EQ(sender.sent(), 1);
   device_.Open();
   EXPECT_TRUE(sender.Finish().ok());
@@ -552,7 +502,7 @@ TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
 TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
   ASSERT_TRUE(Upload({First("a", 1, "abcd")}).ok());
   std::string data;
-  ExpectError(server_.Fetch("a", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED",
+  ExpectError(server_.Fetch("a", &data), "HOST_MEMORY_EXHAUSTED",
               {{"requested", "3145728"}, {"total", "3145727"}});
 }
 
@@ -563,12 +513,9 @@ TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
   Put("x", bytes);
   ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // the answers to Put are gone
   grpc::ClientContext context;
-  v1::DownloadRequest request;
-  request.set_name("x");
-  request.set_checksums(true);
-  auto reader = server_.buffers().Download(&context, request);
+  auto reader = Download(context, "name: 'x' checksums: true");
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
-  absl::SleepFor(kAMoment);
+  Settle();
   EXPECT_EQ(device_.Count(Step::kCopyToHost), kSlotsADownload) << "chunks leave the device";
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == kSlotsADownload * kSlot; }))
       << Used("host_memory");
@@ -586,9 +533,7 @@ TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
 TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
   Put("x", Random(6 * kSlot));
   grpc::ClientContext context;
-  v1::DownloadRequest request;
-  request.set_name("x");
-  auto reader = server_.buffers().Download(&context, request);
+  auto reader = Download(context);
   ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
   // While gRPC has the second chunk and the third waits, the fourth fails.
   device_.Close(Step::kCopyToHost);
@@ -597,11 +542,11 @@ TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
   ASSERT_TRUE(reader->Read(&response));
   device_.WaitForBlocked(1);
   device_.Open();
-  absl::SleepFor(kAMoment);
+  Settle();
   int chunks = 1;
   while (reader->Read(&response)) ++chunks;
   EXPECT_EQ(chunks, kSlotsADownload);
-  ExpectError(reader->Finish(), StatusCode::INTERNAL, "CUDA_ERROR");
+  ExpectError(reader->Finish(), "CUDA_ERROR");
 }
 
 TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
@@ -609,15 +554,11 @@ TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
   const int slots = device_.Count(Step::kStaging);  // that are there from the beginning
   grpc::ClientContext contexts[2];
   std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> others;
-  v1::DownloadRequest request;
-  request.set_name("x");
-  for (grpc::ClientContext& context : contexts) {
-    others.push_back(server_.buffers().Download(&context, request));
-  }
+  for (grpc::ClientContext& context : contexts) others.push_back(Download(context));
   ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == slots; }));
   device_.Fail(Step::kStaging, Kind::kOutOfHostMemory);
   std::string data;
-  ExpectError(server_.Fetch("x", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+  ExpectError(server_.Fetch("x", &data), "HOST_MEMORY_EXHAUSTED");
   for (grpc::ClientContext& context : contexts) context.TryCancel();
   for (auto& other : others) (void)other->Finish();
 }
@@ -629,11 +570,7 @@ TEST_F(TransferTest, ReadersWhoLeaveLeaveNothing) {
     device_.Close(Step::kCopyToHost);
     grpc::ClientContext contexts[4];
     std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> readers;
-    v1::DownloadRequest request;
-    request.set_name("x");
-    for (grpc::ClientContext& context : contexts) {
-      readers.push_back(server_.buffers().Download(&context, request));
-    }
+    for (grpc::ClientContext& context : contexts) readers.push_back(Download(context));
     device_.WaitForBlocked(2);  // the others wait for a worker
     if (round % 3 == 0) device_.Open();
     for (grpc::ClientContext& context : contexts) {
@@ -685,29 +622,14 @@ struct Keeper : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
   grpc::Status status;
 };
 
+void HaveLittlePatience(Options& options) { options.download_timeout = absl::Milliseconds(300); }
+
 TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
-  Options options = TestOptions();
-  options.download_timeout = absl::Milliseconds(300);
-  auto server = std::make_unique<TestServer>(options);
-  ASSERT_TRUE(
-      server->Put<float>("x", v1::DTYPE_F32, {kSlot / 4}, std::vector<float>(kSlot / 4)).ok());
-  {
-    v1::AddRequest request;
-    for (v1::Operand* operand : {request.mutable_a(), request.mutable_b()}) {
-      operand->set_buffer("x");
-      operand->mutable_view()->add_shape(6);
-      operand->mutable_view()->add_shape(kSlot / 4);
-      operand->mutable_view()->add_strides(0);
-      operand->mutable_view()->add_strides(1);
-    }
-    request.mutable_result()->mutable_buffer()->set_name("y");
-    grpc::ClientContext context;
-    v1::AddResponse response;
-    ASSERT_TRUE(server->compute().Add(&context, request, &response).ok());
-  }
-  v1::DownloadRequest request;
-  request.set_name("y");
-  Keeper keeper(server->channel(), request);
+  auto server = std::make_unique<TestServer>(With(HaveLittlePatience));
+  ASSERT_TRUE(server->Put<float>("x", v1::DTYPE_F32, {1}, {0}).ok());
+  const std::string view = absl::StrCat("view { shape: ", 6 * kSlot / 4, " strides: 0 }");
+  ASSERT_TRUE(server->Call(Of<v1::CopyBufferRequest>("source: 'x' name: 'y' " + view)).ok());
+  Keeper keeper(server->channel(), Of<v1::DownloadRequest>("name: 'y'"));
   ASSERT_TRUE(Eventually([&] { return keeper.done.load(); }));
   EXPECT_EQ(keeper.status.error_code(), StatusCode::CANCELLED);
   EXPECT_EQ(keeper.count, kSlotsADownload);
@@ -721,22 +643,14 @@ TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
   }
 }
 
-Options WithDownloadTimeout(absl::Duration timeout) {
-  Options options = TestOptions();
-  options.download_timeout = timeout;
-  return options;
-}
-
 class UnreadDownload : public TransferTest {
  protected:
-  UnreadDownload() : TransferTest(WithDownloadTimeout(absl::Milliseconds(300))) {}
+  UnreadDownload() : TransferTest(With(HaveLittlePatience)) {}
 };
 
 // The reader leaves after the server has found the call idle, and before it cancels the call.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
   Put("x", Random(8 * kSlot));
-  v1::DownloadRequest request;
-  request.set_name("x");
   std::atomic<bool> done{false};
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>> reader;
@@ -746,10 +660,10 @@ TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
       context.TryCancel();
       EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
       EXPECT_TRUE(Eventually([&] { return Used("downloads") == 0; }));
-      absl::SleepFor(kAMoment);  // the call is gone by then
+      Settle();  // the call is gone by then
       done = true;
     };
-    reader = server_.buffers().Download(&context, request);
+    reader = Download(context);
   }
   EXPECT_TRUE(Eventually([&] { return done.load(); }));
 }
