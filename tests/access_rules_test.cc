@@ -218,57 +218,5 @@ TEST_F(TenantsTest, QuotasLimitOneTenant) {
   EXPECT_TRUE(a.BeginCall().ok());
 }
 
-// Nobody sweeps here but the calls that are in want of room.
-TEST_F(TenantsTest, WhatHasExpiredTakesNoQuota) {
-  Tenant& a = tenants_.Named("a");
-  a.SetQuotas({.bytes = 8192, .buffers = 2});
-  const auto put = [&](const std::string& name, std::int64_t floats, absl::Duration ttl) {
-    const auto draft = a.store().Create({.name = name,
-                                         .type = *MakeArrayType(DType::kF32, {floats}),
-                                         .device = &device_,
-                                         .ttl = ttl,
-                                         .kind = Draft::Kind::kResult});
-    if (!draft.ok()) return draft.status();
-    const std::uint64_t bytes = (*draft)->buffer().type().bytes();
-    EXPECT_TRUE(a.store().BeginWrite(**draft, 0, bytes).ok());
-    a.store().EndWrite(**draft, 0, bytes, true);
-    return a.store().Seal(**draft).status();
-  };
-  constexpr absl::Duration kLife = absl::Hours(1);
-  ASSERT_TRUE(put("one", 1500, kLife).ok());
-  ASSERT_TRUE(put("two", 10, absl::InfiniteDuration()).ok());
-  AdvanceSteadyNow(kLife);
-  EXPECT_EQ(a.store().own_count().used(), 2u);
-  EXPECT_TRUE(put("three", 1500, kLife).ok()) << "for want of buffers and bytes";
-  AdvanceSteadyNow(kLife);
-  // What a call still uses counts until it is done.
-  const auto held = a.store().Find("three", 0);
-  EXPECT_FALSE(held.ok());
-  ASSERT_TRUE(put("four", 1500, kLife).ok());
-  auto used = a.store().Find("four", 0);
-  ASSERT_TRUE(used.ok()) << used.status();
-  AdvanceSteadyNow(kLife);
-  EXPECT_EQ(ErrorReason(put("five", 1500, absl::InfiniteDuration())), "TENANT_QUOTA_EXCEEDED");
-  used = absl::UnknownError("done");
-  EXPECT_TRUE(put("five", 1500, absl::InfiniteDuration()).ok());
-}
-
-// The server's sweep frees on another thread, later: what it has taken away counts no more.
-TEST_F(TenantsTest, WhatIsSweptTakesNoQuotaWhileItsMemoryIsFreed) {
-  Tenant& a = tenants_.Named("a");
-  a.SetQuotas({.buffers = 1});
-  auto draft = a.store().Create({.name = "x",
-                                 .type = *MakeArrayType(DType::kF32, {0}),
-                                 .device = &device_,
-                                 .ttl = absl::Hours(1),
-                                 .kind = Draft::Kind::kResult});
-  ASSERT_TRUE(draft.ok() && a.store().Seal(**draft).ok());
-  draft = absl::UnknownError("let go");
-  AdvanceSteadyNow(absl::Hours(1));
-  const auto doomed = a.store().Sweep(SteadyNow());
-  EXPECT_EQ(doomed.size(), 1u);
-  EXPECT_TRUE(Create(a, "y", 10).ok());
-}
-
 }  // namespace
 }  // namespace tessera

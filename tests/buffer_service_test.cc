@@ -229,17 +229,6 @@ TEST_F(BufferServiceTest, MessagesOverTheCap) {
   EXPECT_TRUE(Upload({fits}).ok()) << "4 MiB of data are what the interface promises";
 }
 
-TEST_F(BufferServiceTest, MemoryLimit) {
-  ASSERT_TRUE(Create("a", {50 << 20}).ok());
-  ExpectError(Create("b", {20 << 20}), "QUOTA_EXCEEDED",
-              {{"requested", std::to_string(80 << 20)},
-               {"free", std::to_string(56 << 20)},
-               {"total", std::to_string(256 << 20)}});
-  ASSERT_TRUE(Delete("a").ok());
-  EXPECT_TRUE(Create("b", {20 << 20}).ok());
-  EXPECT_EQ(server_.used_bytes(), std::uint64_t{80} << 20);
-}
-
 // --- What is known about buffers ----------------------------------------------------------------
 
 TEST_F(BufferServiceTest, GetReplaceAndVersions) {

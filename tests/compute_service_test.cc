@@ -458,21 +458,6 @@ TEST_F(ComputeServiceTest, ServerInfo) {
   EXPECT_FALSE(info.version().empty());
 }
 
-TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
-  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
-  ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
-  EXPECT_EQ(GoodDot(Named("x"), Named("x")).stats().device(), "fake:0");
-  v1::DotResponse response = GoodDot(Inline<float>(v1::DTYPE_F32, {2}, {1, 1}), Named("y"));
-  EXPECT_EQ(response.stats().device(), "fake:1");
-  EXPECT_EQ(response.value().real(), 7);
-  // Of equal sizes, the first operand stays where it is.
-  response = GoodDot(Named("x"), Named("y"));
-  EXPECT_EQ(response.stats().device(), "fake:0");
-  EXPECT_EQ(response.value().real(), 11);
-  EXPECT_EQ(server_.used_bytes(0), Charged(8));
-  EXPECT_EQ(server_.used_bytes(1), Charged(8));
-}
-
 // Another caller takes the name of one array while both are computed.
 TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
@@ -679,7 +664,13 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   ASSERT_TRUE(
       server_.Put<float>("y", v1::DTYPE_F32, {6}, {1, 1, 1, 2, 2, 2}, false, "fake:1").ok());
   EXPECT_EQ(GoodDot(Named("x"), Named("x")).stats().moved_bytes(), 0u);
+  // Of equal sizes, the first operand stays where it is.
   EXPECT_EQ(GoodDot(Named("x"), Named("y")).stats().moved_bytes(), 24u);
+  EXPECT_EQ(GoodDot(Named("x"), Named("y")).stats().device(), "fake:0");
+  EXPECT_EQ(GoodDot(Inline<float>(v1::DTYPE_F32, {6}, std::vector<float>(6)), Named("y"))
+                .stats()
+                .device(),
+            "fake:1");
   // From the third element to the fifth.
   const auto response = GoodDot(InView(Named("x"), 0, {2}, {5}), InView(Named("y"), 2, {2}, {2}));
   EXPECT_EQ(response.value().real(), 13);

@@ -55,6 +55,10 @@ class Blocker {
  public:
   Task& task() { return task_; }
   void WaitUntilRunning() { started_.get_future().wait(); }
+  void Occupy(Executor& executor, TaskSize size = TaskSize::kLarge) {
+    ASSERT_TRUE(executor.Submit(task_, size).ok());
+    WaitUntilRunning();
+  }
   void Release() { release_.set_value(); }
 
  private:
@@ -65,16 +69,6 @@ class Blocker {
     release_.get_future().wait();
   }};
 };
-
-TEST(ExecutorTest, RunsOnAStreamOfItsDevice) {
-  FakeDevice device;
-  auto executor = Start(device, 2, 8);
-  std::promise<Device*> where;
-  TestTask task([&](Stream& stream) { where.set_value(&stream.device()); });
-  ASSERT_TRUE(executor->Submit(task).ok());
-  EXPECT_EQ(where.get_future().get(), &device);
-  EXPECT_EQ(executor->workers(), 2);
-}
 
 TEST(ExecutorTest, StreamsArePreparedAndShareTheBudget) {
   FakeDevice device;
@@ -100,8 +94,7 @@ TEST(ExecutorTest, QueueIsExactAndInOrder) {
   for (int i = 0; i < 4; ++i) tasks.emplace_back([&order, i](Stream&) { order.push_back(i); });
   {
     auto executor = Start(device, 1, 3);
-    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-    blocker.WaitUntilRunning();
+    blocker.Occupy(*executor);
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(executor->Submit(tasks[i]).ok());
     EXPECT_EQ(executor->waiting(), 3u);
     const absl::Status full = executor->Submit(tasks[3]);
@@ -131,10 +124,7 @@ TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
 class SharesTest : public testing::Test {
  protected:
   // Holds the worker until Order.
-  void Hold() {
-    ASSERT_TRUE(executor_->Submit(blocker_.task()).ok());
-    blocker_.WaitUntilRunning();
-  }
+  void Hold() { blocker_.Occupy(*executor_); }
   void SubmitFor(std::size_t share, int count, int minutes, bool at_once = false) {
     for (int i = 0; i < count; ++i) {
       TestTask& task = tasks_.emplace_back(
@@ -150,24 +140,6 @@ class SharesTest : public testing::Test {
   }
   void AwaitAll() {
     for (std::size_t n = ended_; n < tasks_.size(); n = ended_) ended_.wait(n);
-  }
-  void ExpectThatAShareThatComesLateHasSavedNothingUp(bool at_once) {
-    SubmitFor(3, 1, 1, at_once);
-    SubmitFor(1, 20, 10, at_once);
-    AwaitAll();
-    SubmitFor(1, 1, 50, at_once);
-    AwaitAll();
-    SubmitFor(3, 1, 1, at_once);  // which gives no other share its time back
-    AwaitAll();
-    Hold();
-    order_.clear();
-    SubmitFor(1, 4, 10);
-    SubmitFor(2, 15, 10);
-    const std::vector<std::size_t> order = Order();
-    // It begins where the first share was before its task of 50 minutes.
-    const auto first = std::find(order.begin(), order.end(), std::size_t{1}) - order.begin();
-    EXPECT_GE(first, 5);
-    EXPECT_LE(first, 6);
   }
   // Runs all, and says in which order.
   std::vector<std::size_t> Order() {
@@ -208,13 +180,30 @@ TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
   EXPECT_GE(std::count(order.begin(), order.begin() + 22, std::size_t{2}), 20);
 }
 
-TEST_F(SharesTest, OneThatComesLateHasSavedNothingUp) {
-  ExpectThatAShareThatComesLateHasSavedNothingUp(/*at_once=*/false);
+class LateShareTest : public SharesTest, public testing::WithParamInterface<bool> {};
+
+// Whether the tasks before ran at once or by way of the queue.
+TEST_P(LateShareTest, HasSavedNothingUp) {
+  const bool at_once = GetParam();
+  SubmitFor(3, 1, 1, at_once);
+  SubmitFor(1, 20, 10, at_once);
+  AwaitAll();
+  SubmitFor(1, 1, 50, at_once);
+  AwaitAll();
+  SubmitFor(3, 1, 1, at_once);  // which gives no other share its time back
+  AwaitAll();
+  Hold();
+  order_.clear();
+  SubmitFor(1, 4, 10);
+  SubmitFor(2, 15, 10);
+  const std::vector<std::size_t> order = Order();
+  // It begins where the first share was before its task of 50 minutes.
+  const auto first = std::find(order.begin(), order.end(), std::size_t{1}) - order.begin();
+  EXPECT_GE(first, 5);
+  EXPECT_LE(first, 6);
 }
 
-TEST_F(SharesTest, OneThatComesAfterTasksThatRanAtOnceHasSavedNothingUp) {
-  ExpectThatAShareThatComesLateHasSavedNothingUp(/*at_once=*/true);
-}
+INSTANTIATE_TEST_SUITE_P(Ways, LateShareTest, testing::Bool());
 
 TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   FakeDevice device;
@@ -222,8 +211,7 @@ TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   EXPECT_EQ(executor->workers(), 2);
   Blocker blockers[2];
   for (Blocker& blocker : blockers) {
-    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-    blocker.WaitUntilRunning();
+    blocker.Occupy(*executor);
   }
   TestTask large;
   ASSERT_TRUE(executor->Submit(large).ok());
@@ -278,8 +266,7 @@ TEST(ExecutorTest, TheTimeOfLargeTasksIsNoDebtOfSmallOnes) {
   std::vector<std::size_t> order;
   std::deque<TestTask> tasks;
   auto executor = *Executor::Start(device, {.workers = 1, .reserve = true, .queue_length = 100});
-  ASSERT_TRUE(executor->Submit(blocker.task(), TaskSize::kSmall).ok());
-  blocker.WaitUntilRunning();
+  blocker.Occupy(*executor, TaskSize::kSmall);
   const auto submit = [&](std::size_t share, TaskSize size, int minutes) {
     tasks.emplace_back(
         [&order, share, size, minutes](Stream&) {
@@ -310,8 +297,7 @@ TEST(ExecutorTest, SizesOvertakeNothingThatMayRun) {
   std::deque<TestTask> tasks;
   for (int i = 0; i < 6; ++i) tasks.emplace_back([&order, i](Stream&) { order.push_back(i); });
   auto executor = Start(device, 1, 8);
-  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-  blocker.WaitUntilRunning();
+  blocker.Occupy(*executor);
   for (int i = 0; i < 6; ++i)
     ASSERT_TRUE(executor->Submit(tasks[i], i % 2 == 0 ? TaskSize::kLarge : TaskSize::kSmall).ok());
   EXPECT_TRUE(executor->Cancel(tasks[2]));
@@ -326,8 +312,7 @@ TEST(ExecutorTest, AQueueThatIsFullIsThatOfOneShare) {
   Blocker blocker;
   TestTask first([](Stream&) {}, 1), more([](Stream&) {}, 1), other([](Stream&) {}, 2);
   auto executor = Start(device, 1, 1);
-  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-  blocker.WaitUntilRunning();
+  blocker.Occupy(*executor);
   EXPECT_TRUE(executor->Submit(first).ok());
   EXPECT_EQ(ErrorReason(executor->Submit(more)), "QUEUE_FULL");
   EXPECT_TRUE(executor->Submit(other).ok());
@@ -346,8 +331,7 @@ TEST(ExecutorTest, WhatIsCancelledLeavesTheQueueAtOnce) {
   std::deque<TestTask> tasks(4);
   {
     auto executor = Start(device, 1, 3);
-    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-    blocker.WaitUntilRunning();
+    blocker.Occupy(*executor);
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(executor->Submit(tasks[i]).ok());
     EXPECT_TRUE(executor->Cancel(tasks[1]));
     EXPECT_EQ(executor->waiting(), 2u);
@@ -431,8 +415,7 @@ TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns)
   auto executor = Start(device, 2, 3);
   run_short(*executor);
   EXPECT_EQ(where, here);
-  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-  blocker.WaitUntilRunning();
+  blocker.Occupy(*executor);
   run_short(*executor);
   EXPECT_NE(where, here) << "the device may let it wait";
   blocker.Release();
@@ -462,10 +445,7 @@ TEST(ExecutorTest, LongestRunIsThatOfTheTaskThatBeganFirst) {
   auto executor = *Executor::Start(device, {.workers = 2, .reserve = true, .queue_length = 8});
   const auto hours = [&] { return executor->LongestRun() / std::chrono::hours(1); };
   const auto start = [&](std::size_t i) {
-    ASSERT_TRUE(
-        executor->Submit(blockers[i].task(), i % 2 == 0 ? TaskSize::kLarge : TaskSize::kSmall)
-            .ok());
-    blockers[i].WaitUntilRunning();
+    blockers[i].Occupy(*executor, i % 2 == 0 ? TaskSize::kLarge : TaskSize::kSmall);
     AdvanceSteadyNow(absl::Hours(1));
   };
   EXPECT_EQ(executor->LongestRun().count(), 0);
@@ -494,8 +474,7 @@ TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {
   TestTask task;
   {
     auto executor = Start(device, 1, 8);
-    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
-    blocker.WaitUntilRunning();
+    blocker.Occupy(*executor);
     ASSERT_TRUE(executor->Submit(task).ok());
     device.MarkLost();
     TestTask late;
@@ -588,28 +567,42 @@ TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
   executor.reset();  // before what its tasks refer to goes
 }
 
-// Keeps a thread of the chores until the release.
-void Occupy(Chores& chores, std::promise<void>& started, std::promise<void>& release) {
-  ASSERT_TRUE(chores
-                  .Submit([&] {
-                    started.set_value();
-                    release.get_future().wait();
-                  })
-                  .ok());
-  started.get_future().wait();
-}
+// Work for chores that holds its threads until it is released.
+class Work {
+ public:
+  void Submit(Chores& chores, int count, std::size_t share = 0) {
+    const auto hold = [this] {
+      ++began_;
+      released_.wait();
+      ++ended_;
+    };
+    for (int i = 0; i < count; ++i) ASSERT_TRUE(chores.Submit(hold, share).ok());
+  }
+  void Await(int began) {
+    while (began_ < began) std::this_thread::yield();
+  }
+  int began() const { return began_; }
+  int ended() const { return ended_; }
+  void Release() { release_.set_value(); }
+
+ private:
+  std::promise<void> release_;
+  const std::shared_future<void> released_ = release_.get_future().share();
+  std::atomic<int> began_{0}, ended_{0};
+};
 
 TEST(ChoresTest, DoesWhatItTookAndRefusesTheRest) {
   std::atomic<int> done{0};
   {
-    std::promise<void> started, release;
+    Work held;
     Chores chores(1, 2);
-    Occupy(chores, started, release);
+    held.Submit(chores, 1);
+    held.Await(1);
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(chores.Submit([&] { ++done; }).ok());
     const absl::Status full = chores.Submit([&] { ++done; });
     EXPECT_EQ(ErrorReason(full), "QUEUE_FULL");
     EXPECT_EQ(ErrorMetadata(full)["limit"], "2");
-    release.set_value();
+    held.Release();
   }
   EXPECT_EQ(done, 2);
 }
@@ -623,71 +616,47 @@ TEST(ChoresTest, AQueueThatIsFullIsThatOfOneShare) {
 }
 
 TEST(ChoresTest, AShareLeavesAThreadToOthers) {
-  std::promise<void> release, done;
-  const std::shared_future<void> released = release.get_future().share();
-  std::atomic<int> began{0}, ended{0};
+  std::promise<void> done;
+  Work held;
   {
     Chores chores(3, 8);
-    for (int i = 0; i < 5; ++i) {
-      ASSERT_TRUE(chores
-                      .Submit(
-                          [&] {
-                            ++began;
-                            released.wait();
-                            ++ended;
-                          },
-                          1)
-                      .ok());
-    }
-    for (int i = 0; i < 50 && began < 3; ++i) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_LE(began, 2);
+    held.Submit(chores, 5, 1);
+    for (int i = 0; i < 50 && held.began() < 3; ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_LE(held.began(), 2);
     ASSERT_TRUE(chores.Submit([&] { done.set_value(); }, 2).ok());
     EXPECT_EQ(done.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
-    release.set_value();
+    held.Release();
   }
-  EXPECT_EQ(ended, 5);
+  EXPECT_EQ(held.ended(), 5);
 }
 
 TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
   for (const int threads : {1, 3}) {
-    std::promise<void> release;
-    const std::shared_future<void> released = release.get_future().share();
+    Work held;
     std::promise<void> done;
     Chores chores(threads, 8, /*patience=*/milliseconds(1));
-    for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { released.wait(); }).ok());
+    held.Submit(chores, 3);
     ASSERT_TRUE(chores.Submit([&] { done.set_value(); }).ok());
     auto reached = done.get_future();
     for (int i = 0; i < 1000 && reached.wait_for(milliseconds(20)) != std::future_status::ready;
          ++i)
       chores.Relieve();
     EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready) << threads;
-    release.set_value();
+    held.Release();
   }
 }
 
 TEST(ChoresTest, NoMoreThreadsJoinThan64) {
-  std::promise<void> release;
-  const std::shared_future<void> released = release.get_future().share();
-  std::atomic<int> running{0};
+  Work held;
   Chores chores(1, 100, /*patience=*/milliseconds(0));
-  for (int i = 0; i < 70; ++i) {
-    ASSERT_TRUE(chores
-                    .Submit([&] {
-                      ++running;
-                      released.wait();
-                    })
-                    .ok());
-  }
-  for (int i = 0; i < 10000 && running < 64; ++i) {
+  held.Submit(chores, 70);
+  for (int i = 0, more = 20; i < 10000 && more > 0; ++i) {
     chores.Relieve();
     std::this_thread::sleep_for(milliseconds(1));
+    if (held.began() >= 64) --more;
   }
-  for (int i = 0; i < 20; ++i) {
-    chores.Relieve();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  EXPECT_EQ(running, 64);
-  release.set_value();
+  EXPECT_EQ(held.began(), 64);
+  held.Release();
 }
 
 // The end of what work holds may bring more.
@@ -702,15 +671,16 @@ TEST(ChoresTest, WhatWorkHoldsEndsWithoutTheLock) {
 }
 
 TEST(ChoresTest, SharesTakeTurns) {
-  std::promise<void> started, release;
+  Work held;
   std::vector<int> order;
   {
     Chores chores(1, 8);
-    Occupy(chores, started, release);
+    held.Submit(chores, 1);
+    held.Await(1);
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { order.push_back(1); }, 1).ok());
     ASSERT_TRUE(chores.Submit([&] { order.push_back(2); }, 2).ok());
     EXPECT_GT(chores.LongestRun(), std::chrono::steady_clock::duration::zero());
-    release.set_value();
+    held.Release();
   }
   EXPECT_EQ(order, (std::vector<int>{1, 2, 1, 1}));
 }

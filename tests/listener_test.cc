@@ -509,21 +509,25 @@ TEST(Closing, WhoConnectsMeanwhileIsServedOrClosed) {
 
 // --- The server's settings ---------------------------------------------------------------------
 
-TEST(Settings, ConnectionsThatSayNothingEnd) {
-  Options options = TestOptions();
+// Those of a server that listens.
+template <class Change>
+Options Listening(const Change& change) {
+  Options options = With(change);
   options.listen = {"127.0.0.1:0"};
-  options.handshake = absl::Milliseconds(300);
-  TestServer server(options);
+  return options;
+}
+
+TEST(Settings, ConnectionsThatSayNothingEnd) {
+  TestServer server(
+      Listening([](Options& options) { options.handshake = absl::Milliseconds(300); }));
   RawConnection silent(server.address());
   EXPECT_TRUE(silent.IsServed());
   EXPECT_TRUE(silent.Closes()) << "within a minute";
 }
 
 TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {
-  Options options = TestOptions();
-  options.listen = {"127.0.0.1:0"};
-  options.connection_idle = absl::Milliseconds(300);
-  TestServer server(options);
+  TestServer server(
+      Listening([](Options& options) { options.connection_idle = absl::Milliseconds(300); }));
   auto channel = Dial(server.address());
   auto stub = v1::ComputeService::NewStub(channel);
   const auto call = [&] {
@@ -537,21 +541,16 @@ TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {
 }
 
 TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
-  Options options = TestOptions();
-  options.listen = {"127.0.0.1:0"};
-  options.max_connections = 1;
-  options.max_streams = 1;
-  TestServer server(options);
+  TestServer server(Listening([](Options& options) {
+    options.max_connections = 1;
+    options.max_streams = 1;
+  }));
   auto channel = Dial(server.address());
   auto stub = v1::BufferService::NewStub(channel);
   grpc::ClientContext context;
   v1::UploadResponse uploaded;
   auto writer = stub->Upload(&context, &uploaded);
-  v1::UploadRequest message;
-  message.set_name("x");
-  message.mutable_spec()->set_dtype(v1::DTYPE_F32);
-  message.mutable_spec()->add_shape(1);
-  ASSERT_TRUE(writer->Write(message));
+  ASSERT_TRUE(writer->Write(Of<v1::UploadRequest>("name: 'x' spec { dtype: DTYPE_F32 shape: 1 }")));
   ASSERT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
   grpc::ClientContext second;
   second.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
@@ -560,9 +559,7 @@ TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
             grpc::StatusCode::DEADLINE_EXCEEDED)
       << "it waits for the first";
   EXPECT_FALSE(RawConnection(server.address()).IsServed());
-  message.Clear();
-  message.set_data("abcd");
-  writer->Write(message);
+  writer->Write(Of<v1::UploadRequest>("data: 'abcd'"));
   writer->WritesDone();
   EXPECT_TRUE(writer->Finish().ok());
 }

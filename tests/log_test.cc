@@ -44,26 +44,43 @@ TEST(PrintableTest, CutsBetweenCharacters) {
   EXPECT_LE(some.size(), 106u);
 }
 
+// A pipe in the place of standard error.
+class Pipe {
+ public:
+  Pipe() {
+    EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
+    EXPECT_EQ(dup2(ends_[1], STDERR_FILENO), STDERR_FILENO);
+  }
+  // Puts standard error back once the log is written.
+  void End() {
+    FlushLog(absl::Seconds(20));
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    close(ends_[1]);
+  }
+  // All that comes until End.
+  std::string Read() {
+    std::string text;
+    char block[65536];
+    for (ssize_t size = 0; (size = read(ends_[0], block, sizeof(block))) > 0;)
+      text.append(block, static_cast<std::size_t>(size));
+    close(ends_[0]);
+    return text;
+  }
+
+ private:
+  int ends_[2];
+  const int before_ = dup(STDERR_FILENO);
+};
+
 // What reaches standard error while f runs.
 template <class F>
 std::string Logged(bool json, const F& f) {
-  int ends[2];
-  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const int before = dup(STDERR_FILENO);
-  EXPECT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+  Pipe pipe;
   SetUpLog("info", json);
   f();
-  FlushLog(absl::Seconds(20));
-  dup2(before, STDERR_FILENO);
-  close(before);
-  close(ends[1]);
-  std::string text;
-  char block[4096];
-  for (ssize_t size = 0; (size = read(ends[0], block, sizeof(block))) > 0;) {
-    text.append(block, static_cast<std::size_t>(size));
-  }
-  close(ends[0]);
-  return text;
+  pipe.End();
+  return pipe.Read();
 }
 
 TEST(LogTest, TimesOfJsonLinesHaveThreeDigitsOfMilliseconds) {
@@ -172,10 +189,7 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
 
 // Standard error is a pipe that is full and that nobody reads: whoever logs goes on.
 TEST(LogTest, NobodyWaitsForAReader) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const int before = dup(STDERR_FILENO);
-  ASSERT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+  Pipe pipe;
   SetUpLog("info", false);
   // The first of them reach the pipe, and the writer stands.
   spdlog::info("number 0");
@@ -187,18 +201,9 @@ TEST(LogTest, NobodyWaitsForAReader) {
   FlushLog(absl::Milliseconds(20));  // comes back, too
   // Once there is a reader, the writer gets on and says what is missing.
   std::string text;
-  std::thread reader([&] {
-    char block[65536];
-    for (ssize_t size = 0; (size = read(ends[0], block, sizeof(block))) > 0;) {
-      text.append(block, static_cast<std::size_t>(size));
-    }
-  });
-  FlushLog(absl::Seconds(20));
-  dup2(before, STDERR_FILENO);
-  close(before);
-  close(ends[1]);
+  std::thread reader([&] { text = pipe.Read(); });
+  pipe.End();
   reader.join();
-  close(ends[0]);
   EXPECT_NE(text.find("number 0\n"), text.npos);
   EXPECT_EQ(text.find("number 10000\n"), text.npos) << "the oldest of those that waited";
   EXPECT_NE(text.find("number 19999\n"), text.npos);

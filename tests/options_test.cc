@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "kernels/base/error.h"
 #include "server/home.h"
 #include "tests/temporary_file.h"
@@ -24,10 +25,12 @@ struct Parsed {
   std::string err;
 };
 
-Parsed Parse(std::vector<const char*> arguments,
-             const std::map<std::string, std::string>& environment = {}) {
+using Environment = std::map<std::string, std::string>;
+
+Parsed Parse(const std::vector<std::string>& words, const Environment& environment = {}) {
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-  arguments.insert(arguments.begin(), "tessera-server");
+  std::vector<const char*> arguments = {"tessera-server"};
+  for (const std::string& word : words) arguments.push_back(word.c_str());
   std::ostringstream out;
   std::ostringstream err;
   Parsed parsed;
@@ -39,178 +42,139 @@ Parsed Parse(std::vector<const char*> arguments,
   return parsed;
 }
 
+// The options by flags, which have a space between them.
+Options Good(const std::string& flags, const Environment& environment = {}) {
+  const Parsed parsed = Parse(absl::StrSplit(flags, ' ', absl::SkipEmpty()), environment);
+  EXPECT_TRUE(parsed.options.has_value()) << flags << ": " << parsed.err;
+  return parsed.options.value_or(Options());
+}
+
+// With a message that says this.
+void ExpectRefused(const std::vector<std::string>& words, const std::string& said,
+                   const Environment& environment = {}) {
+  const Parsed parsed = Parse(words, environment);
+  EXPECT_FALSE(parsed.options.has_value()) << said;
+  EXPECT_EQ(parsed.exit_code, 1) << said;
+  EXPECT_NE(parsed.err.find(said), std::string::npos) << said << ": " << parsed.err;
+}
+
 TEST(Options, Defaults) {
-  const Parsed parsed = Parse({});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->listen, std::vector<std::string>{"127.0.0.1:50051"});
-  EXPECT_EQ(parsed.options->devices, std::vector<std::string>{"auto"});
-  EXPECT_EQ(parsed.options->memory_limit.Resolve(1000), 900u);
-  EXPECT_EQ(parsed.options->queue, 1024u);
-  EXPECT_EQ(parsed.options->workers, 4);
-  EXPECT_EQ(parsed.options->transfer_workers, 2);
-  EXPECT_EQ(parsed.options->max_message, (4u << 20) + (64u << 10));
-  EXPECT_EQ(parsed.options->max_connections, 4096u);
-  EXPECT_EQ(parsed.options->max_streams, 1024);
-  EXPECT_EQ(parsed.options->connection_idle, absl::Minutes(30));
-  EXPECT_EQ(parsed.options->default_ttl, absl::InfiniteDuration());
-  EXPECT_EQ(parsed.options->max_ttl, absl::InfiniteDuration());
-  EXPECT_EQ(parsed.options->upload_timeout, absl::Seconds(60));
-  EXPECT_EQ(parsed.options->drain_delay, absl::ZeroDuration());
-  EXPECT_EQ(parsed.options->drain_timeout, absl::Seconds(30));
-  EXPECT_FALSE(parsed.options->log_json);
-  EXPECT_TRUE(parsed.options->reflection);
+  const Options options = Good("");
+  EXPECT_EQ(options.listen, std::vector<std::string>{"127.0.0.1:50051"});
+  EXPECT_EQ(options.devices, std::vector<std::string>{"auto"});
+  EXPECT_EQ(options.memory_limit.Resolve(1000), 900u);
+  EXPECT_EQ(options.queue, 1024u);
+  EXPECT_EQ(options.workers, 4);
+  EXPECT_EQ(options.transfer_workers, 2);
+  EXPECT_EQ(options.max_message, (4u << 20) + (64u << 10));
+  EXPECT_EQ(options.max_connections, 4096u);
+  EXPECT_EQ(options.max_streams, 1024);
+  EXPECT_EQ(options.connection_idle, absl::Minutes(30));
+  EXPECT_EQ(options.default_ttl, absl::InfiniteDuration());
+  EXPECT_EQ(options.max_ttl, absl::InfiniteDuration());
+  EXPECT_EQ(options.upload_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.drain_delay, absl::ZeroDuration());
+  EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
+  EXPECT_EQ(options.max_operation_seconds, 30);
+  EXPECT_EQ(options.max_slow_operation_seconds, 5);
+  EXPECT_EQ(options.slow_call, absl::InfiniteDuration());
+  EXPECT_EQ(options.metrics_listen, "");
+  EXPECT_EQ(options.spans, "");
+  EXPECT_TRUE(options.import_from.empty());
+  EXPECT_FALSE(options.insecure);
+  EXPECT_FALSE(options.log_json);
+  EXPECT_TRUE(options.reflection);
+}
+
+TEST(Options, Flags) {
+  const Options options = Good(
+      "--listen 0.0.0.0:1 --listen unix:/tmp/s --device cuda:1 --device cpu --memory-limit 2Gi "
+      "--queue 7 --workers 3 --max-message 1Mi --default-ttl 10m --max-ttl 2h --upload-timeout 0 "
+      "--drain-delay 5s --drain-timeout 500ms --log-level debug --log-format json --no-reflection "
+      "--transfer-workers 64 --max-connections 9 --max-streams 5 --connection-idle 0 "
+      "--slow-call 250ms --metrics-listen localhost:0");
+  EXPECT_EQ(options.listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
+  EXPECT_EQ(options.devices, (std::vector<std::string>{"cuda:1", "cpu"}));
+  EXPECT_EQ(options.memory_limit.Resolve(0), std::uint64_t{2} << 30);
+  EXPECT_EQ(options.queue, 7u);
+  EXPECT_EQ(options.workers, 3);
+  EXPECT_EQ(options.transfer_workers, 64);
+  EXPECT_EQ(options.max_message, 1u << 20);
+  EXPECT_EQ(options.max_connections, 9u);
+  EXPECT_EQ(options.max_streams, 5);
+  EXPECT_EQ(options.connection_idle, absl::InfiniteDuration());
+  EXPECT_EQ(options.default_ttl, absl::Minutes(10));
+  EXPECT_EQ(options.max_ttl, absl::Hours(2));
+  EXPECT_EQ(options.upload_timeout, absl::InfiniteDuration());
+  EXPECT_EQ(options.drain_delay, absl::Seconds(5));
+  EXPECT_EQ(options.drain_timeout, absl::Milliseconds(500));
+  EXPECT_EQ(options.slow_call, absl::Milliseconds(250));
+  EXPECT_EQ(options.metrics_listen, "localhost:0");
+  EXPECT_EQ(options.log_level, "debug");
+  EXPECT_TRUE(options.log_json);
+  EXPECT_FALSE(options.reflection);
+  EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
+  // Elsewhere 0 is without end; a drain that may take no time ends at once.
+  EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());
 }
 
 TEST(Options, TlsFilesGoTogether) {
-  const Parsed whole = Parse({"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"},
-                             {{"TESSERA_INSECURE", "1"}});
-  ASSERT_TRUE(whole.options.has_value()) << whole.err;
-  EXPECT_EQ(whole.options->tls_cert, "c");
-  EXPECT_EQ(whole.options->tls_key, "k");
-  EXPECT_EQ(whole.options->tls_client_ca, "a");
-  EXPECT_TRUE(whole.options->insecure);
-  EXPECT_FALSE(Parse({}).options->insecure);
-  for (const char* flag : {"--tls-cert", "--tls-key", "--tls-client-ca"}) {
-    const Parsed part = Parse({flag, "file"});
-    EXPECT_FALSE(part.options.has_value()) << flag;
-    EXPECT_EQ(part.exit_code, 1);
-    EXPECT_NE(part.err.find("go together"), std::string::npos) << part.err;
-  }
+  const Options whole =
+      Good("--tls-cert c --tls-key k --tls-client-ca a", {{"TESSERA_INSECURE", "1"}});
+  EXPECT_EQ(whole.tls_cert, "c");
+  EXPECT_EQ(whole.tls_key, "k");
+  EXPECT_EQ(whole.tls_client_ca, "a");
+  EXPECT_TRUE(whole.insecure);
+  for (const char* flag : {"--tls-cert", "--tls-key", "--tls-client-ca"})
+    ExpectRefused({flag, "file"}, "go together");
 }
 
 TEST(Options, OtherServers) {
-  EXPECT_TRUE(Parse({}).options->import_from.empty());
-  const Parsed some = Parse({"--import-from", "a:1,*.b:*", "--import-from", "[::1]:2"});
-  ASSERT_TRUE(some.options.has_value()) << some.err;
-  EXPECT_EQ(some.options->import_from, (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
-  EXPECT_EQ(Parse({"--max-imports", "7"}).options->max_imports, 7u);
-  EXPECT_FALSE(Parse({"--max-imports", "0"}).options.has_value());
-  // Tokens do not travel in clear unless somebody says so.
-  const std::vector<const char*> open = {"--tokens", "t", "--import-from", "a:1"};
-  EXPECT_NE(Parse(open).err.find("--import-tls-ca"), std::string::npos);
-  EXPECT_TRUE(Parse({"--tokens", "t", "--import-from", "a:1", "--import-tls-ca", "c"}).options);
-  EXPECT_TRUE(Parse({"--tokens", "t", "--import-from", "a:1", "--insecure"}).options);
-  EXPECT_EQ(Parse({"--ring", "r", "--ring-name", "a"}).options->ring_name, "a");
-  EXPECT_FALSE(Parse({"--ring", "r"}).options.has_value());
-  EXPECT_FALSE(Parse({"--ring-name", "a"}).options.has_value());
+  EXPECT_EQ(Good("--import-from a:1,*.b:* --import-from [::1]:2").import_from,
+            (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
+  EXPECT_EQ(Good("--max-imports 7").max_imports, 7u);
+  ExpectRefused({"--max-imports", "0"}, "--max-imports");
+  // Tokens do not travel in clear unless a flag allows it.
+  ExpectRefused({"--tokens", "t", "--import-from", "a:1"}, "--import-tls-ca");
+  Good("--tokens t --import-from a:1 --import-tls-ca c");
+  Good("--tokens t --import-from a:1 --insecure");
+  EXPECT_EQ(Good("--ring r --ring-name a").ring_name, "a");
+  ExpectRefused({"--ring", "r"}, "--ring");
+  ExpectRefused({"--ring-name", "a"}, "--ring");
 }
 
 // A pattern that no host:port matches would look as if it allowed something.
 TEST(Options, PatternsOfServersHaveAPort) {
-  for (const char* good :
+  for (const std::string good :
        {"*", "gpu-*", "gpu-*51", "*:50051", "gpu:5*", "gpu:*", "[::1]:1", "[::1]:*"})
-    EXPECT_TRUE(Parse({"--import-from", good}).options.has_value()) << good;
-  for (const char* bad : {"gpu", "gpu:", "*gpu", ":1", "gpu:65536", "gpu:http", "gpu:x*", "::1"}) {
-    const Parsed parsed = Parse({"--import-from", bad});
-    EXPECT_FALSE(parsed.options.has_value()) << bad;
-    EXPECT_NE(parsed.err.find("--import-from: '" + std::string(bad) + "' matches no host:port"),
-              std::string::npos)
-        << parsed.err;
-  }
+    Good("--import-from " + good);
+  for (const std::string bad :
+       {"gpu", "gpu:", "*gpu", ":1", "gpu:65536", "gpu:http", "gpu:x*", "::1"})
+    ExpectRefused({"--import-from", bad}, "--import-from: '" + bad + "' matches no host:port");
 }
 
 TEST(Options, NumbersOfSeconds) {
-  EXPECT_EQ(Parse({}).options->max_operation_seconds, 30);
-  EXPECT_EQ(Parse({}).options->max_slow_operation_seconds, 5);
-  EXPECT_EQ(Parse({"--max-operation-seconds", "1e-12"}).options->max_operation_seconds, 1e-12);
-  EXPECT_EQ(Parse({"--max-slow-operation-seconds", "1e9"}).options->max_slow_operation_seconds,
-            1e9);
-  for (const char* flag : {"--max-operation-seconds", "--max-slow-operation-seconds"}) {
-    for (const std::string bad : {"nan", "-nan", "inf", "0", "-1", "1e10", "x", ""}) {
-      const Parsed parsed = Parse({flag, bad.c_str()});
-      EXPECT_FALSE(parsed.options.has_value()) << flag << " " << bad;
-      EXPECT_NE(parsed.err.find(std::string(flag) + ": '" + bad + "' is not a number of seconds"),
-                std::string::npos)
-          << parsed.err;
-    }
+  EXPECT_EQ(Good("--max-operation-seconds 1e-12").max_operation_seconds, 1e-12);
+  EXPECT_EQ(Good("--max-slow-operation-seconds 1e9").max_slow_operation_seconds, 1e9);
+  for (const std::string flag : {"--max-operation-seconds", "--max-slow-operation-seconds"}) {
+    for (const std::string bad : {"nan", "-nan", "inf", "0", "-1", "1e10", "x", ""})
+      ExpectRefused({flag, bad}, flag + ": '" + bad + "' is not a number of seconds");
   }
 }
 
 TEST(Options, PortsAreThoseOfTcp) {
-  for (const char* flag : {"--listen", "--metrics-listen"}) {
-    for (const char* good : {"127.0.0.1:0", "127.0.0.1:65535", "[::1]:1", ":80"})
-      EXPECT_TRUE(Parse({flag, good}).options.has_value()) << flag << " " << good;
-    for (const char* bad : {"127.0.0.1:65536", "127.0.0.1:99999", "[::1]:4294967297", "a:-1",
-                            "a:http", "a:", "a", "a:18446744073709551617"}) {
-      const Parsed parsed = Parse({flag, bad});
-      EXPECT_FALSE(parsed.options.has_value()) << flag << " " << bad;
-      EXPECT_NE(parsed.err.find(std::string(flag) + ": '" + bad + "' has no port from 0 to 65535"),
-                std::string::npos)
-          << parsed.err;
-    }
+  for (const std::string flag : {"--listen", "--metrics-listen"}) {
+    for (const std::string good : {"127.0.0.1:0", "127.0.0.1:65535", "[::1]:1", ":80"})
+      Good(flag + " " + good);
+    for (const std::string bad : {"127.0.0.1:65536", "127.0.0.1:99999", "[::1]:4294967297", "a:-1",
+                                  "a:http", "a:", "a", "a:18446744073709551617"})
+      ExpectRefused({flag, bad}, flag + ": '" + bad + "' has no port from 0 to 65535");
   }
-  EXPECT_TRUE(Parse({"--listen", "unix:/tmp/s:99999"}).options.has_value());
-  EXPECT_FALSE(Parse({"--listen", "127.0.0.1:1,127.0.0.1:99999"}).options.has_value());
-  EXPECT_FALSE(Parse({}, {{"TESSERA_LISTEN", "127.0.0.1:99999"}}).options.has_value());
+  Good("--listen unix:/tmp/s:99999");
+  ExpectRefused({"--listen", "127.0.0.1:1,127.0.0.1:99999"}, "99999");
+  ExpectRefused({}, "99999", {{"TESSERA_LISTEN", "127.0.0.1:99999"}});
 }
 
-TEST(Options, TheFileSetsOptionsAlone) {
-  for (const auto& [text, mention] : std::vector<std::pair<std::string, std::string>>{
-           {"queueu = 1\n", "'queueu' of the configuration file is no option"},
-           {"[server]\nqueue = 1\n", "'[server]' of the configuration file is no option"}}) {
-    const TemporaryFile file(text);
-    const std::string path = file.path();
-    const Parsed parsed = Parse({"--config", path.c_str()});
-    EXPECT_FALSE(parsed.options.has_value()) << text;
-    EXPECT_EQ(parsed.exit_code, 1) << text;
-    EXPECT_NE(parsed.err.find(mention), std::string::npos) << parsed.err;
-  }
-}
-
-TEST(Options, Flags) {
-  const Parsed parsed = Parse({"--listen",
-                               "0.0.0.0:1",
-                               "--listen",
-                               "unix:/tmp/s",
-                               "--device",
-                               "cuda:1",
-                               "--device",
-                               "cpu",
-                               "--memory-limit",
-                               "2Gi",
-                               "--queue",
-                               "7",
-                               "--workers",
-                               "3",
-                               "--max-message",
-                               "1Mi",
-                               "--default-ttl",
-                               "10m",
-                               "--max-ttl",
-                               "2h",
-                               "--upload-timeout",
-                               "0",
-                               "--drain-delay",
-                               "5s",
-                               "--drain-timeout",
-                               "500ms",
-                               "--log-level",
-                               "debug",
-                               "--log-format",
-                               "json",
-                               "--no-reflection",
-                               "--transfer-workers",
-                               "64"});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
-  EXPECT_EQ(parsed.options->devices, (std::vector<std::string>{"cuda:1", "cpu"}));
-  EXPECT_EQ(parsed.options->memory_limit.Resolve(0), std::uint64_t{2} << 30);
-  EXPECT_EQ(parsed.options->queue, 7u);
-  EXPECT_EQ(parsed.options->workers, 3);
-  EXPECT_EQ(parsed.options->transfer_workers, 64);
-  EXPECT_EQ(parsed.options->max_message, 1u << 20);
-  EXPECT_EQ(parsed.options->default_ttl, absl::Minutes(10));
-  EXPECT_EQ(parsed.options->max_ttl, absl::Hours(2));
-  EXPECT_EQ(parsed.options->upload_timeout, absl::InfiniteDuration());
-  EXPECT_EQ(parsed.options->drain_delay, absl::Seconds(5));
-  EXPECT_EQ(parsed.options->drain_timeout, absl::Milliseconds(500));
-  EXPECT_EQ(parsed.options->log_level, "debug");
-  EXPECT_TRUE(parsed.options->log_json);
-  EXPECT_FALSE(parsed.options->reflection);
-}
-
-// Elsewhere 0 is without end; a drain that may take no time ends at once.
-// Operations of all workers may share a device, or wait for each other.
 TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
   Options options;
   options.host_memory = 100;
@@ -221,6 +185,7 @@ TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
   EXPECT_EQ(options.LeftOfHost(300), 0u);
 }
 
+// Operations of all workers may share a device, or wait for each other.
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
   EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
@@ -232,98 +197,53 @@ TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(options.HangLimit(1), absl::InfiniteDuration());
 }
 
-TEST(Options, ADrainMayTakeNoTime) {
-  const Parsed parsed = Parse({"--drain-timeout", "0", "--drain-delay", "0"});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->drain_timeout, absl::ZeroDuration());
-  EXPECT_EQ(parsed.options->drain_delay, absl::ZeroDuration());
-}
-
-TEST(Options, MetricsAreOffUnlessAskedFor) {
-  EXPECT_EQ(Parse({}).options->metrics_listen, "");
-  EXPECT_EQ(Parse({"--metrics-listen", "localhost:0"}).options->metrics_listen, "localhost:0");
-  const Parsed parsed = Parse({}, {{"TESSERA_METRICS_LISTEN", "127.0.0.1:9464"}});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->metrics_listen, "127.0.0.1:9464");
-}
-
-TEST(Options, NoCallIsSlowUnlessAskedFor) {
-  EXPECT_EQ(Parse({}).options->slow_call, absl::InfiniteDuration());
-  EXPECT_EQ(Parse({"--slow-call", "0"}).options->slow_call, absl::InfiniteDuration());
-  EXPECT_EQ(Parse({"--slow-call", "250ms"}).options->slow_call, absl::Milliseconds(250));
-  EXPECT_FALSE(Parse({"--slow-call", "soon"}).options.has_value());
-  EXPECT_EQ(Parse({}).options->spans, "");
-  EXPECT_EQ(Parse({}, {{"TESSERA_SPANS", "/tmp/s"}}).options->spans, "/tmp/s");
-}
-
-TEST(Options, FlagsOfConnections) {
-  const Parsed parsed =
-      Parse({"--max-connections", "9", "--max-streams", "5", "--connection-idle", "0"});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->max_connections, 9u);
-  EXPECT_EQ(parsed.options->max_streams, 5);
-  EXPECT_EQ(parsed.options->connection_idle, absl::InfiniteDuration());
-}
-
 TEST(Options, FlagBeatsEnvironmentBeatsFile) {
   const TemporaryFile file(
       "queue = 1\nworkers = 1\ndrain-delay = \"1s\"\n"
       "listen = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\nno-reflection = true\n");
-  const std::string path = file.path();
-  const Parsed parsed =
-      Parse({"--config", path.c_str(), "--queue", "3"},
-            {{"TESSERA_QUEUE", "2"}, {"TESSERA_WORKERS", "2"}, {"TESSERA_DEVICE", "cpu,cuda:0"}});
-  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
-  EXPECT_EQ(parsed.options->queue, 3u);
-  EXPECT_EQ(parsed.options->workers, 2);
-  EXPECT_EQ(parsed.options->drain_delay, absl::Seconds(1));
-  EXPECT_EQ(parsed.options->listen, (std::vector<std::string>{"127.0.0.1:1", "127.0.0.1:2"}));
-  EXPECT_EQ(parsed.options->devices, (std::vector<std::string>{"cpu", "cuda:0"}));
-  EXPECT_FALSE(parsed.options->reflection);
-
-  const Parsed by_environment = Parse({}, {{"TESSERA_CONFIG", path}});
-  ASSERT_TRUE(by_environment.options.has_value()) << by_environment.err;
-  EXPECT_EQ(by_environment.options->workers, 1);
-}
-
-TEST(Options, EnvironmentSetsFlagsWithoutAValue) {
-  const Parsed off = Parse({}, {{"TESSERA_NO_REFLECTION", "true"}});
-  ASSERT_TRUE(off.options.has_value()) << off.err;
-  EXPECT_FALSE(off.options->reflection);
-  const Parsed on = Parse({}, {{"TESSERA_NO_REFLECTION", "false"}});
-  ASSERT_TRUE(on.options.has_value()) << on.err;
-  EXPECT_TRUE(on.options->reflection);
+  const Options options = Good("--queue 3 --config " + file.path(), {{"TESSERA_QUEUE", "2"},
+                                                                     {"TESSERA_WORKERS", "2"},
+                                                                     {"TESSERA_SPANS", "/tmp/s"},
+                                                                     {"TESSERA_DEVICE", "cpu,x"}});
+  EXPECT_EQ(options.queue, 3u);
+  EXPECT_EQ(options.workers, 2);
+  EXPECT_EQ(options.drain_delay, absl::Seconds(1));
+  EXPECT_EQ(options.listen, (std::vector<std::string>{"127.0.0.1:1", "127.0.0.1:2"}));
+  EXPECT_EQ(options.devices, (std::vector<std::string>{"cpu", "x"}));
+  EXPECT_EQ(options.spans, "/tmp/s");
+  EXPECT_FALSE(options.reflection);
+  EXPECT_EQ(Good("", {{"TESSERA_CONFIG", file.path()}}).workers, 1);
+  for (const bool off : {false, true})
+    EXPECT_EQ(Good("", {{"TESSERA_NO_REFLECTION", off ? "true" : "false"}}).reflection, !off);
 }
 
 TEST(Options, MistakesEndTheProcessWithAReason) {
-  const TemporaryFile file("quue = 1\n");
-  const std::string path = file.path();
-  const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
-      {{"--bogus"}, "--bogus"},
-      {{"--queue", "0"}, "--queue"},
-      {{"--workers", "many"}, "--workers"},
-      {{"--transfer-workers", "0"}, "--transfer-workers"},
-      {{"--transfer-workers", "65"}, "--transfer-workers"},
-      {{"--memory-limit", "lots"}, "--memory-limit"},
-      {{"--memory-limit", "0"}, "--memory-limit"},
-      {{"--memory-limit", "101%"}, "--memory-limit"},
-      {{"--max-message", "3"}, "--max-message"},
-      {{"--max-connections", "0"}, "--max-connections"},
-      {{"--max-streams", "0"}, "--max-streams"},
-      {{"--connection-idle", "soon"}, "--connection-idle"},
-      {{"--drain-delay", "5"}, "--drain-delay"},
-      {{"--drain-delay", "-5s"}, "--drain-delay"},
-      {{"--drain-timeout", "inf"}, "--drain-timeout"},
-      {{"--log-level", "loud"}, "--log-level"},
-      {{"--log-format", "xml"}, "--log-format"},
-      {{"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml"},
-      {{"--config", path.c_str()}, "quue"},
-  };
-  for (const auto& [arguments, mention] : cases) {
-    const Parsed parsed = Parse(arguments);
-    EXPECT_FALSE(parsed.options.has_value()) << mention;
-    EXPECT_EQ(parsed.exit_code, 1) << mention;
-    EXPECT_NE(parsed.err.find(mention), std::string::npos) << parsed.err;
+  for (const auto& [flag, value] :
+       std::vector<std::pair<std::string, std::string>>{{"--queue", "0"},
+                                                        {"--workers", "many"},
+                                                        {"--transfer-workers", "0"},
+                                                        {"--memory-limit", "lots"},
+                                                        {"--memory-limit", "0"},
+                                                        {"--memory-limit", "101%"},
+                                                        {"--max-message", "3"},
+                                                        {"--max-connections", "0"},
+                                                        {"--max-streams", "0"},
+                                                        {"--drain-delay", "5"},
+                                                        {"--drain-delay", "-5s"},
+                                                        {"--drain-timeout", "inf"},
+                                                        {"--log-level", "loud"},
+                                                        {"--log-format", "xml"},
+                                                        {"--connection-idle", "soon"},
+                                                        {"--slow-call", "soon"},
+                                                        {"--transfer-workers", "65"}})
+    ExpectRefused({flag, value}, flag);
+  ExpectRefused({"--bogus"}, "--bogus");
+  ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
+  for (const auto& [text, said] : std::vector<std::pair<std::string, std::string>>{
+           {"queueu = 1\n", "'queueu' of the configuration file is no option"},
+           {"[server]\nqueue = 1\n", "'[server]' of the configuration file is no option"}}) {
+    const TemporaryFile file(text);
+    ExpectRefused({"--config", file.path()}, said);
   }
 }
 
@@ -331,12 +251,9 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   const Parsed help = Parse({"--help"});
   EXPECT_FALSE(help.options.has_value());
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* flag :
-       {"--listen", "--device", "--memory-limit", "--queue", "--workers", "--max-message",
-        "--default-ttl", "--max-ttl", "--upload-timeout", "--drain-delay", "--drain-timeout",
-        "--log-level", "--log-format", "--config", "--no-reflection", "--version", "--tokens"}) {
+  for (const char* flag : {"--listen", "--device", "--memory-limit", "--default-ttl",
+                           "--log-format", "--config", "--no-reflection", "--version", "--tokens"})
     EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
-  }
   const Parsed version = Parse({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;

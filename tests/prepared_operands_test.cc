@@ -38,14 +38,29 @@ class PreparedOperandsTest : public testing::Test {
     return store_.Seal(**draft)->buffer;
   }
 
+  // A call whose only operand is a buffer, and which uses what is kept of it until it ends.
+  struct User {
+    User(PreparedOperandsTest& test, std::shared_ptr<const Buffer> buffer)
+        : User(test.prepared_, *test.stream_, std::move(buffer)) {}
+    User(PreparedOperands& of, Stream& stream, std::shared_ptr<const Buffer> buffer)
+        : operand(std::move(buffer)), call(of, stream, find) {}
+    PreparedMemory Keep(std::string_view how = "copy", std::size_t bytes = kBytes) {
+      return call.Keep({how, Of(*operand)}, bytes);
+    }
+    const std::shared_ptr<const Buffer> operand;
+    const std::function<std::shared_ptr<const Buffer>(const void*)> find = [this](const void*) {
+      return operand;
+    };
+    PreparedOperands::Call call;
+  };
+
   // What a call is given that prepares this of a buffer, and nothing else. done: whether its work is.
   PreparedMemory Ask(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy",
                      std::size_t bytes = kBytes, bool done = true) {
-    const auto find = [&](const void*) { return buffer; };
-    PreparedOperands::Call call(prepared_, *stream_, find);
-    const PreparedMemory memory = call.Keep({how, Of(*buffer)}, bytes);
-    EXPECT_EQ(call.EndOperation(done), memory.ready ? bytes : 0);
-    if (done) call.Finish();
+    User user(*this, buffer);
+    const PreparedMemory memory = user.Keep(how, bytes);
+    EXPECT_EQ(user.call.EndOperation(done), memory.ready ? bytes : 0);
+    if (done) user.call.Finish();
     return memory;
   }
   // So that the next one finds it.
@@ -58,24 +73,12 @@ class PreparedOperandsTest : public testing::Test {
   }
   static View Of(const Buffer& buffer) { return WholeView(buffer.type(), buffer.data()); }
   bool Has(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy") {
-    const auto find = [&](const void*) { return buffer; };
-    PreparedOperands::Call call(prepared_, *stream_, find);
-    return call.Keep({how, Of(*buffer)}, kBytes).ready;
+    return User(*this, buffer).Keep(how).ready;
   }
-  // A call that uses what is kept of a buffer until it ends.
-  struct User {
-    User(PreparedOperands& of, Stream& stream, std::shared_ptr<const Buffer> buffer)
-        : operand(std::move(buffer)), call(of, stream, find) {}
-    const std::shared_ptr<const Buffer> operand;
-    const std::function<std::shared_ptr<const Buffer>(const void*)> find = [this](const void*) {
-      return operand;
-    };
-    PreparedOperands::Call call;
-  };
   std::unique_ptr<User> Use(const std::shared_ptr<const Buffer>& buffer,
                             std::string_view how = "copy") {
-    auto user = std::make_unique<User>(prepared_, *stream_, buffer);
-    EXPECT_TRUE(user->call.Keep({how, Of(*buffer)}, kBytes).ready);
+    auto user = std::make_unique<User>(*this, buffer);
+    EXPECT_TRUE(user->Keep(how).ready);
     return user;
   }
   void AwaitForgotten(const std::shared_ptr<const Buffer>& buffer) {
@@ -106,18 +109,13 @@ TEST_F(PreparedOperandsTest, AnotherWayAnotherViewAndAnotherBufferAreOthers) {
   Make(x);
   EXPECT_FALSE(Has(x, "another copy"));
   EXPECT_FALSE(Has(y));
-  const auto find = [&](const void*) { return x; };
-  PreparedOperands::Call call(prepared_, *stream_, find);
-  View view = Of(*x);
-  EXPECT_TRUE(call.Keep({"copy", view}, kBytes).ready);
-  view.strides[0] = -1;
-  EXPECT_FALSE(call.Keep({"copy", view}, kBytes).ready);
-  view = Of(*x);
-  view.dtype = DType::kI32;
-  EXPECT_FALSE(call.Keep({"copy", view}, kBytes).ready);
-  view = Of(*x);
-  --view.shape[0];
-  EXPECT_FALSE(call.Keep({"copy", view}, kBytes).ready);
+  User user(*this, x);
+  EXPECT_TRUE(user.Keep().ready);
+  View views[] = {Of(*x), Of(*x), Of(*x)};
+  views[0].strides[0] = -1;
+  views[1].dtype = DType::kI32;
+  --views[2].shape[0];
+  for (const View& view : views) EXPECT_FALSE(user.call.Keep({"copy", view}, kBytes).ready);
 }
 
 TEST_F(PreparedOperandsTest, WhatIsSmallOrNoBuffersIsNotKept) {
@@ -144,33 +142,31 @@ TEST_F(PreparedOperandsTest, WhatACallHasNotFinishedIsForgotten) {
 TEST_F(PreparedOperandsTest, OtherCallsDoNotSeeWhatIsBeingMadeButLaterOperationsOfTheCallDo) {
   const auto x = Put("x");
   Ask(x);
-  const auto find = [&](const void*) { return x; };
-  PreparedOperands::Call call(prepared_, *stream_, find);
-  const PreparedMemory making = call.Keep({"copy", Of(*x)}, kBytes);
+  User user(*this, x);
+  const PreparedMemory making = user.Keep();
   ASSERT_NE(making.data, nullptr);
-  EXPECT_EQ(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr) << "of the same operation";
+  EXPECT_EQ(user.Keep().data, nullptr) << "of the same operation";
   EXPECT_EQ(Ask(x).data, nullptr);
-  EXPECT_EQ(call.EndOperation(true), 0u);
+  EXPECT_EQ(user.call.EndOperation(true), 0u);
   EXPECT_EQ(Ask(x).data, nullptr);
-  const PreparedMemory made = call.Keep({"copy", Of(*x)}, kBytes);
+  const PreparedMemory made = user.Keep();
   EXPECT_TRUE(made.ready);
   EXPECT_EQ(made.data, making.data);
-  EXPECT_EQ(call.EndOperation(true), kBytes);
-  call.Finish();
+  EXPECT_EQ(user.call.EndOperation(true), kBytes);
+  user.call.Finish();
   EXPECT_TRUE(Ask(x).ready);
 }
 
 TEST_F(PreparedOperandsTest, OfAnOperationThatFailedNothingIsSeenByTheNextOne) {
   const auto x = Put("x");
   Ask(x);
-  const auto find = [&](const void*) { return x; };
-  PreparedOperands::Call call(prepared_, *stream_, find);
-  ASSERT_NE(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr);
-  call.EndOperation(false);
+  User user(*this, x);
+  ASSERT_NE(user.Keep().data, nullptr);
+  user.call.EndOperation(false);
   EXPECT_EQ(device_.allocations(), 2u) << "its work may be under way";
-  EXPECT_EQ(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr) << "seen for the first time";
-  call.EndOperation(true);
-  call.Finish();
+  EXPECT_EQ(user.Keep().data, nullptr) << "seen for the first time";
+  user.call.EndOperation(true);
+  user.call.Finish();
   EXPECT_FALSE(Has(x));
 }
 
@@ -194,9 +190,7 @@ TEST_F(PreparedOperandsTest, ABufferAtTheSameAddressIsAnother) {
   ASSERT_TRUE(store_.Delete("x", 0).ok());
   x.reset();
   const auto y = Put("y");
-  const auto find = [&](const void*) { return y; };
-  PreparedOperands::Call call(prepared_, *stream_, find);
-  EXPECT_FALSE(call.Keep({"copy", view}, kBytes).ready);
+  EXPECT_FALSE(User(*this, y).call.Keep({"copy", view}, kBytes).ready);
 }
 
 TEST_F(PreparedOperandsTest, YieldsToBuffersTheOneThatWasUsedLongestAgoFirst) {
@@ -231,17 +225,15 @@ TEST_F(PreparedOperandsTest, WhatIsBeingMadeGoesToABufferToo) {
   Ask(x);
   std::thread waiting;
   {
-    const auto find = [&](const void*) { return x; };
-    PreparedOperands::Call call(prepared_, *stream_, find);
-    ASSERT_NE(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr);
-    EXPECT_EQ(call.EndOperation(true), 0u);
+    User user(*this, x);
+    ASSERT_NE(user.Keep().data, nullptr);
+    EXPECT_EQ(user.call.EndOperation(true), 0u);
     waiting = std::thread([&] { EXPECT_NE(Put("y", 4), nullptr); });
     // Later operations find it until it is forgotten.
     const absl::Time give_up = SteadyNow() + absl::Seconds(10);
-    while (call.Keep({"copy", Of(*x)}, kBytes).ready && SteadyNow() < give_up)
-      std::this_thread::yield();
-    call.EndOperation(true);
-    call.Finish();
+    while (user.Keep().ready && SteadyNow() < give_up) std::this_thread::yield();
+    user.call.EndOperation(true);
+    user.call.Finish();
   }
   waiting.join();
   EXPECT_EQ(prepared_.bytes(), 0u);
@@ -252,13 +244,12 @@ TEST_F(PreparedOperandsTest, WhatIsForgottenWhileItIsMadeGoesWithItsCall) {
   const auto x = Put("x");
   Ask(x);
   {
-    const auto find = [&](const void*) { return x; };
-    PreparedOperands::Call call(prepared_, *stream_, find);
-    ASSERT_NE(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr);
-    EXPECT_EQ(call.EndOperation(true), 0u);
+    User user(*this, x);
+    ASSERT_NE(user.Keep().data, nullptr);
+    EXPECT_EQ(user.call.EndOperation(true), 0u);
     prepared_.Clear();
     EXPECT_EQ(device_.allocations(), 2u) << "it is in use";
-    call.Finish();
+    user.call.Finish();
   }
   EXPECT_EQ(device_.allocations(), 1u);
   EXPECT_FALSE(Has(x));
@@ -357,17 +348,15 @@ TEST_F(PreparedOperandsTest, CallsThatKeepWhatTheyCanDoNotHinderABuffer) {
   for (int thread = 0; thread < 4; ++thread) {
     calls.emplace_back([&, thread] {
       const std::unique_ptr<Stream> stream = *MakeStream(device_);
-      const auto find = [&](const void*) { return x; };
       const std::string_view ways[] = {"0", "1", "2", "3", "4", "5"};
       for (std::size_t i = static_cast<std::size_t>(thread); !stop; ++i) {
-        PreparedOperands::Call call(prepared_, *stream, find);
+        User user(prepared_, *stream, x);
         for (std::size_t k = 0; k < 2; ++k) {
-          const PreparedMemory memory = call.Keep({ways[(i + k) % 6], Of(*x)}, kBytes);
-          if (memory.ready) ++found;
+          if (user.Keep(ways[(i + k) % 6]).ready) ++found;
           std::this_thread::yield();
         }
-        call.EndOperation(true);
-        call.Finish();
+        user.call.EndOperation(true);
+        user.call.Finish();
       }
     });
   }

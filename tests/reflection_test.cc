@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "google/protobuf/descriptor.pb.h"
 #include "grpc/reflection/v1/reflection.grpc.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
@@ -51,16 +53,41 @@ class ReflectionTest : public testing::Test {
     queues_.reset();
   }
 
+  // A stream of questions.
+  class Stream {
+   public:
+    explicit Stream(typename Version::Service::Stub& stub)
+        : stream_(stub.ServerReflectionInfo(&context_)) {}
+    // Whether there is an answer; nothing is asked without a request.
+    bool Ask(const Request* request = nullptr) {
+      if (request != nullptr) stream_->Write(*request);
+      return stream_->Read(&response_);
+    }
+    const Response& response() const { return response_; }
+    grpc::Status Finish() {
+      stream_->WritesDone();
+      return stream_->Finish();
+    }
+    void Cancel() { context_.TryCancel(); }
+
+   private:
+    grpc::ClientContext context_;
+    Response response_;
+    const std::unique_ptr<grpc::ClientReaderWriter<Request, Response>> stream_;
+  };
+
   // One question on a stream of its own.
   Response Ask(const Request& request) {
-    grpc::ClientContext context;
-    auto stream = stub_->ServerReflectionInfo(&context);
-    Response response;
-    EXPECT_TRUE(stream->Write(request));
-    EXPECT_TRUE(stream->Read(&response));
-    stream->WritesDone();
-    EXPECT_TRUE(stream->Finish().ok());
-    return response;
+    Stream stream(*stub_);
+    EXPECT_TRUE(stream.Ask(&request));
+    EXPECT_TRUE(stream.Finish().ok());
+    return stream.response();
+  }
+  // A request that has an answer.
+  static Request List() {
+    Request request;
+    request.set_list_services("*");
+    return request;
   }
 
   static std::vector<std::string> FilesOf(const Response& response) {
@@ -126,30 +153,23 @@ TYPED_TEST(ReflectionTest, WhatIsNotThereIsNotFound) {
         << request.ShortDebugString();
   }
   EXPECT_EQ(this->Ask({}).error_response().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-}
-
-TYPED_TEST(ReflectionTest, TypesOfThisProjectHaveNoExtensions) {
-  typename TypeParam::Request request;
-  request.set_all_extension_numbers_of_type("tessera.v1.DotRequest");
-  const auto response = this->Ask(request);
-  EXPECT_EQ(response.all_extension_numbers_response().base_type_name(), "tessera.v1.DotRequest");
-  EXPECT_THAT(response.all_extension_numbers_response().extension_number(), IsEmpty());
+  // Types of this project have no extensions.
+  requests[3].set_all_extension_numbers_of_type("tessera.v1.DotRequest");
+  const auto none = this->Ask(requests[3]).all_extension_numbers_response();
+  EXPECT_EQ(none.base_type_name(), "tessera.v1.DotRequest");
+  EXPECT_THAT(none.extension_number(), IsEmpty());
 }
 
 TYPED_TEST(ReflectionTest, OneStreamAnswersManyQuestions) {
-  grpc::ClientContext context;
-  auto stream = this->stub_->ServerReflectionInfo(&context);
+  typename TestFixture::Stream stream(*this->stub_);
   typename TypeParam::Request request;
-  typename TypeParam::Response response;
-  for (const char* symbol : {"tessera.v1.DotRequest", "none", "tessera.v1.ReduceRequest"}) {
+  for (const std::string symbol : {"tessera.v1.DotRequest", "none", "tessera.v1.ReduceRequest"}) {
     request.set_file_containing_symbol(symbol);
-    ASSERT_TRUE(stream->Write(request));
-    ASSERT_TRUE(stream->Read(&response));
-    EXPECT_EQ(response.original_request().file_containing_symbol(), symbol);
-    EXPECT_EQ(response.has_error_response(), std::string_view(symbol) == "none");
+    ASSERT_TRUE(stream.Ask(&request));
+    EXPECT_EQ(stream.response().original_request().file_containing_symbol(), symbol);
+    EXPECT_EQ(stream.response().has_error_response(), symbol == "none");
   }
-  stream->WritesDone();
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(stream.Finish().ok());
 }
 
 TYPED_TEST(ReflectionTest, LargeRequestsAreRefused) {
@@ -158,76 +178,46 @@ TYPED_TEST(ReflectionTest, LargeRequestsAreRefused) {
   EXPECT_EQ(this->Ask(request).error_response().error_code(), grpc::StatusCode::NOT_FOUND);
 
   request.set_file_containing_symbol(std::string(66'000, 'x'));
-  grpc::ClientContext context;
-  auto stream = this->stub_->ServerReflectionInfo(&context);
-  typename TypeParam::Response response;
-  EXPECT_TRUE(stream->Write(request));
-  EXPECT_FALSE(stream->Read(&response));
-  const grpc::Status status = stream->Finish();
+  typename TestFixture::Stream stream(*this->stub_);
+  EXPECT_FALSE(stream.Ask(&request));
+  const grpc::Status status = stream.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), testing::HasSubstr("65536 bytes"));
 }
 
+// Questions end their rest.
 TYPED_TEST(ReflectionTest, StreamsEndThatRestForAMinute) {
-  grpc::ClientContext context;
-  auto stream = this->stub_->ServerReflectionInfo(&context);
-  typename TypeParam::Request request;
-  typename TypeParam::Response response;
-  request.set_list_services("*");
-  ASSERT_TRUE(stream->Write(request));
-  ASSERT_TRUE(stream->Read(&response));
+  typename TestFixture::Stream stream(*this->stub_);
+  const auto request = this->List();
+  ASSERT_TRUE(stream.Ask(&request));
+  AdvanceSteadyNow(absl::Seconds(30));
+  const absl::Time asked = SteadyNow();
+  ASSERT_TRUE(stream.Ask(&request));
+  this->reflection_.EndIdleStreams(asked + absl::Minutes(1));
+  ASSERT_TRUE(stream.Ask(&request));
   this->reflection_.EndIdleStreams(SteadyNow() + absl::Seconds(55));
-  ASSERT_TRUE(stream->Write(request));
-  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_TRUE(stream.Ask(&request));
   this->reflection_.EndIdleStreams(SteadyNow() + absl::Seconds(61));
-  EXPECT_FALSE(stream->Read(&response));
-  const grpc::Status status = stream->Finish();
+  EXPECT_FALSE(stream.Ask());
+  const grpc::Status status = stream.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_THAT(status.error_message(), testing::HasSubstr("idle"));
 }
 
-TYPED_TEST(ReflectionTest, AQuestionEndsTheRestOfAStream) {
-  grpc::ClientContext context;
-  auto stream = this->stub_->ServerReflectionInfo(&context);
-  typename TypeParam::Request request;
-  typename TypeParam::Response response;
-  request.set_list_services("*");
-  ASSERT_TRUE(stream->Write(request));
-  ASSERT_TRUE(stream->Read(&response));
-  AdvanceSteadyNow(absl::Seconds(30));
-  const absl::Time asked = SteadyNow();
-  ASSERT_TRUE(stream->Write(request));
-  ASSERT_TRUE(stream->Read(&response));
-  this->reflection_.EndIdleStreams(asked + absl::Minutes(1));
-  ASSERT_TRUE(stream->Write(request));
-  EXPECT_TRUE(stream->Read(&response));
-  stream->WritesDone();
-  EXPECT_TRUE(stream->Finish().ok());
-}
-
 TYPED_TEST(ReflectionTest, TheNumberOfStreamsIsBounded) {
   constexpr int kMost = 128;
-  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
-  std::vector<decltype(this->stub_->ServerReflectionInfo(nullptr))> streams;
-  typename TypeParam::Request request;
-  typename TypeParam::Response response;
-  request.set_list_services("*");
-  const auto open = [&] {
-    contexts.push_back(std::make_unique<grpc::ClientContext>());
-    streams.push_back(this->stub_->ServerReflectionInfo(contexts.back().get()));
-    streams.back()->Write(request);
-    return streams.back()->Read(&response);
-  };
+  std::deque<typename TestFixture::Stream> streams;
+  const auto request = this->List();
+  const auto open = [&] { return streams.emplace_back(*this->stub_).Ask(&request); };
   for (int i = 0; i < kMost; ++i) ASSERT_TRUE(open()) << i;
   EXPECT_FALSE(open());
-  EXPECT_EQ(streams.back()->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(streams.back().Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   // A place is free again when the server has seen the end of a stream.
-  streams.front()->WritesDone();
-  EXPECT_TRUE(streams.front()->Finish().ok());
+  EXPECT_TRUE(streams.front().Finish().ok());
   const absl::Time give_up = absl::Now() + absl::Seconds(20);
   while (!open() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_LT(absl::Now(), give_up);
-  for (auto& context : contexts) context->TryCancel();
+  for (auto& stream : streams) stream.Cancel();
 }
 
 }  // namespace

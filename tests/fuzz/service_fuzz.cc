@@ -1,29 +1,21 @@
 // Calls of every method, with any bytes as their requests, to a server in this process. Between two
 // inputs the server has no buffers, and has to have all of their memory back. With TESSERA_FUZZ_TOKENS
 // in the environment the server knows callers by tokens, and every call is that of one of them.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/shared_memory.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/impl/codegen/client_unary_call.h"
 #include "kernels/compute.h"
 #include "server/log.h"
-#include "server/region_listener.h"
 #include "server/server.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 #include "tessera/v1/compute.grpc.pb.h"
-#include "tessera/v1/shared_memory.pb.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/service_calls.h"
 #include "tests/temporary_file.h"
@@ -71,7 +63,9 @@ class Service {
     channel_ = server_->InProcessChannel();
     buffers_ = v1::BufferService::NewStub(channel_);
     compute_ = v1::ComputeService::NewStub(channel_);
-    ShareMemory();
+    auto memory = SharedMemory::Make(socket_.path(), 64 << 10, absl::Seconds(60));
+    Require(memory.ok() && memory->region().size() == kRegion.size(), "no region");
+    memory_.emplace(*std::move(memory));
     for (std::size_t i = 0; i < std::size(kFuzzMethods); ++i)
       Require(MethodOf(i) != nullptr, std::string("no method ") + kFuzzMethods[i]);
   }
@@ -80,7 +74,6 @@ class Service {
     buffers_.reset();
     compute_.reset();
     server_.reset();
-    close(region_socket_);
   }
 
   void Run(std::vector<FuzzCall> calls) {
@@ -107,47 +100,24 @@ class Service {
     const std::size_t draw = (7 * call->method + 5 * call->request.size()) % 16;
     const std::size_t caller = draw < std::size(kTokens) ? draw : 1;
     Identify(context, kTokens[caller]);
-    ByteBuffer answer;
-    grpc::Status status;
-    if (method->client_streaming() && method->server_streaming()) {
-      const RpcMethod rpc(path.c_str(), RpcMethod::BIDI_STREAMING);
-      const std::unique_ptr<grpc::ClientReaderWriter<ByteBuffer, ByteBuffer>> stream(
-          grpc::internal::ClientReaderWriterFactory<ByteBuffer, ByteBuffer>::Create(channel_.get(),
-                                                                                    rpc, &context));
-      stream->Write(Message(*call));
-      stream->WritesDone();
-      while (stream->Read(&answer)) CheckAnswer(*method, answer);
-      status = stream->Finish();
-    } else if (call->method == kUploadMethod) {
-      const RpcMethod rpc(path.c_str(), RpcMethod::CLIENT_STREAMING);
-      const std::unique_ptr<grpc::ClientWriter<ByteBuffer>> writer(
-          grpc::internal::ClientWriterFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
-                                                                  &answer));
-      while (call != end && writer->Write(Message(*call++))) {
-      }
-      writer->WritesDone();
-      status = writer->Finish();
-    } else if (method->server_streaming()) {
-      const RpcMethod rpc(path.c_str(), RpcMethod::SERVER_STREAMING);
-      const std::unique_ptr<grpc::ClientReader<ByteBuffer>> reader(
-          grpc::internal::ClientReaderFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
-                                                                  Message(*call)));
-      while (reader->Read(&answer)) {
-        CheckAnswer(*method, answer);
-        if (method->name() == "Watch") context.TryCancel();  // which never ends by itself
-      }
-      status = reader->Finish();
-    } else {
-      const RpcMethod rpc(path.c_str(), RpcMethod::NORMAL_RPC);
-      status = grpc::internal::BlockingUnaryCall<ByteBuffer, ByteBuffer>(
-          channel_.get(), rpc, &context, Message(*call), &answer);
+    // Methods of every kind travel as streams of both sides do.
+    const RpcMethod rpc(path.c_str(), RpcMethod::BIDI_STREAMING);
+    const std::unique_ptr<grpc::ClientReaderWriter<ByteBuffer, ByteBuffer>> stream(
+        grpc::internal::ClientReaderWriterFactory<ByteBuffer, ByteBuffer>::Create(channel_.get(),
+                                                                                  rpc, &context));
+    while (call != end && stream->Write(Message(*call++))) {
     }
+    stream->WritesDone();
+    for (ByteBuffer answer; stream->Read(&answer);) {
+      CheckAnswer(*method, answer);
+      if (method->name() == "Watch") context.TryCancel();  // which never ends by itself
+    }
+    const grpc::Status status = stream->Finish();
     CheckStatus(path, status);
     const bool asked = with_tokens_ && method->file()->package() == "tessera.v1";
     Require((status.error_code() == grpc::StatusCode::UNAUTHENTICATED) ==
                 (asked && caller == std::size(kTokens) - 1),
             path + ": it is not for callers who are not known, and for others");
-    if (status.ok() && !method->server_streaming()) CheckAnswer(*method, answer);
   }
 
   // What a request can cause is an error of the request, or of limits.
@@ -184,46 +154,9 @@ class Service {
   ByteBuffer Message(const FuzzCall& call) const {
     std::string bytes = call.request;
     for (std::size_t at = 0; (at = bytes.find(kRegion, at)) != bytes.npos;)
-      bytes.replace(at, kRegion.size(), region_);
+      bytes.replace(at, kRegion.size(), memory_->region());
     const grpc::Slice slice(bytes.data(), bytes.size());
     return ByteBuffer(&slice, 1);
-  }
-
-  // A region of the server's shared memory, as clients register theirs.
-  void ShareMemory() {
-    constexpr std::size_t kSize = 64 << 10;
-    const int file = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    Require(file >= 0 && fallocate(file, 0, 0, kSize) == 0 &&
-                fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0,
-            "no memory to share");
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strncpy(address.sun_path, socket_.path().c_str(), sizeof address.sun_path - 1);
-    region_socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    Require(connect(region_socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
-            "no connection to share memory by");
-    std::string greeting(RegionListener::kGreeting);
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
-    iovec place = {greeting.data(), greeting.size()};
-    msghdr message{};
-    message.msg_iov = &place;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof file);
-    std::memcpy(CMSG_DATA(part), &file, sizeof file);
-    char answer[4096];
-    Require(sendmsg(region_socket_, &message, 0) > 0, "no greeting");
-    const ssize_t size = recv(region_socket_, answer, sizeof answer, 0);
-    v1::RegisterRegionResponse response;
-    Require(size > 0 && response.ParseFromArray(answer, static_cast<int>(size)) &&
-                response.region().size() == kRegion.size(),
-            "no region");
-    region_ = response.region();
-    close(file);
   }
 
   void Identify(grpc::ClientContext& context, const char* token) const {
@@ -274,8 +207,7 @@ class Service {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::BufferService::Stub> buffers_;
   std::unique_ptr<v1::ComputeService::Stub> compute_;
-  int region_socket_ = -1;
-  std::string region_;
+  std::optional<SharedMemory> memory_;
 };
 
 }  // namespace

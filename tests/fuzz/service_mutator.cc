@@ -7,6 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/wire_format_lite.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/service_calls.h"
 
@@ -69,23 +73,11 @@ class Mutator {
   }
 
   std::string Bytes() {
-    static const char* const kWords[] = {"",
-                                         "x",
-                                         "y",
-                                         "a/b",
-                                         "cpu",
-                                         "cpu_serial",
-                                         "fixed_tree",
-                                         "one_node",
-                                         "0123456789abcdef",
-                                         "cpu_naive",
-                                         "cpu_axis",
-                                         "cpu_parallel",
-                                         "cpu_select",
-                                         "cpu_library",
-                                         "cpu_register_tiled",
-                                         "cpu_cache_tiled"};
-    if (Below(3) != 0) return kWords[Below(std::size(kWords))];
+    static const std::vector<std::string> words = absl::StrSplit(
+        ",x,y,a/b,cpu,cpu_serial,fixed_tree,one_node,0123456789abcdef,cpu_naive,cpu_axis,"
+        "cpu_parallel,cpu_select,cpu_library,cpu_register_tiled,cpu_cache_tiled",
+        ',');
+    if (Below(3) != 0) return words[Below(words.size())];
     std::string bytes(Below(2) == 0 ? Below(65) : 4 * Below(300), '\0');
     const std::size_t kinds = Below(256) + 1;
     for (char& c : bytes) c = static_cast<char>(Below(kinds));
@@ -102,40 +94,48 @@ class Mutator {
         !set.empty() && Below(3) != 0
             ? *set[Below(set.size())]
             : *type.field(static_cast<int>(Below(static_cast<std::size_t>(type.field_count()))));
+    const Reflection& reflection = *message.GetReflection();
+    const int size = field.is_repeated() ? reflection.FieldSize(message, &field) : 0;
     if (Below(10) == 0) {
-      message.GetReflection()->ClearField(&message, &field);
-    } else if (field.is_repeated()) {
-      MutateRepeated(message, field, depth);
-    } else {
-      MutateSingle(message, field, depth);
+      reflection.ClearField(&message, &field);
+    } else if (size > 0 && Below(4) == 0) {
+      reflection.RemoveLast(&message, &field);
+    } else if (field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
+      SetScalar(message, field);
+    } else if (depth < 8) {
+      const int at = static_cast<int>(Below(static_cast<std::size_t>(size) + 1));
+      MutateMessage(!field.is_repeated() ? *reflection.MutableMessage(&message, &field)
+                    : at == size         ? *reflection.AddMessage(&message, &field)
+                                         : *reflection.MutableRepeatedMessage(&message, &field, at),
+                    depth + 1);
     }
   }
 
-  void MutateSingle(Message& message, const FieldDescriptor& field, int depth) {
-    const Reflection& reflection = *message.GetReflection();
-    switch (field.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32:
-        return reflection.SetInt32(&message, &field, static_cast<std::int32_t>(Integer()));
-      case FieldDescriptor::CPPTYPE_INT64:
-        return reflection.SetInt64(&message, &field, Integer());
-      case FieldDescriptor::CPPTYPE_UINT32:
-        return reflection.SetUInt32(&message, &field, static_cast<std::uint32_t>(Integer()));
-      case FieldDescriptor::CPPTYPE_UINT64:
-        return reflection.SetUInt64(&message, &field, static_cast<std::uint64_t>(Integer()));
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        return reflection.SetDouble(&message, &field, static_cast<double>(Integer()) / 3);
-      case FieldDescriptor::CPPTYPE_FLOAT:
-        return reflection.SetFloat(&message, &field, static_cast<float>(Integer()) / 3);
-      case FieldDescriptor::CPPTYPE_BOOL:
-        return reflection.SetBool(&message, &field, Below(2) != 0);
-      case FieldDescriptor::CPPTYPE_ENUM:
-        return reflection.SetEnumValue(&message, &field, EnumValue(field));
-      case FieldDescriptor::CPPTYPE_STRING:
-        return reflection.SetString(&message, &field, Bytes());
-      case FieldDescriptor::CPPTYPE_MESSAGE:
-        if (depth < 8) MutateMessage(*reflection.MutableMessage(&message, &field), depth + 1);
-        return;
+  // By the field's bytes behind those of the message: another element where it is repeated.
+  void SetScalar(Message& message, const FieldDescriptor& field) {
+    using google::protobuf::internal::WireFormatLite;
+    const auto type = static_cast<WireFormatLite::FieldType>(field.type());
+    std::string bytes;
+    {
+      google::protobuf::io::StringOutputStream stream(&bytes);
+      google::protobuf::io::CodedOutputStream out(&stream);
+      const auto wire = WireFormatLite::WireTypeForFieldType(type);
+      out.WriteTag(WireFormatLite::MakeTag(field.number(), wire));
+      if (wire == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+        const std::string text = Bytes();
+        out.WriteVarint32(static_cast<std::uint32_t>(text.size()));
+        out.WriteString(text);
+      } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+        out.WriteLittleEndian64(WireFormatLite::EncodeDouble(static_cast<double>(Integer()) / 3));
+      } else if (wire == WireFormatLite::WIRETYPE_FIXED32) {
+        out.WriteLittleEndian32(static_cast<std::uint32_t>(Integer()));
+      } else {
+        const std::int64_t value =
+            field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM ? EnumValue(field) : Integer();
+        out.WriteVarint64(static_cast<std::uint64_t>(value));
+      }
     }
+    static_cast<void>(message.MergePartialFromString(bytes));
   }
 
   int EnumValue(const FieldDescriptor& field) {
@@ -143,45 +143,6 @@ class Mutator {
     const auto count = static_cast<std::size_t>(type.value_count());
     return Below(20) == 0 ? static_cast<int>(Integer())
                           : type.value(static_cast<int>(Below(count)))->number();
-  }
-
-  void MutateRepeated(Message& message, const FieldDescriptor& field, int depth) {
-    const Reflection& reflection = *message.GetReflection();
-    const int size = reflection.FieldSize(message, &field);
-    if (size > 0 && Below(4) == 0) return reflection.RemoveLast(&message, &field);
-    const int at = static_cast<int>(Below(static_cast<std::size_t>(size) + 1));
-    const bool add = at == size;
-    switch (field.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32: {
-        const auto value = static_cast<std::int32_t>(Integer());
-        return add ? reflection.AddInt32(&message, &field, value)
-                   : reflection.SetRepeatedInt32(&message, &field, at, value);
-      }
-      case FieldDescriptor::CPPTYPE_INT64: {
-        const std::int64_t value = Integer();
-        return add ? reflection.AddInt64(&message, &field, value)
-                   : reflection.SetRepeatedInt64(&message, &field, at, value);
-      }
-      case FieldDescriptor::CPPTYPE_UINT32: {
-        const auto value = static_cast<std::uint32_t>(Integer());
-        return add ? reflection.AddUInt32(&message, &field, value)
-                   : reflection.SetRepeatedUInt32(&message, &field, at, value);
-      }
-      case FieldDescriptor::CPPTYPE_STRING:
-        return add ? reflection.AddString(&message, &field, Bytes())
-                   : reflection.SetRepeatedString(&message, &field, at, Bytes());
-      case FieldDescriptor::CPPTYPE_ENUM:
-        return add ? reflection.AddEnumValue(&message, &field, EnumValue(field))
-                   : reflection.SetRepeatedEnumValue(&message, &field, at, EnumValue(field));
-      case FieldDescriptor::CPPTYPE_MESSAGE:
-        if (depth < 8)
-          MutateMessage(add ? *reflection.AddMessage(&message, &field)
-                            : *reflection.MutableRepeatedMessage(&message, &field, at),
-                        depth + 1);
-        return;
-      default:
-        return;  // the protocol has no other
-    }
   }
 
   std::mt19937_64 random_;
