@@ -100,8 +100,11 @@ class Mutator {
       reflection.ClearField(&message, &field);
     } else if (size > 0 && Below(4) == 0) {
       reflection.RemoveLast(&message, &field);
+    } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+      field.is_repeated() ? reflection.AddString(&message, &field, Bytes())
+                          : reflection.SetString(&message, &field, Bytes());
     } else if (field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-      SetScalar(message, field);
+      SetNumber(message, field);
     } else if (depth < 8) {
       const int at = static_cast<int>(Below(static_cast<std::size_t>(size) + 1));
       MutateMessage(!field.is_repeated() ? *reflection.MutableMessage(&message, &field)
@@ -112,7 +115,7 @@ class Mutator {
   }
 
   // By the field's bytes behind those of the message: another element where it is repeated.
-  void SetScalar(Message& message, const FieldDescriptor& field) {
+  void SetNumber(Message& message, const FieldDescriptor& field) {
     using google::protobuf::internal::WireFormatLite;
     const auto type = static_cast<WireFormatLite::FieldType>(field.type());
     std::string bytes;
@@ -121,11 +124,7 @@ class Mutator {
       google::protobuf::io::CodedOutputStream out(&stream);
       const auto wire = WireFormatLite::WireTypeForFieldType(type);
       out.WriteTag(WireFormatLite::MakeTag(field.number(), wire));
-      if (wire == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
-        const std::string text = Bytes();
-        out.WriteVarint32(static_cast<std::uint32_t>(text.size()));
-        out.WriteString(text);
-      } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
         out.WriteLittleEndian64(WireFormatLite::EncodeDouble(static_cast<double>(Integer()) / 3));
       } else if (wire == WireFormatLite::WIRETYPE_FIXED32) {
         out.WriteLittleEndian32(static_cast<std::uint32_t>(Integer()));
@@ -135,7 +134,9 @@ class Mutator {
         out.WriteVarint64(static_cast<std::uint64_t>(value));
       }
     }
-    static_cast<void>(message.MergePartialFromString(bytes));
+    google::protobuf::io::CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                                              static_cast<int>(bytes.size()));
+    static_cast<void>(message.MergePartialFromCodedStream(&in));
   }
 
   int EnumValue(const FieldDescriptor& field) {
