@@ -1,17 +1,12 @@
 // The file of tokens, and the rules of roles.
 #include <gtest/gtest.h>
 
-#include <set>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpc/health/v1/health.pb.h"
 #include "grpc/reflection/v1/reflection.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
-#include "kernels/base/error.h"
 #include "server/access.h"
 #include "server/unix_socket.h"
 #include "tessera/v1/buffer.pb.h"

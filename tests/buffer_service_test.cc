@@ -1,15 +1,7 @@
 // BufferService as a client sees it, each error with its code, reason and figures.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <map>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "google/protobuf/util/time_util.h"
 #include "kernels/base/crc32c.h"

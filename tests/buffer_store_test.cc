@@ -5,11 +5,7 @@
 
 #include <array>
 #include <limits>
-#include <memory>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "kernels/base/crc32c.h"
 #include "server/clock.h"

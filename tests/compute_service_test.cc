@@ -1,23 +1,11 @@
 // ComputeService as a client sees it, each error with its code, reason and figures.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdint>
 #include <future>
 #include <limits>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "google/rpc/error_details.pb.h"
-#include "google/rpc/status.pb.h"
 #include "kernels/base/element.h"
-#include "kernels/base/error.h"
 #include "server/call_queues.h"
 #include "server/convert.h"
 #include "server/operations.h"

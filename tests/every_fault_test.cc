@@ -2,16 +2,9 @@
 // copy, launch or wait fails, for each k there is. The call says so or goes well, nothing is left of
 // it, and the same call goes well afterwards. Or the device is lost there: the call says so, and
 // nothing is left at all.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstddef>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "client/shared_memory.h"
 #include "tessera/v1/shared_memory.pb.h"

@@ -4,14 +4,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <future>
-#include <memory>
-#include <thread>
-#include <vector>
 
 #include "server/chores.h"
 #include "server/clock.h"

@@ -1,16 +1,10 @@
 // What the server does when things go wrong around it: devices that fail, stall and die, callers
 // that leave, a full queue, a stop in the middle of work.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <future>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/clock.h"
@@ -25,12 +19,16 @@ using grpc::health::v1::HealthCheckResponse;
 using Step = FakeDevice::Step;
 using Kind = DeviceError::Kind;
 
-Options OneWorker(std::uint32_t queue) {
-  return With([queue](Options& options) {
-    options.workers = 1;
-    options.queue = queue;
-    options.drain_timeout = absl::Seconds(10);
-  });
+void OneWorker(Options& options) {
+  options.workers = 1;
+  options.queue = 8;
+  options.drain_timeout = absl::Seconds(10);
+}
+
+// The longest that a test's operations may take, and with it when a device hangs.
+void Impatient(Options& options) {
+  options.watchdog = absl::Milliseconds(100);
+  options.max_operation_seconds = options.max_slow_operation_seconds = 0.1;
 }
 
 constexpr char kCompute[] = "tessera.v1.ComputeService";
@@ -50,11 +48,13 @@ HealthCheckResponse::ServingStatus HealthOf(const std::shared_ptr<grpc::Channel>
 
 class FaultTest : public testing::Test {
  protected:
-  void StartServer(const Options& options = OneWorker(8)) {
-    auto device = std::make_unique<FakeDevice>();
-    device_ = device.get();
+  template <class... Changes>
+  void StartServer(const Changes&... changes) {
+    Options options = With(OneWorker);
+    (changes(options), ...);
     std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::move(device));
+    devices.push_back(std::make_unique<FakeDevice>());
+    device_ = static_cast<FakeDevice*>(devices[0].get());
     server_ = std::make_unique<TestServer>(options, std::move(devices));
     ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   }
@@ -70,6 +70,13 @@ class FaultTest : public testing::Test {
   }
   std::future<grpc::Status> DotAsync(double* value = nullptr) {
     return std::async(std::launch::async, [this, value] { return Dot(value); });
+  }
+  // The same, which stands before the device until that is opened.
+  std::future<grpc::Status> HoldWorker(double* value = nullptr) {
+    device_->Close(Step::kBegin);
+    auto held = DotAsync(value);
+    device_->WaitForBlocked(1);
+    return held;
   }
   // The sum of x and x, as a resident buffer.
   grpc::Status AddInto(const std::string& name) {
@@ -140,11 +147,9 @@ class SlowUpload {
 // --- The queue ----------------------------------------------------------------------------------
 
 TEST_F(FaultTest, FullQueueRefusesAtOnce) {
-  StartServer(OneWorker(2));
-  device_->Close(Step::kBegin);
+  StartServer([](Options& options) { options.queue = 2; });
   std::vector<std::future<grpc::Status>> accepted;
-  accepted.push_back(DotAsync());
-  device_->WaitForBlocked(1);
+  accepted.push_back(HoldWorker());
   std::atomic<int> refused{0};
   // Of the next four, two find a place.
   for (int i = 0; i < 4; ++i) {
@@ -167,9 +172,7 @@ TEST_F(FaultTest, FullQueueRefusesAtOnce) {
 
 TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   StartServer();
-  device_->Close(Step::kBegin);
-  auto first = DotAsync();
-  device_->WaitForBlocked(1);
+  auto first = HoldWorker();
   for (const bool cancel : {false, true}) {
     grpc::ClientContext context;
     if (!cancel) context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(50)));
@@ -196,49 +199,37 @@ TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
 TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
-  const auto run = [&](int steps, const std::string& strategy = "", const std::string& name = "x",
-                       const std::vector<std::int64_t>& repeated = {}, bool timing = false) {
-    v1::ExecuteRequest request;
+  // So many sums, each of the one before; first: the operands of the first, and more: of all steps.
+  const auto run = [&](int steps, const std::string& first = "buffer: 'x'",
+                       const std::string& more = "") {
+    std::string text;
     for (int i = 0; i < steps; ++i) {
-      v1::AddRequest& add = *request.add_steps()->mutable_add();
-      for (v1::Operand* operand : {add.mutable_a(), add.mutable_b()}) {
-        if (i > 0) {
-          operand->set_step(static_cast<std::uint32_t>(i - 1));
-          continue;
-        }
-        operand->set_buffer(name);
-        for (const std::int64_t extent : repeated) {
-          operand->mutable_view()->add_shape(extent);
-          operand->mutable_view()->add_strides(0);
-        }
-      }
-      add.set_strategy(strategy);
-      add.set_timing(timing);
-      add.mutable_result()->set_scratch(true);
+      const std::string operand = i == 0 ? first : absl::StrCat("step: ", i - 1);
+      absl::StrAppend(&text, "steps { add { a { ", operand, " } b { ", operand,
+                      " } result { scratch: true } ", more, " } } ");
     }
-    *request.add_steps() =
-        Of<v1::Step>(absl::StrCat("reduce { op: REDUCE_OP_SUM x { step: ", steps - 1, " } }"));
-    const v1::StepResult last = server_->Good<v1::ExecuteResponse>(request).results(steps);
+    absl::StrAppend(&text, "steps { reduce { op: REDUCE_OP_SUM x { step: ", steps - 1, " } } }");
+    const v1::StepResult last =
+        server_->Good<v1::ExecuteResponse>(Of<v1::ExecuteRequest>(text)).results(steps);
     EXPECT_FALSE(last.has_error()) << last.error().message();
-    if (name == "x" && repeated.empty()) {
+    if (first == "buffer: 'x'") {
       EXPECT_EQ(last.reduce().value().real(), 6 * (1 << steps));
     }
     return device_->ThreadOf(Step::kBegin);
   };
-  const std::thread::id worker = run(1, "cpu");
+  const std::thread::id worker = run(1, "buffer: 'x'", "strategy: 'cpu'");
   EXPECT_TRUE(Eventually([&] { return run(2) != worker; }));
   EXPECT_TRUE(Eventually([&] { return run(15) != worker; }));
   EXPECT_EQ(run(16), worker) << "of too many steps";
-  EXPECT_EQ(run(1, "", "wide"), worker);
-  EXPECT_EQ(run(2, "", "x", {1 << 10, 1 << 10}), worker) << "of a view that is large";
-  EXPECT_EQ(run(1, "", "x", {}, true), worker) << "that is timed";
+  EXPECT_EQ(run(1, "buffer: 'wide'"), worker);
+  EXPECT_EQ(run(2, "buffer: 'x' view { shape: [1024, 1024] strides: [0, 0] }"), worker)
+      << "of a view that is large";
+  EXPECT_EQ(run(1, "buffer: 'x'", "timing: true"), worker) << "that is timed";
 }
 
 TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
   StartServer();
-  device_->Close(Step::kBegin);
-  auto first = DotAsync();
-  device_->WaitForBlocked(1);
+  auto first = HoldWorker();
   EXPECT_TRUE(server_->Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok());
   std::string data;
   EXPECT_TRUE(server_->Fetch("y", &data).ok());
@@ -251,10 +242,8 @@ TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
 
 TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   StartServer();
-  device_->Close(Step::kBegin);
   double old_value = 0;
-  auto running = DotAsync(&old_value);
-  device_->WaitForBlocked(1);
+  auto running = HoldWorker(&old_value);
   ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {2}, {10, 20}, true).ok());
   EXPECT_EQ(server_->used_bytes(), Charged(12) + Charged(8)) << "both are in memory";
   double new_value = 0;
@@ -396,9 +385,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   for (const char* service : {"", kCompute, kBuffers}) EXPECT_TRUE(IsServing(service)) << service;
   EXPECT_EQ(HealthOf(server_->channel(), "unknown"), HealthCheckResponse::UNKNOWN);
 
-  device_->Close(Step::kBegin);
-  auto first = DotAsync();
-  device_->WaitForBlocked(1);
+  auto first = HoldWorker();
   auto queued = DotAsync();
   WaitForQueued();
   device_->Fail(Step::kBegin, Kind::kLost);
@@ -431,19 +418,9 @@ TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   server_->server().Drain();
 }
 
-// The longest that a test's operations may take, and with it when a device hangs.
-Options Impatient() {
-  Options options = OneWorker(8);
-  options.watchdog = absl::Milliseconds(100);
-  options.max_operation_seconds = options.max_slow_operation_seconds = 0.1;
-  return options;
-}
-
 TEST_F(FaultTest, ADeviceThatHangsIsLost) {
-  StartServer(Impatient());
-  device_->Close(Step::kBegin);
-  auto running = DotAsync();
-  device_->WaitForBlocked(1);
+  StartServer(Impatient);
+  auto running = HoldWorker();
   auto queued = DotAsync();
   EXPECT_TRUE(AwaitEnd());
   ExpectNothingServes();
@@ -457,7 +434,7 @@ TEST_F(FaultTest, ADeviceThatHangsIsLost) {
 }
 
 TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
-  StartServer(Impatient());
+  StartServer(Impatient);
   device_->Close(Step::kAllocate);
   auto creating = std::async(std::launch::async, [&] {
     return server_->Put<float>("y", v1::DTYPE_F32, {1 << 20}, std::vector<float>(1 << 20)).ok();
@@ -472,11 +449,8 @@ TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
 }
 
 TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
-  Options options = Impatient();
-  options.max_slow_operation_seconds = 3600;
-  StartServer(options);
-  device_->Close(Step::kBegin);
-  auto running = DotAsync();
+  StartServer(Impatient, [](Options& options) { options.max_slow_operation_seconds = 3600; });
+  auto running = HoldWorker();
   EXPECT_TRUE(Eventually([&] { return !IsServing(); }));
   EXPECT_TRUE(IsServing(""));
   device_->Open();
@@ -487,17 +461,12 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
 
 // That holds while it is within its time limit and can be told to stop.
 TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
-  Options options = Impatient();
-  options.max_operation_seconds = 3600;
-  StartServer(options);
-  device_->Close(Step::kBegin);
-  auto running = DotAsync();
-  device_->WaitForBlocked(1);
+  StartServer(Impatient, [](Options& options) { options.max_operation_seconds = 3600; });
+  auto running = HoldWorker();
   const int asked = device_->Count(Step::kProbe);
   for (int i = 0; i < 10; ++i) {
     AdvanceSteadyNow(absl::Milliseconds(500));
-    absl::SleepFor(
-        absl::Milliseconds(60));  // a jump of more than a second would count as an absence
+    absl::SleepFor(absl::Milliseconds(60));  // together they would count as an absence
   }
   EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -507,10 +476,10 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
 
 // While it is, the clock goes on. Calls and uploads that it interrupts go on afterwards.
 TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
-  Options options = OneWorker(8);
-  options.watchdog = absl::Seconds(10);
-  options.max_operation_seconds = 1;
-  StartServer(options);
+  StartServer([](Options& options) {
+    options.watchdog = absl::Seconds(10);
+    options.max_operation_seconds = 1;
+  });
   // Returns when the server has looked at everything since the call.
   const auto await_turn = [&] {
     for (int i = 0; i < 2; ++i) {
@@ -525,9 +494,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     }
   };
   SlowUpload upload(*server_, server_->channel());
-  device_->Close(Step::kBegin);
-  auto running = DotAsync();
-  device_->WaitForBlocked(1);
+  auto running = HoldWorker();
   for (int i = 0; i < 2; ++i) {
     await_turn();
     AdvanceSteadyNow(absl::Hours(1000));
@@ -546,15 +513,16 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     EXPECT_EQ(running.get().error_code(), StatusCode::FAILED_PRECONDITION);
     if (i == 1) break;
     EXPECT_TRUE(Eventually([&] { return IsServing(); }));
-    device_->Close(Step::kBegin);
-    running = DotAsync();
-    device_->WaitForBlocked(1);
+    running = HoldWorker();
   }
 }
 
 class TwoFaultyDevicesTest : public FaultTest {
  protected:
-  void StartServer(const Options& options = TestOptions()) {
+  template <class... Changes>
+  void StartServer(const Changes&... changes) {
+    Options options = TestOptions();
+    (changes(options), ...);
     std::vector<std::unique_ptr<Device>> devices = TwoDevices();
     device_ = static_cast<FakeDevice*>(devices[0].get());
     second_ = static_cast<FakeDevice*>(devices[1].get());
@@ -569,9 +537,7 @@ class TwoFaultyDevicesTest : public FaultTest {
 };
 
 TEST_F(TwoFaultyDevicesTest, OneThatDoesNotAnswerHidesNoLossOfTheOther) {
-  Options options = TestOptions();
-  options.watchdog = absl::Milliseconds(100);
-  StartServer(options);
+  StartServer([](Options& options) { options.watchdog = absl::Milliseconds(100); });
   device_->Close(Step::kProbe);
   device_->WaitForBlocked(1);
   EXPECT_TRUE(Eventually([&] { return !IsServing(); }));
@@ -583,7 +549,7 @@ TEST_F(TwoFaultyDevicesTest, OneThatDoesNotAnswerHidesNoLossOfTheOther) {
 }
 
 TEST_F(TwoFaultyDevicesTest, OneThatHangsIsLostAndTheOtherServes) {
-  StartServer(Impatient());
+  StartServer(Impatient);
   ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}, false, "fake:1").ok());
   device_->Close(Step::kProbe);
   EXPECT_TRUE(Eventually([&] { return server_->Info(0).lost(); }));
@@ -634,9 +600,7 @@ TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
 // --- The end ------------------------------------------------------------------------------------
 
 TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
-  Options options = OneWorker(8);
-  options.listen = {"127.0.0.1:0"};
-  StartServer(options);
+  StartServer([](Options& options) { options.listen = {"127.0.0.1:0"}; });
   // Over a socket: connections inside the process know no farewell.
   const auto dial = [&] {
     grpc::ChannelArguments arguments;
@@ -708,10 +672,10 @@ TEST(Admission, TheWaitEndsWithTheLastCall) {
 
 // A client that watches the health service would stay for ever.
 TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
-  Options options = OneWorker(8);
-  options.listen = {"127.0.0.1:0"};
-  options.drain_timeout = absl::Minutes(10);
-  StartServer(options);
+  StartServer([](Options& options) {
+    options.listen = {"127.0.0.1:0"};
+    options.drain_timeout = absl::Minutes(10);
+  });
   const auto stub = grpc::health::v1::Health::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
@@ -726,9 +690,7 @@ TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
 }
 
 TEST_F(FaultTest, DrainDelayKeepsServing) {
-  Options options = OneWorker(8);
-  options.drain_delay = absl::Hours(1);
-  StartServer(options);
+  StartServer([](Options& options) { options.drain_delay = absl::Hours(1); });
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
   EXPECT_TRUE(Eventually([&] { return !IsServing() && !IsServing(kBuffers); }));
   ExpectWorks();
@@ -737,9 +699,7 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
 }
 
 TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
-  Options options = OneWorker(8);
-  options.drain_timeout = absl::Milliseconds(100);
-  StartServer(options);
+  StartServer([](Options& options) { options.drain_timeout = absl::Milliseconds(100); });
   SlowUpload upload(*server_, server_->channel());
   server_->server().Drain();  // or it would not end
   EXPECT_FALSE(upload.Finish().ok());
@@ -747,22 +707,18 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
 
 // --- The process --------------------------------------------------------------------------------
 
-std::string SocketPath(const std::string& name) {
-  return testing::TempDir() + "/tessera_" + name + "_" + std::to_string(getpid()) + ".sock";
-}
-
 enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
 
 // In a process of its own, which says nothing.
 [[noreturn]] void ServeOnADeviceThatIsLost(End end) {
   const bool hangs = end == End::kLossOfWhatHangs || end == End::kHang;
   SetUpLog("off", false);
-  auto device = std::make_unique<FakeDevice>();
-  FakeDevice* fake = device.get();
   std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::move(device));
-  Options options = end == End::kHang ? Impatient() : OneWorker(8);
-  options.listen = {"unix:" + SocketPath("lost")};
+  devices.push_back(std::make_unique<FakeDevice>());
+  auto* const fake = static_cast<FakeDevice*>(devices[0].get());
+  Options options = With(OneWorker);
+  if (end == End::kHang) Impatient(options);
+  options.listen = {absl::StrCat("unix:", testing::TempDir(), "/lost_", getpid(), ".sock")};
   if (end == End::kLossInDrain) options.drain_delay = absl::Seconds(20);
   if (hangs) fake->Close(Step::kBegin);
   std::thread([fake, hangs, end, address = options.listen[0]] {

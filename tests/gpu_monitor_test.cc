@@ -3,15 +3,8 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/fake_nvml.h"
 #include "tests/test_server.h"

@@ -3,8 +3,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
@@ -16,22 +14,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <future>
 #include <iterator>
-#include <thread>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/grpcpp.h"
-#include "kernels/base/error.h"
-#include "server/log.h"
 #include "tests/test_server.h"
 
 namespace tessera {

@@ -1,17 +1,12 @@
 #include "server/log.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <sstream>
-#include <string>
-#include <thread>
 
-#include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "server/clock.h"
 #include "spdlog/spdlog.h"

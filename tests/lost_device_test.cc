@@ -1,21 +1,9 @@
 // One of several devices is lost while callers work on all of them: what it had goes, and nothing else does. On the GPUs of a
 // machine that has several, otherwise on four devices of the host.
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {

@@ -2,17 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "kernels/base/error.h"
 #include "server/buffer_store.h"
 #include "server/clock.h"
 #include "tests/fake_device.h"

@@ -1,9 +1,5 @@
 // Products that select in programs: which steps become one, as their statistics say, and that answers are
 // those of the steps.
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"

@@ -10,13 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <optional>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "kernels/base/error.h"
 #include "tests/fake_device.h"
 
 namespace tessera {

@@ -1,12 +1,7 @@
 // Bytes that travel by messages to each kind of device and back: of every size, from every offset, in any order, and by streams
 // that are broken off. All arrive, and none other.
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "kernels/base/crc32c.h"
 #include "tests/kernel_fixture.h"

@@ -1,24 +1,12 @@
 // Uploads and downloads while they are under way: what is read, copied, held and counted when.
 #include <dlfcn.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "grpc/grpc.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "kernels/base/crc32c.h"
 #include "server/clock.h"
-#include "server/slots.h"
 #include "tests/service_fixture.h"
 
 namespace {
