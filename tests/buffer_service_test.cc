@@ -118,14 +118,12 @@ TEST_F(BufferServiceTest, UploadsThatLieAboutTheirSize) {
 TEST_F(BufferServiceTest, BrokenUploadOfACreatedBufferResumes) {
   ASSERT_TRUE(Create("a", {4}).ok());
   {
-    grpc::ClientContext context;
-    v1::UploadResponse response;
-    auto writer = server_.buffers().Upload(&context, &response);
-    writer->Write(At("a", 0, "0123"));
-    writer->Write(More("4567"));
+    UploadStream upload(server_.buffers());
+    upload.Write(At("a", 0, "0123"));
+    upload.Write(More("4567"));
     ASSERT_TRUE(Eventually([&] { return Found("a").buffer().committed_bytes() == 8; }));
-    context.TryCancel();
-    (void)writer->Finish();
+    upload.context.TryCancel();
+    (void)upload.Finish();
   }
   const v1::GetBufferResponse got = Found("a");
   EXPECT_EQ(got.buffer().state(), v1::Buffer::STATE_WRITING);
@@ -153,17 +151,14 @@ TEST_F(BufferServiceTest, BrokenUploadOfACreatedBufferResumes) {
 }
 
 TEST_F(BufferServiceTest, TwoClientsOnOneName) {
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
-  writer->Write(First("a", 2, "abcd"));
+  UploadStream upload(server_.buffers());
+  upload.Write(First("a", 2, "abcd"));
   ASSERT_TRUE(Eventually([&] { return Get("a").ok(); }));
   ExpectError(Upload({First("a", 2, "12345678")}), "BUFFER_EXISTS", {{"name", "a"}});
   ExpectError(Upload({At("a", 0, "x")}), "BUFFER_NOT_READY");
   ExpectError(Seal("a"), "BUFFER_NOT_READY");
-  writer->Write(More("efgh"));
-  writer->WritesDone();
-  ASSERT_TRUE(writer->Finish().ok());
+  upload.Write(More("efgh"));
+  ASSERT_TRUE(upload.Finish().ok());
   EXPECT_EQ(Fetched("a"), "abcdefgh");
   ExpectError(Upload({First("a", 2, "12345678")}), "BUFFER_EXISTS");
   ExpectError(Create("a", {2}), "BUFFER_EXISTS", {{"name", "a"}});
@@ -394,11 +389,9 @@ TEST_F(LimitsTest, Ttls) {
 }
 
 TEST_F(LimitsTest, IdleUploadsEnd) {
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
-  writer->Write(First("a", 1000, "abcd"));
-  ExpectError(writer->Finish(), "UPLOAD_IDLE", {{"limit", "150ms"}});
+  UploadStream upload(server_.buffers());
+  upload.Write(First("a", 1000, "abcd"));
+  ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "150ms"}});
   EXPECT_EQ(server_.used_bytes(), 0u);
 
   ASSERT_TRUE(Create("b", {10}).ok());
@@ -414,19 +407,16 @@ class PatienceTest : public ServiceTest {
 
 // Messages that together take longer than one may.
 TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
+  UploadStream upload(server_.buffers());
   for (unsigned i = 1; i <= 5; ++i) {
-    EXPECT_TRUE(writer->Write(i == 1 ? First("a", 5, "abcd") : More("abcd")));
+    EXPECT_TRUE(upload.Write(i == 1 ? First("a", 5, "abcd") : More("abcd")));
     EXPECT_TRUE(Eventually([&] {
       v1::GetBufferResponse got;
       return Get("a", &got).ok() && got.buffer().committed_bytes() == 4 * i;
     }));
     AdvanceSteadyNow(absl::Minutes(40));
   }
-  writer->WritesDone();
-  const grpc::Status status = writer->Finish();
+  const grpc::Status status = upload.Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 

@@ -463,23 +463,6 @@ TEST(ExecutorTest, LongestRunIsThatOfTheTaskThatBeganFirst) {
   for (std::size_t i = 4; i < 8; ++i) blockers[i].Release();
 }
 
-TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {
-  FakeDevice device;
-  Blocker blocker;
-  TestTask task;
-  {
-    auto executor = Start(device, 1, 8);
-    blocker.Occupy(*executor);
-    ASSERT_TRUE(executor->Submit(task).ok());
-    device.MarkLost();
-    TestTask late;
-    EXPECT_EQ(ErrorReason(executor->Submit(late)), "DEVICE_LOST");
-    blocker.Release();
-  }
-  EXPECT_EQ(ErrorReason(task.refused()), "DEVICE_LOST");
-  EXPECT_EQ(task.runs(), 0);
-}
-
 TEST(ExecutorTest, StreamsThatCannotBeMade) {
   class NoStreams final : public test::Described {
    public:

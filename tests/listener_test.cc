@@ -537,10 +537,8 @@ TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
   }));
   auto channel = Dial(server.address());
   auto stub = v1::BufferService::NewStub(channel);
-  grpc::ClientContext context;
-  v1::UploadResponse uploaded;
-  auto writer = stub->Upload(&context, &uploaded);
-  ASSERT_TRUE(writer->Write(Of<v1::UploadRequest>("name: 'x' spec { dtype: DTYPE_F32 shape: 1 }")));
+  UploadStream upload(*stub);
+  ASSERT_TRUE(upload.Write(Of<v1::UploadRequest>("name: 'x' spec { dtype: DTYPE_F32 shape: 1 }")));
   ASSERT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
   grpc::ClientContext second;
   second.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
@@ -549,9 +547,8 @@ TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
             grpc::StatusCode::DEADLINE_EXCEEDED)
       << "it waits for the first";
   EXPECT_FALSE(RawConnection(server.address()).IsServed());
-  writer->Write(Of<v1::UploadRequest>("data: 'abcd'"));
-  writer->WritesDone();
-  EXPECT_TRUE(writer->Finish().ok());
+  upload.Write(Of<v1::UploadRequest>("data: 'abcd'"));
+  EXPECT_TRUE(upload.Finish().ok());
 }
 
 }  // namespace

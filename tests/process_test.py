@@ -22,21 +22,9 @@ ONES = np.ones(3, np.float32)
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.root = folder.name
-        o.make_stubs(cls.root)
-
+class Case(o.Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
-
-    def serve(self, *flags, **more):
-        server = o.Server(self.folder, *flags, **more)
-        self.addCleanup(server.kill)
-        return server
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
 
     def assert_logs(self, server, text, count=1):
         said = lambda: server.log().count(text) >= count

@@ -27,16 +27,9 @@ SECONDS = 20  # that something may take on a busy machine
 recorder = None
 
 
-class ProfileCase(unittest.TestCase):
-    def setUp(self):
-        place = tempfile.TemporaryDirectory()
-        self.addCleanup(place.cleanup)
-        self.folder = pathlib.Path(place.name)
-
+class ProfileCase(o.Case):
     def serve(self, *flags, **more):
-        server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "256Mi", *flags, **more)
-        self.addCleanup(server.kill)
-        return server
+        return super().serve("--no-warm-up", "--memory-limit", "256Mi", *flags, **more)
 
 
 class WindowTest(ProfileCase):
@@ -53,19 +46,13 @@ class WindowTest(ProfileCase):
             self.assertTrue(eventually(lambda: self.counts(server) == (n, n), SECONDS), server.log())
         self.assertIn("profilers record for 300ms at most", server.log())
 
-    def test_a_second_signal_ends_it(self):
+    def test_a_second_signal_ends_it_and_a_stop_does(self):
         server = self.serve("--profile", "1h")
-        server.signal(signal.SIGUSR1)
-        self.assertTrue(eventually(lambda: self.counts(server) == (1, 0), SECONDS), server.log())
-        server.client().dot_of_ones()
-        self.assertEqual(self.counts(server), (1, 0))
-        server.signal(signal.SIGUSR1)
-        self.assertTrue(eventually(lambda: self.counts(server) == (1, 1), SECONDS), server.log())
-
-    def test_the_server_stops_in_the_midst_of_one(self):
-        server = self.serve("--profile", "1h")
-        server.signal(signal.SIGUSR1)
-        self.assertTrue(eventually(lambda: self.counts(server) == (1, 0), SECONDS), server.log())
+        for counts in ((1, 0), (1, 1), (2, 1)):
+            server.signal(signal.SIGUSR1)
+            self.assertTrue(eventually(lambda: self.counts(server) == counts, SECONDS), server.log())
+            server.client().dot_of_ones()
+            self.assertEqual(self.counts(server), counts)
         self.assertEqual(server.stop(), 0)
 
 

@@ -135,14 +135,13 @@ class ServiceTest : public testing::Test {
   }
   grpc::Status Upload(const std::vector<v1::UploadRequest>& messages,
                       v1::UploadResponse* response = nullptr) {
-    grpc::ClientContext context;
-    v1::UploadResponse ignored;
-    auto writer = server_.buffers().Upload(&context, response == nullptr ? &ignored : response);
+    UploadStream upload(server_.buffers());
     for (const v1::UploadRequest& message : messages) {
-      if (!writer->Write(message)) break;
+      if (!upload.Write(message)) break;
     }
-    writer->WritesDone();
-    return writer->Finish();
+    const grpc::Status status = upload.Finish();
+    if (response != nullptr) *response = upload.response;
+    return status;
   }
 
   // A message that creates a buffer of so many floats.

@@ -66,6 +66,21 @@ Options With(const Change& change) {
   return options;
 }
 
+// The messages of an upload, one by one.
+struct UploadStream {
+  explicit UploadStream(v1::BufferService::Stub& stub) : writer(stub.Upload(&context, &response)) {}
+  bool Write(const v1::UploadRequest& message) { return writer->Write(message); }
+  // After the last message.
+  grpc::Status Finish() {
+    writer->WritesDone();
+    return writer->Finish();
+  }
+
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  const std::unique_ptr<grpc::ClientWriter<v1::UploadRequest>> writer;
+};
+
 class TestServer {
  public:
   explicit TestServer(const Options& options = TestOptions(),
@@ -129,9 +144,7 @@ class TestServer {
   grpc::Status Put(const std::string& name, v1::Dtype dtype, const std::vector<std::int64_t>& shape,
                    const std::vector<T>& values, bool replace = false,
                    const std::string& device = "") {
-    grpc::ClientContext context;
-    v1::UploadResponse response;
-    auto writer = buffers_->Upload(&context, &response);
+    UploadStream upload(*buffers_);
     v1::UploadRequest request;
     request.set_name(name);
     v1::BufferSpec* spec = request.mutable_spec();
@@ -141,9 +154,8 @@ class TestServer {
     spec->set_device(device);
     request.set_data(
         std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)));
-    writer->Write(request);
-    writer->WritesDone();
-    return writer->Finish();
+    upload.Write(request);
+    return upload.Finish();
   }
 
   // The bytes of a buffer; limit 0: to the end.

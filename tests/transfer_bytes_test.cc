@@ -85,9 +85,7 @@ TEST_P(TransferBytesTest, BrokenStreamsResume) {
     for (;;) {
       const v1::GetBufferResponse got = Found("x");
       if (got.missing().empty()) break;
-      grpc::ClientContext context;
-      v1::UploadResponse response;
-      auto writer = server_.buffers().Upload(&context, &response);
+      UploadStream upload(server_.buffers());
       bool broken = false;
       for (const v1::ByteRange& missing : got.missing()) {
         // From somewhere in the middle, so that later streams find gaps, or all of it.
@@ -95,17 +93,13 @@ TEST_P(TransferBytesTest, BrokenStreamsResume) {
         if (Below(2) == 0) at += Below(missing.end() - at);
         while (!broken && at < missing.end()) {
           const std::uint64_t size = std::min(missing.end() - at, 1 + Below(2 * kSlot));
-          writer->Write(At("x", at, bytes.substr(at, size)));
+          upload.Write(At("x", at, bytes.substr(at, size)));
           at += size;
           broken = Below(4) == 0;
         }
       }
-      if (broken) {
-        context.TryCancel();
-      } else {
-        writer->WritesDone();
-      }
-      EXPECT_EQ(writer->Finish().ok(), !broken);
+      if (broken) upload.context.TryCancel();
+      EXPECT_EQ(upload.Finish().ok(), !broken);
     }
     // A stream that was broken off may still be writing.
     ASSERT_TRUE(Eventually([&] { return Seal("x").ok(); }));

@@ -44,20 +44,19 @@ class Sender {
  public:
   Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false,
          const std::string& name = "x")
-      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last, name] {
+      : upload_(stub), thread_([this, messages, damage_last, name] {
           for (int i = 0; i < messages; ++i) {
             v1::UploadRequest message;
             message.set_name(name);
             message.set_data(std::string(1000, static_cast<char>('a' + i)));
             if (damage_last && i == messages - 1) message.set_crc32c(1);
-            if (!writer_->Write(message)) break;
+            if (!upload_.Write(message)) break;
             ++sent_;
           }
-          writer_->WritesDone();
-          status_ = writer_->Finish();
+          status_ = upload_.Finish();
         }) {}
   ~Sender() {
-    context_.TryCancel();
+    upload_.context.TryCancel();
     Finish();
   }
   // How many messages the server has read.
@@ -68,9 +67,7 @@ class Sender {
   }
 
  private:
-  grpc::ClientContext context_;
-  v1::UploadResponse response_;
-  std::unique_ptr<grpc::ClientWriter<v1::UploadRequest>> writer_;
+  UploadStream upload_;
   std::atomic<int> sent_{0};
   grpc::Status status_;
   std::thread thread_;
@@ -157,13 +154,10 @@ TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
 
 TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
   Reserve("x", 10'000);
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
-  for (int i = 0; i < 5; ++i) writer->Write(At("x", 0, "abcd"));
+  UploadStream upload(server_.buffers());
+  for (int i = 0; i < 5; ++i) upload.Write(At("x", 0, "abcd"));
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == TestOptions().max_message; }));
-  writer->WritesDone();
-  EXPECT_TRUE(writer->Finish().ok());
+  EXPECT_TRUE(upload.Finish().ok());
 }
 
 // The second is here when the first has been copied: they arrive together.
@@ -239,16 +233,13 @@ TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
 TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
     device_.Close(Step::kCopyToDevice);
-    grpc::ClientContext context;
-    v1::UploadResponse response;
-    auto writer = server_.buffers().Upload(&context, &response);
-    EXPECT_TRUE(writer->Write(first));
+    UploadStream upload(server_.buffers());
+    EXPECT_TRUE(upload.Write(first));
     device_.WaitForBlocked(1);
-    EXPECT_TRUE(writer->Write(second));
+    EXPECT_TRUE(upload.Write(second));
     Settle();
     device_.Open();
-    writer->WritesDone();
-    const grpc::Status status = writer->Finish();
+    const grpc::Status status = upload.Finish();
     EXPECT_TRUE(status.ok()) << status.error_message();
   };
   Reserve("gap", 12);
@@ -277,16 +268,14 @@ TEST_F(TransferTest, AClientThatLeavesInTheMiddleLeavesNothing) {
   for (int round = 0; round < 20; ++round) {
     device_.Close(Step::kCopyToDevice);
     {
-      grpc::ClientContext context;
-      v1::UploadResponse response;
-      auto writer = server_.buffers().Upload(&context, &response);
-      writer->Write(First("y", 1000, "abcd"));
+      UploadStream upload(server_.buffers());
+      upload.Write(First("y", 1000, "abcd"));
       device_.WaitForBlocked(1);
-      if (round % 2 == 0) writer->Write(More("efgh"));
-      context.TryCancel();
+      if (round % 2 == 0) upload.Write(More("efgh"));
+      upload.context.TryCancel();
       if (round % 3 == 0) absl::SleepFor(absl::Milliseconds(5));
       device_.Open();
-      EXPECT_EQ(writer->Finish().error_code(), StatusCode::CANCELLED);
+      EXPECT_EQ(upload.Finish().error_code(), StatusCode::CANCELLED);
     }
     ASSERT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
     ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0 && Used("uploads") == 0; }));
@@ -386,23 +375,20 @@ class LittlePatience : public TransferTest {
 // Memory takes longer to find than a client may pause for, and then the worker is busy for longer.
 TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
   constexpr absl::Duration kLong = absl::Seconds(6);
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
+  UploadStream upload(server_.buffers());
   device_.Close(Step::kAllocate);
-  EXPECT_TRUE(writer->Write(First("a", 1)));
+  EXPECT_TRUE(upload.Write(First("a", 1)));
   device_.WaitForBlocked(1);
   Pass(kLong);
   device_.Close(Step::kCopyToDevice);
   std::thread other([&] { EXPECT_TRUE(Upload({First("b", 1, "abcd")}).ok()); });
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToDevice) == 1; }));
-  EXPECT_TRUE(writer->Write(v1::UploadRequest()));
+  EXPECT_TRUE(upload.Write(v1::UploadRequest()));
   Pass(kLong);
   device_.Open();
   other.join();
-  EXPECT_TRUE(writer->Write(More("efgh")));
-  EXPECT_TRUE(writer->WritesDone());
-  const grpc::Status status = writer->Finish();
+  EXPECT_TRUE(upload.Write(More("efgh")));
+  const grpc::Status status = upload.Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
@@ -448,15 +434,13 @@ TEST_F(LittlePatience, IsForReadersThatPause) {
 
 // Although there is always one of them in hand.
 TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = server_.buffers().Upload(&context, &response);
-  EXPECT_TRUE(writer->Write(First("a", 2, "abcd")));
+  UploadStream upload(server_.buffers());
+  EXPECT_TRUE(upload.Write(First("a", 2, "abcd")));
   const v1::UploadRequest empty;
-  for (int i = 0; i < 1'000'000 && writer->Write(empty, grpc::WriteOptions().set_buffer_hint());
-       ++i)
+  for (int i = 0;
+       i < 1'000'000 && upload.writer->Write(empty, grpc::WriteOptions().set_buffer_hint()); ++i)
     AdvanceSteadyNow(absl::Milliseconds(1));
-  ExpectError(writer->Finish(), "UPLOAD_IDLE", {{"limit", "5s"}});
+  ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "5s"}});
 }
 
 class LittleHostMemory : public TransferTest {
@@ -471,9 +455,7 @@ class LittleHostMemory : public TransferTest {
 // Half of the memory is for streams that have none yet.
 TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
   Reserve("x", 10'000);
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto other = server_.buffers().Upload(&context, &response);
+  UploadStream other(server_.buffers());
   EXPECT_TRUE(Eventually([&] { return Used("uploads") == 1; }));
   device_.Close(Step::kCopyToDevice);
   Sender sender(server_.buffers(), 4);
@@ -483,8 +465,8 @@ TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
   EXPECT_EQ(sender.sent(), 1);
   device_.Open();
   EXPECT_TRUE(sender.Finish().ok());
-  context.TryCancel();
-  (void)other->Finish();
+  other.context.TryCancel();
+  (void)other.Finish();
 }
 
 TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
