@@ -101,14 +101,15 @@ void Greet(int connection) {
   send(connection, kSettings.data(), kSettings.size(), MSG_NOSIGNAL);
 }
 
-// Whether the other end closes within the time.
-bool Ends(int connection, int milliseconds) {
+// Whether the other end closes within the time; closes this one.
+bool Ends(int connection, int milliseconds = 5000) {
   std::array<char, 4096> bytes;
   pollfd coming{connection, POLLIN, 0};
-  while (poll(&coming, 1, milliseconds) == 1) {
-    if (recv(connection, bytes.data(), bytes.size(), 0) <= 0) return true;
-  }
-  return false;
+  bool ended = false;
+  while (!ended && poll(&coming, 1, milliseconds) == 1)
+    ended = recv(connection, bytes.data(), bytes.size(), 0) <= 0;
+  close(connection);
+  return ended;
 }
 
 class ClosingChannel : public testing::Test {
@@ -123,8 +124,7 @@ TEST_F(ClosingChannel, EndsAConnectionThatIsMadeAfterwards) {
   const int connection = port_.Accept();
   channel.reset();
   Greet(connection);
-  EXPECT_TRUE(Ends(connection, 5000));
-  close(connection);
+  EXPECT_TRUE(Ends(connection));
 }
 
 TEST_F(ClosingChannel, EndsOneThatIsMadeAgain) {
@@ -135,8 +135,7 @@ TEST_F(ClosingChannel, EndsOneThatIsMadeAgain) {
   const int connection = port_.Accept();
   channel.reset();
   Greet(connection);
-  EXPECT_TRUE(Ends(connection, 5000));
-  close(connection);
+  EXPECT_TRUE(Ends(connection));
 }
 
 int Descriptors() {
@@ -190,26 +189,23 @@ TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   for (const int one : taken) close(one);
   setrlimit(RLIMIT_NOFILE, &before);
   ends.join();
-  close(connection);
 }
 #endif
 
 TEST_F(ClosingChannel, LeavesThoseOfOthers) {
   port_.Listen();
-  std::shared_ptr<grpc::Channel> first = Connect(port_);
-  const int of_first = port_.Accept();
-  Greet(of_first);
-  Await(*first, GRPC_CHANNEL_READY);
-  std::shared_ptr<grpc::Channel> second = Connect(port_);
-  const int of_second = port_.Accept();
-  Greet(of_second);
-  Await(*second, GRPC_CHANNEL_READY);
-  first.reset();
-  EXPECT_TRUE(Ends(of_first, 5000));
-  EXPECT_FALSE(Ends(of_second, 100));
-  EXPECT_EQ(second->GetState(/*try_to_connect=*/false), GRPC_CHANNEL_READY);
-  close(of_first);
-  close(of_second);
+  std::shared_ptr<grpc::Channel> channels[2];
+  int connections[2];
+  for (int i = 0; i < 2; ++i) {
+    channels[i] = Connect(port_);
+    connections[i] = port_.Accept();
+    Greet(connections[i]);
+    Await(*channels[i], GRPC_CHANNEL_READY);
+  }
+  channels[0].reset();
+  EXPECT_TRUE(Ends(connections[0]));
+  EXPECT_EQ(channels[1]->GetState(/*try_to_connect=*/false), GRPC_CHANNEL_READY);
+  EXPECT_FALSE(Ends(connections[1], 100));
 }
 
 }  // namespace

@@ -56,12 +56,14 @@ std::string Scrape(const Server& server) {
 class GpuMonitorTest : public testing::Test {
  protected:
   GpuMonitorTest() {
-    FakeNvml& library = Library();
-    const std::lock_guard lock(library.mutex);
-    library.results.clear();
-    library.init_result = 0;
-    library.slowdowns = 0x4;
-    library.blocked = false;
+    Set({}, 0x4);
+    Library().init_result = 0;
+    Library().blocked = false;
+  }
+  static void Set(const std::map<std::string, int>& results, unsigned long long slowdowns) {
+    const std::lock_guard lock(Library().mutex);
+    Library().results = results;
+    Library().slowdowns = slowdowns;
   }
 
   // A server with a device at each bus id.
@@ -114,11 +116,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   const auto server = Serve({"0000:65:00.0"});
   ScrapeWith(server->server(), "tessera_gpu_slowdown");
   for (const auto& [set, name] : reasons) {
-    {
-      const std::lock_guard lock(Library().mutex);
-      Library().slowdowns =
-          set | 0x1 | 0x8;  // and that it is idle, and one that has another bit as well
-    }
+    Set({}, set | 0x1 | 0x8);  // and that it is idle, and one that has another bit as well
     // A reading may have begun before.
     const std::string text = ScrapeWith(server->server(), "reason=\"" + name + "\"} 1\n");
     for (const auto& [bit, reason] : reasons) {
@@ -130,10 +128,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
 
 // A consumer's card has no ECC, and a virtual one no power.
 TEST_F(GpuMonitorTest, WhatTheDriverDoesNotTellIsLeftOut) {
-  {
-    const std::lock_guard lock(Library().mutex);
-    Library().results = {{"errors", 3}, {"power", 3}, {"slowdowns", 3}};
-  }
+  Set({{"errors", 3}, {"power", 3}, {"slowdowns", 3}}, 0x4);
   const auto server = Serve({"0000:65:00.0"});
   const std::string text = ScrapeWith(server->server(), "tessera_gpu_temperature_celsius");
   EXPECT_THAT(text, HasSubstr("tessera_gpu_power_limit_watts"));
