@@ -1,11 +1,9 @@
 // ComputeService as a client sees it, each error with its code, reason and figures.
 
 #include <algorithm>
-#include <cmath>
 #include <future>
 #include <limits>
 
-#include "kernels/base/element.h"
 #include "server/call_queues.h"
 #include "server/convert.h"
 #include "server/operations.h"
@@ -89,143 +87,6 @@ TEST_F(ComputeServiceTest, DotOfResidentInlineAndViewedOperands) {
   EXPECT_GT(response.stats().bytes(), 0u);
   EXPECT_GT(response.stats().flops(), 0u);
   EXPECT_GT(response.stats().roundoff(), 0);
-}
-
-TEST_F(ComputeServiceTest, ReduceToScalars) {
-  const auto reduce = [&](const v1::Operand& x, const std::string& op) {
-    auto request = Of<v1::ReduceRequest>("op: REDUCE_OP_" + op);
-    *request.mutable_x() = x;
-    return Good<v1::ReduceResponse>(request);
-  };
-  const v1::Operand x = Inline<float>(v1::DTYPE_F32, {2, 2}, {3, -4, 1, 2});
-  for (const auto& [op, value] : std::map<std::string, double>{{"SUM", 2},
-                                                               {"PRODUCT", -24},
-                                                               {"MIN", -4},
-                                                               {"MAX", 3},
-                                                               {"ARGMIN", -4},
-                                                               {"ARGMAX", 3},
-                                                               {"MEAN", 0.5},
-                                                               {"NORM_L1", 10},
-                                                               {"NORM_L2", std::sqrt(30)},
-                                                               {"SUM_SQUARES", 30},
-                                                               {"VARIANCE", 7.25},
-                                                               {"STD", std::sqrt(7.25)}}) {
-    const v1::ReduceResponse response = reduce(x, op);
-    EXPECT_DOUBLE_EQ(response.value().real(), value) << op;
-    EXPECT_EQ(response.index(), op == "ARGMIN" ? 1 : 0) << op;
-  }
-
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const v1::Operand some = Inline<float>(v1::DTYPE_F32, {3}, {0, kNan, -0.0f});
-  const auto logical = [&](const v1::Operand& operand) {
-    return std::pair(reduce(operand, "ALL").value().integer(),
-                     reduce(operand, "ANY").value().integer());
-  };
-  EXPECT_EQ(logical(some), std::pair(0, 1));
-  EXPECT_EQ(logical(Inline<float>(v1::DTYPE_F32, {2}, {kNan, 1e-45f})), std::pair(1, 1));
-  EXPECT_EQ(logical(Inline<float>(v1::DTYPE_F32, {0}, {})), std::pair(1, 0));
-  EXPECT_EQ(reduce(some, "ALL").value().value_case(), v1::Scalar::kInteger);
-
-  const v1::Operand i = Inline<std::int32_t>(v1::DTYPE_I32, {3}, {2'000'000'000, 2'000'000'000, 2});
-  EXPECT_EQ(reduce(i, "SUM").value().integer(), 4'000'000'002);
-  EXPECT_EQ(reduce(i, "MAX").value().integer(), 2'000'000'000);
-  EXPECT_EQ(reduce(i, "MEAN").value().value_case(), v1::Scalar::kReal);
-  EXPECT_DOUBLE_EQ(reduce(i, "MEAN").value().real(), 4'000'000'002.0 / 3);
-}
-
-TEST_F(ComputeServiceTest, OperationsOfEveryDtype) {
-  const auto check = [&](v1::Dtype dtype, auto one, auto two, auto three, auto five) {
-    SCOPED_TRACE(v1::Dtype_Name(dtype));
-    using T = decltype(one);
-    ASSERT_TRUE(server_.Put<T>("x", dtype, {1, 2}, {one, two}, /*replace=*/true).ok());
-    EXPECT_EQ(Fetched("x"), Bytes<T>({one, two}));
-    const bool integer = dtype == v1::DTYPE_I32 || dtype == v1::DTYPE_I64;
-    const v1::Scalar dot = GoodDot(Named("x"), Named("x")).value();
-    EXPECT_EQ(integer ? static_cast<double>(dot.integer()) : dot.real(), 5);
-    const auto sum = Good<v1::AddResponse>(Of<v1::AddRequest>(
-        "a { buffer: 'x' } b { buffer: 'x' view { offset: 1 shape: [1, 2] strides: [2, -1] } }"));
-    EXPECT_EQ(sum.tensor().dtype(), dtype);
-    EXPECT_EQ(sum.tensor().data(), Bytes<T>({three, three}));
-    const auto matmul =
-        Of<v1::MatmulRequest>("a { buffer: 'x' } b { buffer: 'x' } transpose_b: true");
-    if (dtype == v1::DTYPE_I64) {
-      ExpectError(Call(matmul), "BAD_DTYPE", {{"dtype", "i64"}});
-    } else {
-      EXPECT_EQ(Good<v1::MatmulResponse>(matmul).tensor().data(), Bytes<T>({five}));
-    }
-    const auto window = Good<v1::WindowSumResponse>(
-        Of<v1::WindowSumRequest>("x { buffer: 'x' view { shape: 2 } } radius: 1"));
-    EXPECT_EQ(window.tensor().dtype(), integer ? v1::DTYPE_I64 : dtype);
-    EXPECT_EQ(window.tensor().data(),
-              integer ? Bytes<std::int64_t>({3, 3}) : Bytes<T>({three, three}));
-  };
-  check(v1::DTYPE_F32, 1.0f, 2.0f, 3.0f, 5.0f);
-  check(v1::DTYPE_F64, 1.0, 2.0, 3.0, 5.0);
-  check(v1::DTYPE_F16, Half(1), Half(2), Half(3), Half(5));
-  check(v1::DTYPE_BF16, BFloat16(1), BFloat16(2), BFloat16(3), BFloat16(5));
-  check(v1::DTYPE_I32, std::int32_t{1}, std::int32_t{2}, std::int32_t{3}, std::int32_t{5});
-  check(v1::DTYPE_I64, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{5});
-}
-
-TEST_F(ComputeServiceTest, WindowSumOfViewsAndIntoBuffers) {
-  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
-  auto request = Of<v1::WindowSumRequest>(
-      "x { buffer: 'x' view { offset: 5 shape: 6 strides: -1 } } strategy: 'cpu' timing: true");
-  const auto sums = [&](std::int64_t radius) {
-    request.set_radius(radius);
-    const auto response = Good<v1::WindowSumResponse>(request);
-    EXPECT_THAT(response.tensor().shape(), ElementsAre(6));
-    EXPECT_EQ(response.stats().strategy(), "cpu");
-    EXPECT_GT(response.stats().kernel_us(), 0);
-    return Values<float>(response.tensor().data());
-  };
-  EXPECT_THAT(sums(2), ElementsAre(15, 18, 20, 15, 10, 6));
-  EXPECT_THAT(sums(std::numeric_limits<std::int64_t>::max()), testing::Each(21));
-  EXPECT_THAT(sums(0), ElementsAre(6, 5, 4, 3, 2, 1));
-
-  // Into the buffer it reads.
-  request.mutable_result()->mutable_buffer()->set_name("x");
-  ExpectError(Call(request), "BUFFER_EXISTS", {{"name", "x"}});
-  request.mutable_result()->mutable_buffer()->set_replace(true);
-  EXPECT_FALSE(Good<v1::WindowSumResponse>(request).has_tensor());
-  EXPECT_THAT(Values<float>(Fetched("x")), ElementsAre(6, 5, 4, 3, 2, 1));
-
-  *request.mutable_x() = Inline<double>(v1::DTYPE_F64, {0}, {});
-  request.clear_result();
-  EXPECT_EQ(Good<v1::WindowSumResponse>(request).tensor().data(), "");
-}
-
-TEST_F(ComputeServiceTest, ErrorsOfWindowSum) {
-  auto request = Of<v1::WindowSumRequest>("radius: -1");
-  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
-  ExpectError(Call(request), "BAD_RADIUS", {{"value", "-1"}});
-  request.set_radius(1);
-  request.set_strategy("widest");
-  ExpectError(Call(request), "UNKNOWN_STRATEGY", {{"valid", "*"}});
-  request.clear_strategy();
-  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {1, 2}, {1, 2});
-  ExpectError(Call(request), "BAD_SHAPE");
-  *request.mutable_x() =
-      InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {(4 << 20) / 8 + 1}, {0});
-  ExpectError(Call(request), "RESULT_TOO_LARGE", {{"limit", "4128768"}});
-  request.mutable_x()->mutable_view()->set_shape(0, std::int64_t{1} << 30);
-  request.mutable_result()->mutable_buffer()->set_name("huge");
-  ExpectError(Call(request), "SCRATCH_EXHAUSTED",
-              {{"requested", std::to_string(std::int64_t{8} << 30)}});
-}
-
-TEST_F(ComputeServiceTest, ReduceAlongAxes) {
-  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
-  const auto sums = Good<v1::ReduceResponse>(
-      Of<v1::ReduceRequest>("x { buffer: 'x' } op: REDUCE_OP_SUM axes: 1 keep_dims: true"));
-  EXPECT_THAT(sums.tensor().shape(), ElementsAre(2, 1));
-  EXPECT_THAT(Values<float>(sums.tensor().data()), ElementsAre(6, 15));
-  EXPECT_FALSE(sums.has_value());
-  const auto winners = Good<v1::ReduceResponse>(Of<v1::ReduceRequest>(
-      "x { buffer: 'x' } op: REDUCE_OP_ARGMAX axes: -2 result { buffer { name: 'winners' } }"));
-  EXPECT_EQ(winners.buffer().name(), "winners");
-  EXPECT_EQ(winners.buffer().dtype(), v1::DTYPE_I64);
-  EXPECT_THAT(Values<std::int64_t>(Fetched("winners")), ElementsAre(1, 1, 1));
 }
 
 TEST_F(ComputeServiceTest, MatmulAndAddIntoBuffersThatMayBeTheirOperands) {
@@ -332,6 +193,10 @@ TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
   *matmul.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {0, 1 << 14}, {0, 0});
   ExpectError(Call(matmul), "QUOTA_EXCEEDED",
               {{"requested", std::to_string(std::int64_t{1} << 30)}});
+  auto sums = Of<v1::WindowSumRequest>("radius: 1 result { buffer { name: 'huge' } }");
+  *sums.mutable_x() = InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {1 << 30}, {0});
+  ExpectError(Call(sums), "SCRATCH_EXHAUSTED",
+              {{"requested", std::to_string(std::int64_t{8} << 30)}});
 }
 
 // That many dots with statistics, and then arrays in the response, one of each of these sizes.

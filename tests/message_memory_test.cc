@@ -18,6 +18,7 @@
 
 #include "google/protobuf/arena.h"
 #include "google/protobuf/stubs/logging.h"
+#include "google/protobuf/text_format.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/core.h"
@@ -85,9 +86,7 @@ class MessageMemoryTest : public testing::Test {
     auto* message = google::protobuf::Arena::CreateMessage<Message>(&arena);
     grpc::ProtoBufferReader reader(&same);
     const bool parsed = message->ParseFromZeroCopyStream(&reader);
-    const std::size_t taken = most_heap_bytes - before;
-    if (!parsed) return std::nullopt;
-    return taken;
+    return parsed ? std::optional(most_heap_bytes - before) : std::nullopt;
   }
 
   // Of any bytes. What they take, if they are a message.
@@ -116,15 +115,12 @@ class MessageMemoryTest : public testing::Test {
 std::string DotSteps(int n) {
   v1::ExecuteRequest program;
   for (int i = 0; i < n; ++i) {
-    v1::DotRequest& dot = *program.add_steps()->mutable_dot();
-    dot.mutable_a()->set_buffer("some/buffer/of/a/usual/length");
-    dot.mutable_b()->set_buffer("another");
-    for (v1::Operand* operand : {dot.mutable_a(), dot.mutable_b()}) {
-      v1::View& view = *operand->mutable_view();
-      view.set_offset(1000 * i);
-      for (const int extent : {100, 1000}) view.add_shape(extent);
-      for (const int stride : {-1000, 1}) view.add_strides(stride);
-    }
+    const std::string view =
+        absl::StrCat("view { offset: ", 1000 * i, " shape: [100, 1000] strides: [-1000, 1] }");
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        "dot { a { buffer: 'some/buffer/of/a/usual/length' " + view + " } b { buffer: 'another' " +
+            view + " } }",
+        program.add_steps()));
   }
   return program.SerializeAsString();
 }
@@ -176,8 +172,7 @@ TEST_F(MessageMemoryTest, MessagesThatAreMadeToTakeMuch) {
           Check<v1::GetBufferRequest>(bytes), Check<v1::CreateBufferRequest>(bytes),
           Check<v1::UploadRequest>(bytes)}) {
       if (!taken.has_value()) continue;
-      const double times = static_cast<double>(*taken) / static_cast<double>(bytes.size());
-      largest = std::max(largest, times);
+      largest = std::max(largest, static_cast<double>(*taken) / static_cast<double>(bytes.size()));
     }
   }
   EXPECT_LT(largest, 60);
@@ -191,34 +186,15 @@ TEST_F(MessageMemoryTest, AnyBytesThatAreAMessageAreWithinTheBound) {
     std::string bytes;
     for (std::size_t n = below(30); n > 0; --n) {
       const std::uint64_t number = 1 + below(below(4) == 0 ? 99 : 7);
-      std::string field;
-      switch (below(9)) {
-        case 0:
-          field = Varint(number << 3) + Varint(random_() >> below(64));
-          break;
-        case 1:
-          field = Varint(number << 3 | 5) + "1234";
-          break;
-        case 2:
-          field = Varint(number << 3 | 1) + "12345678";
-          break;
-        case 3:
-          bytes.insert(0, Varint(number << 3 | 3));
-          field = Varint(number << 3 | 4);
-          break;
-        case 4:
-          field = Field(number, std::string(below(3000), 'x'));
-          break;
-        case 5:
-          field = Field(number, std::string(below(20), 1));
-          break;
-        case 6:
-          bytes += bytes;
-          break;
-        default:
-          bytes = Field(number, bytes);
-      }
-      bytes += field;
+      const std::size_t kind = below(9);
+      if (kind == 0) bytes += Varint(number << 3) + Varint(random_() >> below(64));
+      if (kind == 1) bytes += Varint(number << 3 | 5) + "1234";
+      if (kind == 2) bytes += Varint(number << 3 | 1) + "12345678";
+      if (kind == 3) bytes = Varint(number << 3 | 3) + bytes + Varint(number << 3 | 4);
+      if (kind == 4) bytes += Field(number, std::string(below(3000), 'x'));
+      if (kind == 5) bytes += Field(number, std::string(below(20), 1));
+      if (kind == 6) bytes += bytes;
+      if (kind > 6) bytes = Field(number, bytes);
       if (bytes.size() > 100'000) break;
     }
     if (below(3) == 0 && !bytes.empty()) {
@@ -254,14 +230,10 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
   for (const int operands : {1, 2, 3, 8}) {
     v1::ExecuteRequest request;
     for (int i = 0; i < 500; ++i) {
-      v1::MapRequest& map = *request.add_steps()->mutable_map();
-      map.mutable_result()->set_scratch(true);
-      for (int o = 0; o < operands; ++o) {
-        v1::Tensor& tensor = *map.add_operands()->mutable_tensor();
-        tensor.set_dtype(v1::DTYPE_F32);
-        tensor.set_data(std::string(4, '\0'));
-      }
-      map.mutable_expression()->add_nodes()->set_operand(0);
+      std::string map = "map { result { scratch: true } expression { nodes { operand: 0 } } ";
+      for (int o = 0; o < operands; ++o)
+        map += "operands { tensor { dtype: DTYPE_F32 data: '1234' } } ";
+      ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(map + "}", request.add_steps()));
     }
     ProgramRun program(**core, caller, request);
     const std::size_t before = heap_bytes;
