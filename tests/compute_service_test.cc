@@ -596,30 +596,8 @@ TEST_P(ShardedTest, ALostDeviceTakesTheBuffersAlongThatItHasAPartOf) {
   EXPECT_EQ(copied.buffer().device(), "fake:0") << "all that are left";
 }
 
-TEST_P(ShardedTest, AFailureOfTheHelperEndsTheCallAlone) {
-  second_.Fail(GetParam(), DeviceError::Kind::kFailed);
-  ExpectError(Dot(Named("s"), Named("s")), "CUDA_ERROR", {{"call", "fakeCall(x)"}});
-  const auto response = GoodDot(Named("s"), Named("s"));
-  EXPECT_EQ(response.value().real(), kFloats);
-  EXPECT_EQ(response.stats().devices(), 2u);
-}
-
 INSTANTIATE_TEST_SUITE_P(Steps, ShardedTest,
                          testing::Values(FakeDevice::Step::kBegin, FakeDevice::Step::kSynchronize));
-
-TEST_F(TwoDevicesTest, ShardsAreFreedExactly) {
-  const auto request = Of<v1::CreateBufferRequest>(
-      "name: 'draft' spec { dtype: DTYPE_F32 shape: 2048 placement: 'all' }");
-  first_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory);
-  ExpectError(Call(request), "HOST_MEMORY_EXHAUSTED");
-  EXPECT_EQ(server_.used_bytes(0), 0u);
-  EXPECT_EQ(server_.used_bytes(1), 0u);
-  ASSERT_TRUE(Call(request).ok());
-  EXPECT_EQ(server_.used_bytes(0), 4096u);
-  EXPECT_EQ(server_.used_bytes(1), 4096u);
-  ASSERT_TRUE(Delete("draft").ok());
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(0) + server_.used_bytes(1) == 0; }));
-}
 
 TEST_F(TwoDevicesTest, WithoutTheFirstDeviceTheSecondIsTheDefault) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());

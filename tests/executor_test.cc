@@ -225,32 +225,21 @@ TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   EXPECT_EQ(large.runs(), 1);
 }
 
-TEST(ExecutorTest, LargeTasksHaveStreamsForSuchWhereThereIsAReserve) {
-  for (const bool reserve : {false, true}) {
-    FakeDevice device;
-    auto executor = *Executor::Start(device, {.reserve = reserve, .queue_length = 8});
-    for (const TaskSize size : {TaskSize::kTiny, TaskSize::kSmall, TaskSize::kLarge}) {
-      std::promise<bool> large;
-      TestTask task([&](Stream& stream) { large.set_value(device.IsLarge(stream)); });
-      ASSERT_TRUE(executor->Submit(task, size).ok());
-      EXPECT_EQ(large.get_future().get(), reserve && size == TaskSize::kLarge);
-    }
-  }
-}
-
-TEST(ExecutorTest, ThreadsOfLargeTasksGiveWayToThoseOfTheReserve) {
+// A stream for large work, and a thread that gives way to others.
+TEST(ExecutorTest, LargeTasksHaveTheirOwnStreamsAndThreadsWhereThereIsAReserve) {
   FakeDevice device;
   const int here = getpriority(PRIO_PROCESS, 0);
   for (const bool reserve : {false, true}) {
-    auto executor = *Executor::Start(device, {.workers = 1, .reserve = reserve, .queue_length = 8});
-    int of_small = -100, of_large = -100;
-    TestTask small([&](Stream&) { of_small = getpriority(PRIO_PROCESS, 0); });
-    TestTask large([&](Stream&) { of_large = getpriority(PRIO_PROCESS, 0); });
-    ASSERT_TRUE(executor->Submit(small, TaskSize::kSmall).ok());
-    ASSERT_TRUE(executor->Submit(large, TaskSize::kLarge).ok());
-    executor.reset();
-    EXPECT_EQ(of_small, here);
-    EXPECT_EQ(of_large, reserve ? std::min(here + 10, 19) : here);
+    auto executor = *Executor::Start(device, {.reserve = reserve, .queue_length = 8});
+    for (const TaskSize size : {TaskSize::kTiny, TaskSize::kSmall, TaskSize::kLarge}) {
+      std::promise<std::pair<bool, int>> seen;
+      TestTask task([&](Stream& stream) {
+        seen.set_value({device.IsLarge(stream), getpriority(PRIO_PROCESS, 0)});
+      });
+      ASSERT_TRUE(executor->Submit(task, size).ok());
+      const bool large = reserve && size == TaskSize::kLarge;
+      EXPECT_EQ(seen.get_future().get(), std::pair(large, large ? std::min(here + 10, 19) : here));
+    }
   }
   EXPECT_EQ(getpriority(PRIO_PROCESS, 0), here);
 }

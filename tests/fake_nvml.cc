@@ -46,34 +46,33 @@ int nvmlInit_v2() {
 }
 const char* nvmlErrorString(int) { return "Driver/library version mismatch"; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, void** device) {
-  if (State().bus_id != bus_id) return kNotFound;
+  if (bus_id != std::string("0000:65:00.0")) return kNotFound;
   *device = &State();
   return 0;
 }
 int nvmlDeviceGetUtilizationRates(void*, Utilization* out) {
-  return Tell("utilization", {State().busy, 12}, out);
+  return Tell("utilization", {87, 12}, out);
 }
 int nvmlDeviceGetMemoryInfo_v2(void*, Memory* out) {
   if (out->version != (sizeof(Memory) | 2u << 24)) return kInvalidArgument;
-  return Tell("memory", {out->version, 80ull << 30, 1ull << 30, 9ull << 30, State().memory_used},
-              out);
+  return Tell("memory", {out->version, 80ull << 30, 1ull << 30, 9ull << 30, 70ull << 30}, out);
 }
 int nvmlDeviceGetTemperature(void*, int sensor, unsigned* out) {
-  return sensor != 0 ? kInvalidArgument : Tell("temperature", State().celsius, out);
+  return sensor != 0 ? kInvalidArgument : Tell("temperature", 61u, out);
 }
-int nvmlDeviceGetPowerUsage(void*, unsigned* out) { return Tell("power", State().milliwatts, out); }
+int nvmlDeviceGetPowerUsage(void*, unsigned* out) { return Tell("power", 512'345u, out); }
 int nvmlDeviceGetEnforcedPowerLimit(void*, unsigned* out) {
-  return Tell("power limit", State().limit_milliwatts, out);
+  return Tell("power limit", 700'000u, out);
 }
 int nvmlDeviceGetClockInfo(void*, int clock, unsigned* out) {
-  return clock != 1 ? kInvalidArgument : Tell("clock", State().mhz, out);
+  return clock != 1 ? kInvalidArgument : Tell("clock", 1755u, out);
 }
 int nvmlDeviceGetCurrentClocksEventReasons(void*, unsigned long long* out) {
   return Tell("slowdowns", State().slowdowns, out);
 }
 int nvmlDeviceGetTotalEccErrors(void*, int kind, int counter, unsigned long long* out) {
   if (counter != 0) return kInvalidArgument;
-  return Tell("errors", kind == 0 ? State().corrected : State().uncorrected, out);
+  return Tell("errors", kind == 0 ? 3ull : 0ull, out);
 }
 
 }  // extern "C"

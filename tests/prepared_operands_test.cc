@@ -202,13 +202,17 @@ TEST_F(PreparedOperandsTest, YieldsToBuffersTheOneThatWasUsedLongestAgoFirst) {
 TEST_F(PreparedOperandsTest, ABufferWaitsForTheEndOfACallThatUsesWhatItNeeds) {
   const auto x = Put("x", 4);
   Make(x);
+  Ask(x, "another");
   auto use = Use(x);
   std::thread waiting([&] { EXPECT_NE(Put("y", 4), nullptr); });
   AwaitForgotten(x);
   EXPECT_EQ(prepared_.bytes(), kBytes) << "it is in use";
+  EXPECT_EQ(Ask(x, "another").data, nullptr) << "nothing is kept anew meanwhile";
   use.reset();
   waiting.join();
   EXPECT_EQ(prepared_.bytes(), 0u);
+  ASSERT_TRUE(store_.Delete("y", 0).ok());
+  EXPECT_NE(Ask(x, "another").data, nullptr);
 }
 
 TEST_F(PreparedOperandsTest, WhatIsBeingMadeGoesToABufferToo) {
@@ -273,20 +277,6 @@ TEST_F(PreparedOperandsTest, WhatCallsUseGoesLast) {
   EXPECT_NE(Put("y", 3), nullptr);
   EXPECT_TRUE(Has(x, "used"));
   EXPECT_FALSE(Has(x, "unused"));
-}
-
-TEST_F(PreparedOperandsTest, NothingIsKeptAnewWhileABufferWaits) {
-  const auto x = Put("x", 4);
-  Make(x);
-  Ask(x, "another");
-  auto use = Use(x);
-  std::thread waiting([&] { EXPECT_NE(Put("y", 4), nullptr); });
-  AwaitForgotten(x);
-  EXPECT_EQ(Ask(x, "another").data, nullptr);
-  use.reset();
-  waiting.join();
-  ASSERT_TRUE(store_.Delete("y", 0).ok());
-  EXPECT_NE(Ask(x, "another").data, nullptr);
 }
 
 TEST_F(PreparedOperandsTest, GivesAllUpWhereTheBudgetHasRoomButTheDeviceHasNone) {
