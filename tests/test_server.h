@@ -33,7 +33,7 @@ template <class Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {
     if (condition()) return true;
-    absl::SleepFor(absl::Milliseconds(10));
+    absl::SleepFor(absl::Milliseconds(i < 20 ? 1 : 10));
   }
   return false;
 }
