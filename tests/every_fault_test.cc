@@ -117,7 +117,7 @@ class EveryFaultTest : public ServiceTest {
       : EveryFaultTest(options, std::move(devices), Pointers(devices)) {}
   EveryFaultTest(const Options& options, Devices&& devices, std::vector<FakeDevice*> pointers)
       : ServiceTest(options, std::move(devices)),
-        options_(options),
+        options_(Hasty(options)),
         devices_(std::move(pointers)) {}
 
   // A new server with new devices.

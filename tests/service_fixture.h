@@ -60,11 +60,17 @@ inline std::string MissingOf(const v1::GetBufferResponse& got) {
   });
 }
 
+// Of servers whose ends wait for nothing.
+inline Options Hasty(Options options) {
+  options.drain_timeout = absl::ZeroDuration();
+  return options;
+}
+
 class ServiceTest : public testing::Test {
  protected:
   ServiceTest() : ServiceTest(TestOptions()) {}
   explicit ServiceTest(const Options& options, std::vector<std::unique_ptr<Device>> devices = {})
-      : server_(options, std::move(devices)) {}
+      : server_(Hasty(options), std::move(devices)) {}
 
   // After each error the server must answer as ever.
   void TearDown() override {

@@ -54,7 +54,7 @@ inline Options TestOptions() {
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
   options.warm_up = false;                       // a fake device may fail at its first work
-  options.drain_timeout = absl::ZeroDuration();  // a drain takes a moment longer otherwise
+  options.drain_timeout = absl::Seconds(10);
   return options;
 }
 
