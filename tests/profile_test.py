@@ -9,7 +9,6 @@ ranges, and none.
 
 import argparse
 import os
-import pathlib
 import signal
 import sys
 import tempfile

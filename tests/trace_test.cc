@@ -14,8 +14,8 @@ constexpr std::string_view kId = "4bf92f3577b34da6a3ce929d0e0e4736";
 constexpr std::string_view kParent = "00f067aa0ba902b7";
 
 // A header, with the ids in the places of ID and PARENT.
-std::string Header(std::string_view text) {
-  return absl::StrReplaceAll(text, {{"ID", kId}, {"PARENT", kParent}});
+std::string Header(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"ID", std::string(kId)}, {"PARENT", std::string(kParent)}});
 }
 
 TEST(TraceTest, ReadsIdsAndTheBitOfTheFlagsThatSaysSampled) {
