@@ -47,8 +47,9 @@ TEST_P(PersistentTest, HasTheBitsOfALaunch) {
     DeviceArray<T> x(plain(), NormalVector<T>(kElements, 1, 0.25)),
         y(plain(), NormalVector<T>(kElements, 2), 3);
     auto stream = Lingering();
-    for (const std::int64_t n : std::initializer_list<std::int64_t>{
-             0, 1, 7, 255, 1024, 2047, most() - 1, most(), most() + 1}) {
+    for (std::int64_t n :
+         {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, std::int64_t{255}, std::int64_t{1024},
+          std::int64_t{2047}, most() - 1, most(), most() + 1}) {
       for (int offset : {0, 1, 5}) {
         SCOPED_TRACE(absl::StrCat(n, " elements from ", offset));
         const View a = VectorView(x.data() + offset, n), b = VectorView(y.data() + 2 * offset, n);
@@ -130,9 +131,9 @@ TEST_P(PersistentTest, KeepsTheOrderOfTheStream) {
 TEST_P(PersistentTest, StreamsDoNotDisturbEachOther) {
   DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(plain(), NormalVector<T>(kElements, 6, 0.25));
-    const std::int64_t size = Sizes({1 << 22, 1000}).front();
-    DeviceArray<T> large(plain(), NormalVector<T>(size, 7)), out(plain(), size);
-    const View all = VectorView(large.data(), size);
+    DeviceArray<T> large(plain(), NormalVector<T>(Sizes({1 << 22, 1000}).front(), 7));
+    DeviceArray<T> out(plain(), Sizes({1 << 22, 1000}).front());
+    const View all = VectorView(large.data(), Sizes({1 << 22, 1000}).front());
     std::vector<ScalarResult> want;
     for (int n = 1; n <= 50; ++n)
       want.push_back(*RunReduce(plain(), VectorView(x.data(), n), ReduceOp::kSum, {}));
