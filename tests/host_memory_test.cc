@@ -24,22 +24,12 @@ class Root {
   Root() {
     std::string name = (std::filesystem::temp_directory_path() / "host_memory_XXXXXX").string();
     path_ = mkdtemp(name.data());
-    Write("/proc/meminfo", "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  600 kB");
+    Write("/proc/meminfo", "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  600 kB\n");
   }
   ~Root() { std::filesystem::remove_all(path_); }
   void Write(const std::string& file, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(path_ + file).parent_path());
-    std::ofstream(path_ + file) << text << "\n";
-  }
-  // The files of a group's limit and of what it uses.
-  void WriteGroup(const std::string& folder, const std::string& most, const std::string& used) {
-    const bool old = folder.find("/memory") != folder.npos;
-    Write("/sys/fs/cgroup" + folder + (old ? "/memory.limit_in_bytes" : "/memory.max"), most);
-    Write("/sys/fs/cgroup" + folder + (old ? "/memory.usage_in_bytes" : "/memory.current"), used);
-  }
-  void WriteQuota(const std::string& folder, const std::string& quota) {
-    Write("/sys/fs/cgroup/cpu" + folder + "/cpu.cfs_quota_us", quota);
-    Write("/sys/fs/cgroup/cpu" + folder + "/cpu.cfs_period_us", "100000");
+    std::ofstream(path_ + file) << text;
   }
   HostMemory Read() const { return ReadHostMemory(path_); }
   int Quota() const { return ReadCpuQuota(path_); }
@@ -55,60 +45,68 @@ TEST(HostMemoryTest, WithoutControlGroups) {
 
 TEST(HostMemoryTest, Version2CountsTheFilesThatCanBeDropped) {
   Root root;
-  root.Write("/proc/self/cgroup", "0::/");
-  root.WriteGroup("", "500000", "450000");
-  root.Write("/sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 100000");
+  root.Write("/proc/self/cgroup", "0::/\n");
+  root.Write("/sys/fs/cgroup/memory.max", "500000\n");
+  root.Write("/sys/fs/cgroup/memory.current", "450000\n");
+  root.Write("/sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 100000\n");
   EXPECT_EQ(root.Read().total, 500000u);
   EXPECT_EQ(root.Read().free, 150000u);
 }
 
 TEST(HostMemoryTest, Version2ObeysEveryGroupAround) {
   Root root;
-  root.Write("/proc/self/cgroup", "0::/a/b");
-  root.WriteGroup("/a", "300000", "290000");
-  root.WriteGroup("/a/b", "max", "1000");
+  root.Write("/proc/self/cgroup", "0::/a/b\n");
+  root.Write("/sys/fs/cgroup/a/memory.max", "300000\n");
+  root.Write("/sys/fs/cgroup/a/memory.current", "290000\n");
+  root.Write("/sys/fs/cgroup/a/b/memory.max", "max\n");
+  root.Write("/sys/fs/cgroup/a/b/memory.current", "1000\n");
   EXPECT_EQ(root.Read().total, 300000u);
   EXPECT_EQ(root.Read().free, 10000u);
-  root.WriteGroup("/a", "300000", "310000");
+  root.Write("/sys/fs/cgroup/a/memory.current", "310000\n");
   EXPECT_EQ(root.Read().free, 0u);
 }
 
 TEST(HostMemoryTest, Version1) {
   Root root;
-  root.Write("/proc/self/cgroup", "4:memory:/docker/x\n1:cpu:/docker/x\n0::/");
+  root.Write("/proc/self/cgroup", "4:memory:/docker/x\n1:cpu:/docker/x\n0::/\n");
   // Inside a container the path is that of the host, and the mount is the group itself.
-  root.WriteGroup("/memory", "400000", "150000");
+  root.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "400000\n");
+  root.Write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "150000\n");
   EXPECT_EQ(root.Read().total, 400000u);
   EXPECT_EQ(root.Read().free, 250000u);
-  root.WriteGroup("/memory/docker/x", "9223372036854771712", "1");
+  root.Write("/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n");
+  root.Write("/sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "1\n");
   EXPECT_EQ(root.Read().free, 250000u);
 }
 
 TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
   Root root;
   EXPECT_EQ(root.Quota(), 0);
-  root.Write("/proc/self/cgroup", "0::/a/b");
-  root.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000");
+  root.Write("/proc/self/cgroup", "0::/a/b\n");
+  root.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
   EXPECT_EQ(root.Quota(), 0);
-  root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000");
+  root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n");
   EXPECT_EQ(root.Quota(), 3);
   // The smallest quota of all enclosing groups counts.
-  root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000");
+  root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
   EXPECT_EQ(root.Quota(), 1);
 }
 
 TEST(HostMemoryTest, AQuotaOfVersion1) {
   Root root;
-  root.Write("/proc/self/cgroup", "5:cpuset:/x\n4:cpu,cpuacct:/docker/x");
+  root.Write("/proc/self/cgroup", "5:cpuset:/x\n4:cpu,cpuacct:/docker/x\n");
   // Inside a container the path is that of the host, and the mount is the group itself.
-  root.WriteQuota("", "-1");
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 0);
-  root.WriteQuota("", "400000");
+  root.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n");
   EXPECT_EQ(root.Quota(), 4);
-  root.WriteQuota("/docker/x", "150000");
+  root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "150000\n");
+  root.Write("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 2);
-  root.Write("/proc/self/cgroup", "4:cpu,cpuacct:/pod:cri:y");
-  root.WriteQuota("/pod:cri:y", "50000");
+  root.Write("/proc/self/cgroup", "4:cpu,cpuacct:/pod:cri:y\n");
+  root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_quota_us", "50000\n");
+  root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 1);
 }
 
