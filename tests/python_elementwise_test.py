@@ -11,7 +11,6 @@ import operator
 import numpy as np
 import python_outsider
 import tessera as ts
-from drawn import bounded, broadcast_pairs, drawn, one_of, seeds
 from tessera import _elementwise, _graph, _plan
 from tessera import _protocol as p
 
@@ -67,6 +66,14 @@ def every_byte(dtype, seed):
     return np.concatenate([rng.permutation(values), rng.permutation(values)])
 
 
+def broadcast_pair(rng):
+    """Two shapes of up to 3 axes that go together: extents of 0 and 1, missing axes in either."""
+    full = rng.integers(0, 6, rng.integers(1, 4))
+    ones = rng.integers(0, 4, len(full))
+    both = ([1 if one == which else int(n) for n, one in zip(full, ones)] for which in (0, 1))
+    return [tuple(shape[rng.integers(0, 2) :]) for shape in both]
+
+
 class ElementwiseTest(python_outsider.Case):
     def compare(self, cases, arrays, **tolerance):
         """All cases in one call: values, types and shapes are NumPy's."""
@@ -83,16 +90,12 @@ class ElementwiseTest(python_outsider.Case):
             else:
                 np.testing.assert_array_equal(got, want, case)
 
-    @bounded(15)
-    @drawn(broadcast_pairs, one_of(NUMBERS), one_of(NUMBERS), seeds)
-    def test_two_arrays(self, shapes, first, second, seed):
-        a, b = shapes
-        self.compare(BINARY, [array_of(first, a, seed), array_of(second, b, seed + 1)])
-
-    def test_every_pair_of_types(self):
-        for first in NUMBERS:
-            for second in NUMBERS:
-                self.compare(BINARY, [array_of(first, (40,), 1), array_of(second, (40,), 2)])
+    def test_two_arrays_of_every_pair_of_types(self):
+        rng = np.random.default_rng(1)
+        for first, second in itertools.product(NUMBERS, repeat=2):
+            for shapes in (((40,), (40,)), broadcast_pair(rng)):
+                dtypes = zip((first, second), shapes)
+                self.compare(BINARY, [array_of(*one, i) for i, one in enumerate(dtypes)])
 
     def test_types_of_three_arguments_in_any_order(self):
         types = ("?", "u1", "i1", *NUMBERS)
@@ -104,10 +107,9 @@ class ElementwiseTest(python_outsider.Case):
             for order in itertools.permutations(terms):
                 self.assertEqual(_elementwise.common_dtype(list(order)), want, three)
 
-    @bounded(15)
-    @drawn(broadcast_pairs, one_of(NUMBERS), seeds)
-    def test_one_array(self, shapes, dtype, seed):
-        self.compare(UNARY, [array_of(dtype, shapes[0], seed)])
+    def test_one_array(self):
+        for dtype, shape in itertools.product(NUMBERS, ((40,), (2, 3, 4), (0, 2), ())):
+            self.compare(UNARY, [array_of(dtype, shape, 3)])
 
     def test_functions_of_floats(self):
         for dtype in FLOATS:
@@ -119,7 +121,8 @@ class ElementwiseTest(python_outsider.Case):
         for dtype in INTEGERS:
             array = array_of(dtype, (60,), 4)
             self.compare({"power": lambda a: a**3}, [array])
-            self.compare({k: v for k, v in ROUNDED.items() if k != "isclose"}, [array], rtol=1e-15)
+            rounded = {name: case for name, case in ROUNDED.items() if name != "isclose"}
+            self.compare(rounded, [array], rtol=1e-15)
             # From NumPy 2.1 on integers stay what they are.
             for function in (np.floor, np.ceil, np.trunc):
                 got = function(self.t.put(array))
@@ -132,10 +135,9 @@ class ElementwiseTest(python_outsider.Case):
             array = array_of(dtype, (30,), 5)
             for scalar in SCALARS:
                 beside = self.beside(scalar, array.dtype)
-                for name in ("+", "*", "/", "//", "%", "<", "=="):
-                    for swap in (False, True):
-                        with self.subTest(name, dtype=dtype, scalar=repr(scalar), swap=swap):
-                            self.check_beside(BINARY[name], array, scalar, beside, swap)
+                for name, swap in itertools.product(("+", "*", "/", "//", "%", "<", "=="), (0, 1)):
+                    with self.subTest(name, dtype=dtype, scalar=repr(scalar), swap=swap):
+                        self.check_beside(BINARY[name], array, scalar, beside, swap)
 
     @staticmethod
     def beside(scalar, dtype):
@@ -181,15 +183,12 @@ class ElementwiseTest(python_outsider.Case):
     def test_casts(self):
         a = np.array([0.0, 1.7, -2.5, 300.0, np.inf, np.nan, 1e30], "f4")
         x = self.t.put(a)
-        for dtype in (*NUMBERS[:3], bool):
+        for dtype in (*FLOATS, bool):
             with np.errstate(over="ignore"):
                 np.testing.assert_array_equal(x.astype(dtype).numpy(), a.astype(dtype))
         high = np.iinfo("i4").max
         self.assertEqual(x.astype("i4").numpy().tolist(), [0, 1, -2, 300, high, 0, high])
         self.assertIs(type(x.astype("f4")), ts.Array)
-        mask = (x > 1).astype("f8")
-        self.assertEqual(mask.dtype, np.float64)
-        np.testing.assert_array_equal(mask.numpy(), (a > 1).astype("f8"))
 
     def test_integers_of_a_byte(self):
         """As NumPy's, whose results keep the type and wrap, in every pair that has a type here."""
@@ -197,7 +196,8 @@ class ElementwiseTest(python_outsider.Case):
             a = every_byte(first, 3)
             for second in (first, "f2", "f4", "f8", "i4", "i8", "?"):
                 b = every_byte(first, 4).astype(second)
-                cases = BINARY if second != "?" else {k: BINARY[k] for k in ("+", "*", "<", "where")}
+                of_truth = {k: BINARY[k] for k in ("+", "*", "<", "where")}
+                cases = of_truth if second == "?" else BINARY
                 self.compare(cases, [a, b])
                 self.compare(cases, [b, a])
             unary = UNARY if first == "i1" else {k: v for k, v in UNARY.items() if "clip" not in k}
@@ -243,20 +243,17 @@ class ElementwiseTest(python_outsider.Case):
             self.assertEqual(product.dtype, np.dtype("i4"))
             np.testing.assert_array_equal(product.numpy(), a.astype("i4") @ a.T.astype("i4"))
 
-    def test_bytes_come_back(self):
+    def test_casts_of_bytes(self):
         for dtype in ("u1", "i1"):
             a = every_byte(dtype, 6)
-            for array in (a, a.reshape(8, -1).T, a[::-3], a[:0], a[3]):
-                x = self.t.put(array)
-                self.assertEqual((x.dtype, x.nbytes), (np.dtype(dtype), np.asarray(array).nbytes))
-                np.testing.assert_array_equal(x.numpy(), array)
-                np.testing.assert_array_equal(x.copy().numpy(), array)
-            for name in ("f4", "f2", "i4", "i8", "?", "u1", "i1"):
-                if name not in ("u1", "i1") or name == dtype:
-                    np.testing.assert_array_equal(self.t.put(a, dtype=name).numpy(), a.astype(name))
-                    for got in (self.t.put(a).astype(name), self.t.put(a).copy(dtype=name)):
-                        self.assertEqual(got.dtype, np.dtype(name))
-                        np.testing.assert_array_equal(got.numpy(), a.astype(name))
+            x = self.t.put(a.reshape(8, -1).T)
+            self.assertEqual((x.dtype, x.nbytes), (np.dtype(dtype), a.nbytes))
+            np.testing.assert_array_equal(x.numpy(), a.reshape(8, -1).T)
+            for name in ("f4", "f2", "i4", "i8", "?", dtype):
+                for got in (self.t.put(a, dtype=name), self.t.put(a).astype(name),
+                            self.t.put(a).copy(dtype=name)):
+                    self.assertEqual(got.dtype, np.dtype(name))
+                    np.testing.assert_array_equal(got.numpy(), a.astype(name))
         numbers = np.array([-1e9, -129, -128.9, -0.9, np.nan, 127.9, 128, 255.9, 256, np.inf])
         x = self.t.put(numbers)
         self.assertEqual(x.astype("u1").numpy().tolist(), [0, 0, 0, 0, 0, 127, 128, 255, 255, 255])
