@@ -5,12 +5,10 @@ usage: cli_test.py --server build/bin/tessera-server --cli build/bin/tessera [--
 part of a name ...]
 """
 
-import fcntl
 import io
 import json
 import os
 import pathlib
-import pty
 import queue
 import select
 import signal
@@ -18,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import termios
 
 import grpc
 import numpy as np
@@ -26,6 +23,7 @@ import numpy as np
 import outsider as o
 from outsider import eventually
 from relay import Relay
+from terminal import Terminal
 
 EMPTY = np.zeros((0, 4), "<f4")
 
@@ -113,24 +111,15 @@ class CliCase(o.Case):
     def load(self, name):
         return np.load(self.folder / name)
 
-    def on_terminal(self, *arguments, columns=80, server=None, watch=None, **variables):
+    def on_terminal(self, *arguments, server=None, watch=None, **more):
         """What the command writes on a terminal; watch gets the terminal before it is read."""
-        leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = self.start_cli(*arguments, server=server, stdout=follower, stderr=follower,
-                                 env=o.environment(**variables))
-        os.close(follower)
-        shown = b""
+        server = server or self.server.address
+        terminal = Terminal(o.Program.cli, "--server", server, *arguments, cwd=self.folder, **more)
+        self.addCleanup(terminal.close)
         if watch is not None:
-            watch(leader)
-        try:
-            while block := os.read(leader, 4096):
-                shown += block
-        except OSError:  # the terminal's other end is closed
-            pass
-        os.close(leader)
-        self.assertEqual(process.wait(60), 0, shown)
-        return shown.decode()
+            watch(terminal.mine)
+        self.assertEqual(terminal.wait(), 0, terminal.text)
+        return terminal.text.decode()
 
     def relay(self, **how):
         relay = Relay(self.server.address, **how)

@@ -75,8 +75,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A port of this host that nobody has at the moment, and that no socket gets that asks for any port:
-// it is below those that Linux gives away. Processes begin at different ones.
+// A free port of this host, below those that Linux gives to sockets that ask for any port. Processes
+// begin at different ones.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};
@@ -93,6 +93,27 @@ inline int FreePort() {
     if (is_free) return port;
   }
 }
+
+// A server whose one worker waits for the test before each operation.
+class WithABusyServer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Options options = TcpOptions();
+    options.workers = 1;
+    options.queue = 1;
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.emplace_back(device_);
+    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    client_ = std::make_unique<Client>(FastOptions(server_->address()));
+    ASSERT_TRUE(PutFloats(*client_, "x", {1, 2, 3}).ok());
+    device_->Close(FakeDevice::Step::kBegin);
+  }
+  void TearDown() override { device_->Open(); }
+
+  FakeDevice* const device_ = new FakeDevice;  // the server's
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<Client> client_;
+};
 
 #ifdef TESSERA_SERVER
 // The server as a process of its own, to be killed, stopped and started again at its address.

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,35 +51,24 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-TEST(TwoServers, NoCallIsLostWhenOneIsKilledUnderLoad) {
+// One after the other ends by a signal while clients call, and starts again.
+void EndUnderLoad(int signal) {
   ServerProcess a, b;
   Client client(FastOptions(a.address() + "," + b.address()));
   Load load(client, 4);
   for (ServerProcess* server : {&a, &b, &a}) {
     const int before = load.calls();
     EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
-    server->End(SIGKILL);
-    const int killed = load.calls();
-    EXPECT_TRUE(Eventually([&] { return load.calls() > killed + 200; }));
+    server->End(signal);
+    const int ended = load.calls();
+    EXPECT_TRUE(Eventually([&] { return load.calls() > ended + 200; }));
     server->Start();
   }
   load.End();
   EXPECT_EQ(load.failures(), 0);
 }
-
-TEST(TwoServers, NoCallIsLostInARollingRestart) {
-  ServerProcess a, b;
-  Client client(FastOptions(a.address() + "," + b.address()));
-  Load load(client, 4);
-  for (ServerProcess* server : {&a, &b}) {
-    const int before = load.calls();
-    EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
-    server->End(SIGTERM);
-    server->Start();
-  }
-  load.End();
-  EXPECT_EQ(load.failures(), 0);
-}
+TEST(TwoServers, NoCallIsLostWhenOneIsKilledUnderLoad) { EndUnderLoad(SIGKILL); }
+TEST(TwoServers, NoCallIsLostInARollingRestart) { EndUnderLoad(SIGTERM); }
 
 TEST(TwoServers, OneThatHangsIsLeftForTheOther) {
   ServerProcess a, b;
@@ -191,18 +179,6 @@ TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
   std::string out(4, 0);
   EXPECT_NE(start(client.Download("x", absl::MakeSpan(out)).status()), "");
   EXPECT_EQ(ErrorMetadata(client.Dot("x", "x").status())["name"], "x");
-}
-
-TEST(OneServer, TheExampleOfTheReadme) {
-  ServerProcess server;
-  const std::string command = std::string(TESSERA_README_EXAMPLE) + " " + server.address();
-  FILE* const output = ::popen(command.c_str(), "r");
-  ASSERT_NE(output, nullptr);
-  std::string line(200, '\0');
-  line.resize(std::fread(line.data(), 1, line.size(), output));
-  EXPECT_EQ(::pclose(output), 0);
-  EXPECT_EQ(line, "250000 by fixed_tree, the square of 500\n");
-  EXPECT_TRUE(Client(FastOptions(server.address())).ListBuffers()->empty());
 }
 
 TEST(OneServer, TransfersToOneThatHangsEnd) {

@@ -57,22 +57,6 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   caller.join();
 }
 
-TEST(Reconnecting, SaysWhichBuffersAreGoneAfterARestart) {
-  tessera::Options options = TcpOptions();
-  auto server = std::make_unique<TestServer>(options);
-  options.listen = {server->address()};
-  Client client(FastOptions(server->address()));
-  const std::string data = Bytes<float>({1, 2, 3});
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
-  ASSERT_TRUE(client.Dot("x", "x").ok());
-  server.reset();
-  server = std::make_unique<TestServer>(options);
-  const absl::Status status = client.Dot("x", "x").status();
-  EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND");
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
-  EXPECT_TRUE(client.Dot("x", "x").ok());
-}
-
 // The server's versions go on where those of the one before it ended.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
@@ -107,9 +91,7 @@ TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
   spec.set_replace(true);
   const auto left = client.CreateBuffer("x", spec);
   ASSERT_TRUE(left.ok()) << left.status();
-  UploadOptions options;
-  options.replace = true;
-  options.chunk_bytes = 4096;
+  UploadOptions options = {.replace = true, .chunk_bytes = 4096};
   for (int streams : {1, 3}) {
     options.streams = streams;
     const auto buffer = client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data), options);
@@ -117,7 +99,6 @@ TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
     EXPECT_EQ(buffer->crc32c(), Crc32c(data.data(), data.size()));
   }
   // A failure takes its own draft along and nothing else.
-  options.streams = 3;
   const auto failed = client.Upload(
       "x", DType::kF32, {16 << 10},
       [](std::uint64_t offset, absl::Span<char>) {
@@ -246,12 +227,11 @@ TEST(BrokenConnection, AnUploadOfSeveralStreamsResumes) {
     }
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 3);
     Client client(FastOptions(proxy.address()));
-    UploadOptions options;
-    options.chunk_bytes = 64 << 10;
-    options.streams = 3;
-    options.replace = replace;
     std::uint64_t sent = 0;
-    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const UploadOptions options = {.replace = replace,
+                                   .chunk_bytes = 64 << 10,
+                                   .streams = 3,
+                                   .progress = [&](std::uint64_t bytes) { sent = bytes; }};
     const auto buffer = client.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options);
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(proxy.cut(), 3);
@@ -268,8 +248,6 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
   Client client(FastOptions(proxy.address()));
   const std::string data = Pattern(8 << 20);
   const auto whole = FromMemory(data);
-  UploadOptions options;
-  options.chunk_bytes = 64 << 10;
   const auto buffer = client.Upload(
       "x", DType::kF32, {2 << 20},
       [&](std::uint64_t offset, absl::Span<char> out) {
@@ -279,7 +257,7 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
         }
         return whole(offset, out);
       },
-      options);
+      {.chunk_bytes = 64 << 10});
   EXPECT_EQ(ErrorReason(buffer.status()), "CONNECTION_LOST") << buffer.status();
   EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
 }
@@ -296,11 +274,9 @@ TEST(BrokenConnection, ADownloadResumes) {
                                       {kFirst, kMost - kFirst}}) {
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, 2);
     Client client(FastOptions(proxy.address()));
-    DownloadOptions range;
-    range.offset = offset;
-    range.limit = limit;
     std::string back(limit == 0 ? data.size() - offset : limit, '\0');
-    const auto buffer = client.Download("x", absl::MakeSpan(back), range);
+    const auto buffer =
+        client.Download("x", absl::MakeSpan(back), {.offset = offset, .limit = limit});
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(proxy.cut(), 2);
     EXPECT_TRUE(back == data.substr(offset, back.size()));
@@ -312,9 +288,6 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   constexpr int kBreaks = 7;
   TestServer server(TcpOptions());
   const std::string data = std::string(8 << 20, 'a') + std::string(8 << 20, 'b');
-  UploadOptions options;
-  options.chunk_bytes = 64 << 10;
-  options.streams = 2;
   // Of both halves, which have a stream each.
   Client direct(FastOptions(server.address()));
   const auto missing = [&] {
@@ -333,7 +306,8 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   CuttingProxy up(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2 * kBreaks,
                   missing);
   const auto buffer = Client(FastOptions(up.address()))
-                          .Upload("x", DType::kF32, {4 << 20}, FromMemory(data), options);
+                          .Upload("x", DType::kF32, {4 << 20}, FromMemory(data),
+                                  {.chunk_bytes = 64 << 10, .streams = 2});
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(up.cut(), 2 * kBreaks);
   std::atomic<std::uint64_t> received{0};
@@ -358,35 +332,15 @@ TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
   ClientOptions options = FastOptions(proxy.address());
   options.stall_timeout = absl::Seconds(3);
-  UploadOptions upload;
-  upload.chunk_bytes = 64 << 10;
-  upload.streams = 2;
   // Until the break a stream takes half a second longer than that.
   const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
     absl::SleepFor(absl::Milliseconds(3500 / 16));
     return FromMemory(data)(offset, out);
   };
-  const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow, upload);
+  const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow,
+                                             {.chunk_bytes = 64 << 10, .streams = 2});
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(proxy.cut(), 2);
-}
-
-TEST(BrokenConnection, AReplacedBufferIsNotMixedWithTheOldOne) {
-  TestServer server(TcpOptions());
-  const std::string data = Pattern(8 << 20);
-  Client direct(FastOptions(server.address()));
-  ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
-  std::atomic<bool> replaced{false};
-  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 4 << 20, 1,
-                     [&] { return std::vector<std::uint64_t>{replaced ? 0u : 1u}; });
-  Client client(FastOptions(proxy.address()));
-  const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {
-    if (bytes.empty() || replaced.exchange(true)) return absl::OkStatus();
-    UploadOptions options;
-    options.replace = true;
-    return direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options).status();
-  });
-  EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
 TEST(BrokenConnection, AnInfiniteLimitIsNone) {
@@ -397,15 +351,13 @@ TEST(BrokenConnection, AnInfiniteLimitIsNone) {
   Client client(options);
   const std::string data = Pattern(4000);
   for (int streams : {1, 2}) {
-    UploadOptions upload;
-    upload.chunk_bytes = 1024;
-    upload.streams = streams;
-    upload.replace = true;
     const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
       absl::SleepFor(absl::Milliseconds(20));
       return FromMemory(data)(offset, out);
     };
-    const auto buffer = client.Upload("x", DType::kF32, {1000}, slow, upload);
+    const auto buffer =
+        client.Upload("x", DType::kF32, {1000}, slow,
+                      {.replace = true, .chunk_bytes = 1024, .streams = streams});
     EXPECT_TRUE(buffer.ok()) << buffer.status();
   }
   std::string back(data.size(), '\0');
@@ -419,8 +371,6 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   options.stall_timeout = absl::Milliseconds(300);
   Client client(options);
   const std::string data = Pattern(4000);
-  UploadOptions upload;
-  upload.chunk_bytes = 1024;
   const auto buffer = client.Upload(
       "x", DType::kF32, {1000},
       [&](std::uint64_t offset, absl::Span<char> out) {
@@ -430,7 +380,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
         }
         return FromMemory(data)(offset, out);
       },
-      upload);
+      {.chunk_bytes = 1024});
   EXPECT_EQ(buffer.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
 }

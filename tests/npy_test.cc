@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,11 +84,10 @@ TEST(NpyHeader, Versions) {
 }
 
 TEST(NpyHeader, TheFreedomsOfPython) {
-  for (const char* dict : {
-           "{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
-           "{ 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , 'descr' : '<f4' , }   ",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}",
-       }) {
+  for (const char* dict :
+       {"{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
+        "{ 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , 'descr' : '<f4' , }   ",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}"}) {
     const auto parsed = ParseNpyHeader(File(1, dict));
     ASSERT_TRUE(parsed.ok()) << dict << ": " << parsed.status();
     EXPECT_THAT(parsed->shape, ElementsAre(2, 3));
@@ -118,35 +116,24 @@ TEST(NpyHeader, TypesWithoutCounterpart) {
 }
 
 TEST(NpyHeader, MalformedOnes) {
-  for (const char* dict : {
-           "",
-           "{",
-           "}",
-           "{}",
-           "[]",
-           "{'descr'}",
-           "{'descr':",
-           "{'descr': '<f4}",
-           "{'descr': 3}",
-           "{'descr': '<f4', 'fortran_order': False}",
-           "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': Maybe, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': 1}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1.5,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} more",
-           "{'descr': '<f4' 'fortran_order': False, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'extra': 1}",
-       }) {
+  for (const char* dict :
+       {"", "{", "}", "{}", "[]", "{'descr'}", "{'descr':", "{'descr': '<f4}", "{'descr': 3}",
+        "{'descr': '<f4', 'fortran_order': False}",
+        "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4' 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} more",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'extra': 1}"}) {
     EXPECT_EQ(ReasonOf(File(1, dict)), "BAD_NPY") << dict;
   }
-  EXPECT_EQ(ReasonOf(File(1, Dict("(" + std::string(10000, '(')))), "BAD_NPY");
-  EXPECT_EQ(ReasonOf(""), "BAD_NPY");
-  EXPECT_EQ(ReasonOf("\x93NUMP"), "BAD_NPY");
-  EXPECT_EQ(ReasonOf("PK\x03\x04 this is a zip archive"), "BAD_NPY");
+  for (const std::string& shape : {std::string("1"), std::string("(-1,)"), std::string("(1.5,)"),
+                                   std::string("(1 2)"), std::string("(,)"),
+                                   std::string("(99999999999999999999,)"),
+                                   "(" + std::string(10000, '(')}) {
+    EXPECT_EQ(ReasonOf(File(1, Dict(shape))), "BAD_NPY") << shape;
+  }
+  EXPECT_EQ(ReasonOf(File(1, Dict("(1,)", "<f4", "Maybe"))), "BAD_NPY");
+  for (const char* file : {"", "\x93NUMP", "PK\x03\x04 this is a zip archive"})
+    EXPECT_EQ(ReasonOf(file), "BAD_NPY");
 }
 
 TEST(NpyHeader, ShapesThatOverflow) {
@@ -166,20 +153,6 @@ TEST(NpyHeader, EveryTruncationIsRefused) {
   std::string giant = File(2, Dict("(1,)"));
   std::memcpy(giant.data() + 8, "\xff\xff\xff\xff", 4);
   EXPECT_EQ(ReasonOf(giant), "BAD_NPY");
-}
-
-// Whatever the bytes are, parsing ends with a value or a status.
-TEST(NpyHeader, RandomDamage) {
-  std::mt19937 random(7);
-  const std::string good = MakeNpyHeader(DType::kF32, {12, 34, 56});
-  for (int round = 0; round < 20000; ++round) {
-    std::string file = good;
-    for (int i = 0; i < 3; ++i) file[random() % file.size()] = static_cast<char>(random());
-    const auto parsed = ParseNpyHeader(file);
-    if (parsed.ok()) {
-      EXPECT_LE(parsed->data_offset, file.size());
-    }
-  }
 }
 
 TEST(NpyFile, ReadsRangesOfRowMajorData) {
@@ -233,22 +206,16 @@ TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
   CheckColumnMajor<std::int64_t>("<i8");
 }
 
-TEST(NpyFile, ReadsAColumnMajorMatrixInRowMajorOrder) {
-  const TemporaryFile file(File(1, Dict("(2, 3)", "<f2", "True"), "aAdDbBeEcCfF"));
-  const auto npy = NpyFile::Open(file.path());
-  ASSERT_TRUE(npy.ok()) << npy.status();
-  std::string out(12, '\0');
-  ASSERT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
-  EXPECT_EQ(out, "aAbBcCdDeEfF");
-}
-
-TEST(NpyFile, ColumnMajorWithoutElementsOrAxes) {
-  for (const char* shape : {"()", "(4,)", "(0, 3)"}) {
-    const TemporaryFile file(File(1, Dict(shape, "<f4", "True"), std::string(16, 'x')));
+TEST(NpyFile, ReadsAColumnMajorMatrixOrAnArrayOfNoElementsOrAxes) {
+  for (const auto& [shape, rows] :
+       {std::pair<const char*, std::string>{"(2, 3)", "aAbBcCdDeEfF"}, {"()", "aA"},
+        {"(4,)", "aAdDbBeE"}, {"(0, 3)", ""}}) {
+    const TemporaryFile file(File(1, Dict(shape, "<f2", "True"), "aAdDbBeEcCfF"));
     const auto npy = NpyFile::Open(file.path());
     ASSERT_TRUE(npy.ok()) << npy.status();
     std::string out(npy->header().data_bytes, '\0');
     EXPECT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+    EXPECT_EQ(out, rows);
   }
 }
 

@@ -50,36 +50,29 @@ STANDARD = {
     "indexing": "take take_along_axis",
 }
 
-
-# What works. NumPy's functions of these names, or of those of OTHERWISE, are in the tables that
-# tests/python_signatures_test.py goes through; CASES has the others.
-WORKS = {
+REFUSED = {
     "elementwise": (
-        "abs add bitwise_and bitwise_invert bitwise_or bitwise_xor ceil clip conj divide equal exp"
-        " floor floor_divide greater greater_equal isfinite isinf isnan less less_equal log"
-        " logical_and logical_not logical_or logical_xor maximum minimum multiply negative"
-        " not_equal positive pow real reciprocal remainder round sign sqrt square subtract tanh"
-        " trunc"
+        "acos acosh asin asinh atan atan2 atanh bitwise_left_shift bitwise_right_shift copysign cos"
+        " cosh expm1 hypot imag log10 log1p log2 logaddexp nextafter signbit sin sinh tan"
     ),
-    "linear algebra": "matmul matrix_transpose tensordot vecdot",
     "linalg": (
-        "diagonal matmul matrix_norm matrix_power matrix_transpose outer tensordot trace vecdot"
-        " vector_norm"
+        "cholesky cross det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
     ),
-    "statistics": "max mean min prod std sum var",
-    "searching": "argmax argmin count_nonzero where",
-    "utilities": "all any diff",
-    "manipulation": (
-        "broadcast_arrays broadcast_to expand_dims flip moveaxis permute_dims repeat reshape"
-        " squeeze tile unstack"
-    ),
-    "creation": (
-        "arange asarray empty eye from_dlpack full full_like linspace ones ones_like zeros"
-        " zeros_like"
-    ),
-    "fft": "fftfreq rfftfreq",
-    "data types": "astype can_cast finfo iinfo isdtype result_type",
+    "statistics": "cumulative_prod cumulative_sum",
+    "searching": "nonzero searchsorted",
+    "sets": "unique_all unique_counts unique_inverse unique_values",
+    "sorting": "argsort sort",
+    "manipulation": "concat roll stack",
+    "indexing": "take take_along_axis",
+    "creation": "empty_like meshgrid tril triu",
+    "fft": "fft fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftn",
 }
+WORKS = {
+    part: [name for name in names.split() if name not in REFUSED.get(part, "").split()]
+    for part, names in STANDARD.items()
+}
+# Of what works, NumPy's functions of the same names, or of these, are in the tables that
+# tests/python_signatures_test.py goes through; CASES has the others.
 OTHERWISE = {
     "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
@@ -98,23 +91,6 @@ CASES = {
     "isdtype": (lambda x: x + int(x.dtype.kind == "f"), lambda a: a + 1),
     "result_type": (lambda x: x.astype(np.result_type(x, "f4")), lambda a: a),
     "broadcast_arrays": (lambda x: np.broadcast_arrays(x, x[0])[1], lambda a: a[[0, 0, 0]]),
-}
-REFUSED = {
-    "elementwise": (
-        "acos acosh asin asinh atan atan2 atanh bitwise_left_shift bitwise_right_shift copysign cos"
-        " cosh expm1 hypot imag log10 log1p log2 logaddexp nextafter signbit sin sinh tan"
-    ),
-    "linalg": (
-        "cholesky cross det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
-    ),
-    "statistics": "cumulative_prod cumulative_sum",
-    "searching": "nonzero searchsorted",
-    "sets": "unique_all unique_counts unique_inverse unique_values",
-    "sorting": "argsort sort",
-    "manipulation": "concat roll stack",
-    "indexing": "take take_along_axis",
-    "creation": "empty_like meshgrid tril triu",
-    "fft": "fft fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftn",
 }
 # Where NumPy 1 has another name, or the case needs other arguments.
 OF_NUMPY = {
@@ -155,7 +131,7 @@ class ArrayApiTest(python_outsider.Case):
         tables = {*_functions.FUNCTIONS, *_ufuncs.UFUNCS, *_ufuncs.PAIRS}
         a = np.arange(12.0).reshape(3, 4) - 5
         x = self.t.put(a)
-        for name in {name for names in WORKS.values() for name in names.split()}:
+        for name in {name for names in WORKS.values() for name in names}:
             with self.subTest(name):
                 if name in CASES:
                     of_arrays, want = CASES[name]
@@ -178,22 +154,14 @@ class ArrayApiTest(python_outsider.Case):
             with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"put\(\)"):
                 getattr(np, name)(*arguments, like=x)
 
-    def test_every_function_of_the_standard_is_here(self):
-        found = {
-            part: sorted([*WORKS.get(part, "").split(), *REFUSED.get(part, "").split()])
-            for part in {*WORKS, *REFUSED}
-        }
-        self.assertEqual(found, {part: names.split() for part, names in STANDARD.items()})
-
     def test_the_table_of_the_documents(self):
         page = (o.ROOT / "docs" / "python.md").read_text(encoding="utf-8")
         section = page[page.index("## The array API standard") :]
         rows = re.findall(r"^\| ([a-z ]+) \| (.*?) \| (.*?) \|$", section.split("\n## ")[0], re.M)
         found = {part: [re.findall(r"`(\w+)`", cell) for cell in cells] for part, *cells in rows}
-        for part in {*WORKS, *REFUSED}:
+        for part, works in WORKS.items():
             with self.subTest(part):
-                names = [table.get(part, "").split() for table in (WORKS, REFUSED)]
-                self.assertEqual(found.get(part), names)
+                self.assertEqual(found.get(part), [works, REFUSED.get(part, "").split()])
         self.assertEqual({*found} - {"part"}, {*STANDARD})
 
 

@@ -92,25 +92,6 @@ class ArraysTest(python_outsider.Case):
         zeros = self.t.put(np.array([[0.0, -0.0], [-0.0, 0.0]], "f4")).T.reshape(4).numpy()
         self.assertEqual(np.signbit(zeros).tolist(), [False, True, True, False])
 
-    def test_random_chains_of_views(self):
-        for _ in range(60):
-            array, view = self.a, self.x
-            for _ in range(RNG.integers(1, 5)):
-                kind = RNG.integers(0, 4)
-                if kind == 0:
-                    array, view = array.T, view.T
-                elif kind == 1 and array.ndim:
-                    step = int(RNG.choice([-2, -1, 1, 2]))
-                    array, view = array[::step], view[::step]
-                elif kind == 2 and array.size:
-                    shape = (-1, 3) if array.size % 3 == 0 else (-1,)
-                    array, view = array.reshape(shape), view.reshape(shape)
-                else:
-                    shape = (2, *array.shape)
-                    if len(shape) < 5:
-                        array, view = np.broadcast_to(array, shape), view.broadcast_to(shape)
-            self.check(view, array, 0)
-
     def test_bad_indices_are_index_errors(self):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):

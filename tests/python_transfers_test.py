@@ -11,7 +11,6 @@ import os
 import pathlib
 import signal
 import socket
-import tempfile
 import threading
 import time
 import unittest
@@ -126,34 +125,6 @@ class TransfersTest(python_outsider.Case):
         for work in (lambda: x.numpy(progress=hold), lambda: t.put(self.data, progress=hold)):
             self.assertRaises(ts.Stalled, work)
             relay.silent.clear()
-
-    def test_an_interrupted_transfer(self):
-        self.t.put(self.data, "interrupted", replace=True)
-        relay = Relay(self.server.address)
-        t = self.through(relay)
-        x = t["interrupted"]
-        out = np.zeros_like(self.data)
-        before = threading.active_count()
-
-        def interrupt(done, total):
-            if not relay.silent.is_set():
-                relay.silent.set()
-                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-        works = (
-            lambda: x.numpy(progress=interrupt, out=out),
-            lambda: t.put(self.data, "new", progress=interrupt),
-        )
-        for work in works:
-            self.assertRaises(KeyboardInterrupt, work)
-            came = out.copy()
-            relay.silent.clear()
-            self.assertTrue(o.eventually(lambda: threading.active_count() <= before + 8, 10))
-            np.testing.assert_array_equal(out, came)
-            np.testing.assert_array_equal(x[:5].numpy(), self.data[:5])  # The client goes on.
-        t["interrupted"].copy("after").delete()  # Any call; what was left is deleted along with it.
-        gone = lambda: not [b for b in t.call("ListBuffers", prefix="new").buffers]
-        self.assertTrue(o.eventually(gone, 10))
 
     def test_what_the_caller_raises(self):
         x = self.t.put(self.data, "raising", replace=True)
@@ -303,18 +274,6 @@ class DividedTest(TransfersTest):
             self.t.put(wrong.view(bool))
         self.assertEqual(caught.exception.details["offset"], str(40 * MIB))
 
-    def test_closed_meanwhile(self):
-        relay = Relay(self.server.address)
-        t = self.through(relay)
-
-        def hold(done, total):
-            relay.silent.set()
-            threading.Thread(target=t.close).start()
-
-        with self.assertRaisesRegex(ts.Error, "closed"):
-            t.put(self.data, progress=hold)
-        relay.silent.clear()
-
 
 class AsyncioTest(python_outsider.Case):
     """Several connections of asyncio."""
@@ -394,7 +353,7 @@ class AsyncioTest(python_outsider.Case):
         self.run_through(relay, work)
 
 
-class SharedTest(unittest.TestCase):
+class SharedTest(o.Case):
     """Through memory that the server shares."""
 
     DEVICE = "cpu"
@@ -402,11 +361,10 @@ class SharedTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.socket_path = f"{folder.name}/socket"
-        with mock.patch.object(o.Program, "device", cls.DEVICE):
-            cls.server = o.Server(folder.name, "--no-warm-up", "--shared-memory", cls.socket_path)
+        super().setUpClass()
+        cls.socket_path = f"{cls.folder}/socket"
+        flags = ("--no-warm-up", "--shared-memory", cls.socket_path)
+        cls.server = o.Server(cls.folder, *flags, device=cls.DEVICE)
         cls.addClassCleanup(cls.server.kill)
         cls.data = np.random.default_rng(4).integers(0, 1 << 30, 5 * MIB, "i4")  # two parts
         cls.long = np.concatenate([cls.data, cls.data])  # three parts

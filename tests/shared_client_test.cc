@@ -15,8 +15,7 @@
 #include "client/client.h"
 #include "kernels/base/error.h"
 #include "tessera/v1/shared_memory.grpc.pb.h"
-#include "tests/fake_device.h"
-#include "tests/test_server.h"
+#include "tests/client_fixture.h"
 
 namespace tessera {
 namespace {
@@ -31,23 +30,16 @@ std::string SocketPath() {
 }
 
 tessera::Options SharedOptions() {
-  tessera::Options options = TestOptions();
-  options.listen = {"127.0.0.1:0"};
+  tessera::Options options = TcpOptions();
   options.shared_memory = SocketPath();
   return options;
 }
 
-std::string Pattern(std::size_t bytes) {
-  std::string data(bytes, '\0');
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 251);
-  return data;
-}
-
 class SharedClientTest : public ::testing::Test {
  protected:
-  explicit SharedClientTest(const tessera::Options& options = SharedOptions())
+  SharedClientTest()
       : device_(new FakeDevice),
-        server_(options, Devices()),
+        server_(SharedOptions(), Devices()),
         client_({.server = server_.address()}) {}
 
   std::vector<std::unique_ptr<Device>> Devices() {
@@ -103,10 +95,8 @@ TEST_F(SharedClientTest, LargeArraysLeaveTheWireAlone) {
   for (const std::size_t size : {kLeast, kSlot - 4, kSlot, kSlot + 4, 2 * kSlot, 5 * kSlot + 12}) {
     const std::string data = Pattern(size);
     std::uint64_t sent = 0;
-    UploadOptions options;
-    options.replace = true;
-    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
-    const auto buffer = Put("x", data, options);
+    const auto progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const auto buffer = Put("x", data, {.replace = true, .progress = progress});
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(buffer->state(), v1::Buffer::STATE_READY);
     EXPECT_EQ(sent, size);
@@ -191,11 +181,9 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   };
   for (const Way& way : {Way{"one slot", client_, kLeast}, Way{"slots", client_, 3 * kSlot},
                          Way{"a stream", wire, kLeast}, Way{"streams", wire, kSlot, 4}}) {
-    UploadOptions options;
-    options.replace = true;
-    options.streams = way.streams;
     const auto replace = [&](const Source& source) {
       const std::int64_t shape[] = {static_cast<std::int64_t>(way.size / 4)};
+      const UploadOptions options = {.replace = true, .streams = way.streams};
       return way.client.Upload("x", DType::kI32, shape, source, options).status();
     };
     for (const std::size_t end : {std::size_t{1}, way.size / 2, way.size}) {
@@ -214,10 +202,9 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kMib);
   ASSERT_TRUE(memory.ok()) << memory.status();
   device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
-  UploadOptions options;
-  options.replace = true;
-  expect_old(client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 0, options).status(),
-             "memory of the caller");
+  expect_old(
+      client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 0, {.replace = true}).status(),
+      "memory of the caller");
   EXPECT_TRUE(Get("x") == old);
 }
 
@@ -252,10 +239,8 @@ TEST_F(SharedClientTest, MoreTransfersThanSlots) {
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {
       const std::string name = "x" + std::to_string(i);
-      UploadOptions replace;
-      replace.replace = true;
       for (int round = 0; round < 3; ++round) {
-        EXPECT_TRUE(Put(name, data, replace).ok());
+        EXPECT_TRUE(Put(name, data, {.replace = true}).ok());
         EXPECT_TRUE(Get(name) == data);
       }
     });

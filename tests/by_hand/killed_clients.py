@@ -6,66 +6,54 @@ usage: killed_clients.py --server build/bin/tessera-server --cli build/bin/tesse
        [--kills N] [--seed S] [unittest arguments]
 """
 
-import argparse
 import json
-import os
 import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 import time
-import unittest
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-import outsider  # noqa: E402
+import outsider as o  # noqa: E402
 
 MIB = 1 << 20
 BYTES = 24 * MIB
 # A draft that several streams fill outlives them for so long.
 UPLOAD_TIMEOUT_S = 2
 
-options = None  # filled by main()
+
+def number(flag, default):
+    return int(sys.argv.pop(sys.argv.index(flag) + 1)) if flag in sys.argv else default
 
 
-class KilledClientsTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = self.enterContext(tempfile.TemporaryDirectory())
-        self.array = f"{self.folder}/array.npy"
-        np.save(self.array, np.arange(BYTES // 4, dtype=np.float32))
+KILLS, SEED = number("--kills", 500), number("--seed", 1)
+sys.argv = [word for word in sys.argv if word not in ("--kills", "--seed")]
 
+
+class KilledClientsTest(o.Case):
     def start(self, *flags):
-        self.server = outsider.Server(
-            self.folder, "--memory-limit", "2Gi", "--upload-timeout", f"{UPLOAD_TIMEOUT_S}s", *flags
-        )
-        self.addCleanup(self.server.kill)
+        self.server = self.serve("--memory-limit", "2Gi", "--upload-timeout",
+                                 f"{UPLOAD_TIMEOUT_S}s", *flags)
+        np.save(self.folder / "array.npy", np.arange(BYTES // 4, dtype=np.float32))
 
-    def command(self, *arguments):
-        return [options.cli, "--server", self.server.address, *arguments]
+    def cli(self, *words):
+        return o.run(o.Program.cli, "--server", self.server.address, *words)
 
     def put(self, name, *flags):
-        return subprocess.Popen(
-            self.command("put", "--name", name, "--replace", *flags, self.array),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = (o.Program.cli, "--server", self.server.address, "put", "--name", name,
+                   "--replace", *flags, self.folder / "array.npy")
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
 
     def used(self):
         """What a client could leave behind, in the server's own words."""
-        done = subprocess.run(
-            self.command("info", "--json"), capture_output=True, text=True, timeout=60, check=True
-        )
-        info = json.loads(done.stdout)
+        info = json.loads(self.cli("info", "--json").stdout)
         used = {budget["name"]: budget["used"] for budget in info["budgets"]}
         for device in info["devices"]:
             used[device["name"]] = device["buffer_used_bytes"]
         return used
-
-    def descriptors(self):
-        return len(os.listdir(f"/proc/{self.server.pid}/fd"))
 
     def kill_clients(self, *ways):
         """Of uploads that are made in one of the ways, each the flags of `tessera put`."""
@@ -74,34 +62,31 @@ class KilledClientsTest(unittest.TestCase):
             begin = time.monotonic()
             self.assertEqual(self.put("warm", *flags).wait(120), 0)
             shortest = min(shortest, time.monotonic() - begin)
-        subprocess.run(self.command("rm", "warm"), check=True, timeout=60, capture_output=True)
-        time.sleep(2)
+        self.assertEqual(self.cli("rm", "warm").returncode, 0)
+        o.eventually(self.server.asleep, 5)
         before, memory = self.used(), self.server.rss()
-        descriptors, threads = self.descriptors(), self.server.threads()
+        descriptors, threads = o.descriptors(self.server), self.server.threads()
 
-        chance = random.Random(options.seed)
+        chance = random.Random(SEED)
         ended = 0
-        for kill in range(options.kills):
+        for kill in range(KILLS):
             process = self.put(f"killed{kill % 7}", *chance.choice(ways))
             time.sleep(chance.uniform(0, shortest))
             ended += process.poll() is not None
             process.kill()
             process.wait()
-        self.assertLess(ended, options.kills)
-        for number in range(7):
-            subprocess.run(self.command("rm", f"killed{number}"), timeout=60, capture_output=True)
+        self.assertLess(ended, KILLS)
+        for name in range(7):
+            self.cli("rm", f"killed{name}")
 
-        outsider.eventually(lambda: self.used() == before, 30 + UPLOAD_TIMEOUT_S, pause=0.5)
+        o.eventually(lambda: self.used() == before, 30 + UPLOAD_TIMEOUT_S, pause=0.5)
         self.assertEqual(self.used(), before)
         # gRPC's own come and go by a few.
-        self.assertLess(self.descriptors(), descriptors + 5)
+        self.assertLess(o.descriptors(self.server), descriptors + 5)
         self.assertLess(self.server.threads(), threads + 20)
         grown = self.server.rss() - memory
-        print(
-            f"{options.kills} clients, {options.kills - ended} of them killed in mid-upload; resident"
-            f" memory grew by {grown / MIB:.1f} MiB",
-            flush=True,
-        )
+        print(f"{KILLS} clients, {KILLS - ended} of them killed in mid-upload; resident memory grew "
+              f"by {grown / MIB:.1f} MiB", flush=True)
         self.assertLess(grown, 2 * BYTES)  # however many were killed: what a heap keeps
         self.assertEqual(self.put("after").wait(120), 0)
 
@@ -114,19 +99,5 @@ class KilledClientsTest(unittest.TestCase):
         self.kill_clients(())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    global options  # pylint: disable=global-statement
-    options, rest = parser.parse_known_args()
-    outsider.Program.path = options.server
-    outsider.Program.device = options.device
-    unittest.main(argv=[sys.argv[0], *rest])
-
-
 if __name__ == "__main__":
-    main()
+    o.main()
