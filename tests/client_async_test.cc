@@ -288,9 +288,9 @@ TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {
   const ProgramStep smallest = program.TopK("x", 2, true);
   program.Name("where", smallest.indices());
   EXPECT_FALSE(program.has_target());
-  const ProgramStep stored = program.TopK("x", 1, false, std::nullopt,
-                                          {.target = ResultBuffer{"kept/values"},
-                                           .indices_target = ResultBuffer{"kept/indices"}});
+  const ProgramStep stored = program.TopK(
+      "x", 1, false, std::nullopt,
+      {.target = ResultBuffer{"kept/values"}, .indices_target = ResultBuffer{"kept/indices"}});
   EXPECT_TRUE(program.has_target());
   const auto results = ProgramResults::Execute(client_, program);
   ASSERT_TRUE(results.ok()) << results.status();

@@ -66,6 +66,19 @@ inline absl::StatusOr<v1::Buffer> PutFloats(Client& client, const std::string& n
                        FromMemory(bytes), {.replace = true});
 }
 
+// What a download brings.
+inline std::string Get(Client& client, const std::string& name,
+                       const DownloadOptions& options = {}) {
+  std::string data;
+  const auto append = [&](const v1::Buffer&, std::string_view bytes) {
+    data += bytes;
+    return absl::OkStatus();
+  };
+  const auto buffer = client.Download(name, append, options);
+  EXPECT_TRUE(buffer.ok()) << buffer.status();
+  return data;
+}
+
 // A small inline array.
 inline v1::Tensor Floats(const std::vector<float>& values) {
   v1::Tensor tensor;
@@ -119,10 +132,7 @@ class WithABusyServer : public ::testing::Test {
 // The server as a process of its own, to be killed, stopped and started again at its address.
 class ServerProcess {
  public:
-  explicit ServerProcess(std::vector<std::string> flags = {})
-      : address_("127.0.0.1:" + std::to_string(FreePort())), flags_(std::move(flags)) {
-    Start();
-  }
+  ServerProcess() : address_("127.0.0.1:" + std::to_string(FreePort())) { Start(); }
   ~ServerProcess() { End(SIGKILL); }
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -133,7 +143,6 @@ class ServerProcess {
   void Start() {
     std::vector<std::string> words = {TESSERA_SERVER, "--listen", address_,      "--device", "cpu",
                                       "--workers",    "2",        "--log-level", "off"};
-    words.insert(words.end(), flags_.begin(), flags_.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -173,7 +182,6 @@ class ServerProcess {
 
  private:
   const std::string address_;
-  const std::vector<std::string> flags_;
   pid_t pid_ = 0;
 };
 #endif

@@ -2,7 +2,6 @@
 #include "client/client.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -20,15 +19,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "server/listener.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {
 namespace {
-
-using ::testing::SizeIs;
 
 TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   tessera::Options options = TcpOptions();
@@ -80,41 +76,6 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
-TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
-  TestServer server(TcpOptions());
-  Client client(FastOptions(server.address()));
-  const std::string data = Pattern(64 << 10);
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data)).ok());
-  v1::BufferSpec spec;
-  spec.set_dtype(v1::DTYPE_F32);
-  spec.add_shape(16 << 10);
-  spec.set_replace(true);
-  const auto left = client.CreateBuffer("x", spec);
-  ASSERT_TRUE(left.ok()) << left.status();
-  UploadOptions options = {.replace = true, .chunk_bytes = 4096};
-  for (int streams : {1, 3}) {
-    options.streams = streams;
-    const auto buffer = client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data), options);
-    ASSERT_TRUE(buffer.ok()) << buffer.status();
-    EXPECT_EQ(buffer->crc32c(), Crc32c(data.data(), data.size()));
-  }
-  // A failure takes its own draft along and nothing else.
-  const auto failed = client.Upload(
-      "x", DType::kF32, {16 << 10},
-      [](std::uint64_t offset, absl::Span<char>) {
-        return offset < 40'000 ? absl::OkStatus() : absl::DataLossError("the disk broke");
-      },
-      options);
-  EXPECT_EQ(failed.status(), absl::DataLossError("the disk broke"));
-  const auto seen = client.GetBuffer("x");
-  ASSERT_TRUE(seen.ok()) << seen.status();
-  EXPECT_EQ(seen->buffer().state(), v1::Buffer::STATE_READY);
-  ASSERT_THAT(seen->drafts(), SizeIs(1));
-  EXPECT_EQ(seen->drafts(0).version(), left->version());
-  EXPECT_TRUE(client.DeleteBuffer("x", left->version()).ok());
-  EXPECT_THAT(client.GetBuffer("x")->drafts(), SizeIs(0));
-}
-
 // Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes
 // in one direction. One that a slow machine gives up before it carried data does not count.
 class CuttingProxy {
@@ -124,9 +85,8 @@ class CuttingProxy {
   using Left = std::function<std::vector<std::uint64_t>()>;
 
   // left: a connection is cut only once the part that it carries has moved on.
-  CuttingProxy(
-      const std::string& server, Direction direction, std::size_t bytes, int cuts,
-      Left left = [] { return std::vector<std::uint64_t>(); })
+  CuttingProxy(const std::string& server, Direction direction, std::size_t bytes, int cuts,
+               Left left = {})
       : direction_(direction), bytes_(bytes), left_(std::move(left)), cuts_(cuts) {
     target_.sin_family = AF_INET;
     target_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -185,7 +145,7 @@ class CuttingProxy {
           done += std::max<ssize_t>(m, 0);
         }
         if (open && (direction_ == Direction::kToServer) == (i == 0)) {
-          if (seen == 0) before = left_();
+          if (seen == 0 && left_) before = left_();
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
@@ -355,9 +315,8 @@ TEST(BrokenConnection, AnInfiniteLimitIsNone) {
       absl::SleepFor(absl::Milliseconds(20));
       return FromMemory(data)(offset, out);
     };
-    const auto buffer =
-        client.Upload("x", DType::kF32, {1000}, slow,
-                      {.replace = true, .chunk_bytes = 1024, .streams = streams});
+    const auto buffer = client.Upload("x", DType::kF32, {1000}, slow,
+                                      {.replace = true, .chunk_bytes = 1024, .streams = streams});
     EXPECT_TRUE(buffer.ok()) << buffer.status();
   }
   std::string back(data.size(), '\0');
@@ -371,16 +330,16 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   options.stall_timeout = absl::Milliseconds(300);
   Client client(options);
   const std::string data = Pattern(4000);
-  const auto buffer = client.Upload(
-      "x", DType::kF32, {1000},
-      [&](std::uint64_t offset, absl::Span<char> out) {
-        if (offset > 0) {  // until the server has seen the end of it
-          EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
-          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
-        }
-        return FromMemory(data)(offset, out);
-      },
-      {.chunk_bytes = 1024});
+  const auto buffer =
+      client.Upload("x", DType::kF32, {1000},
+                    [&](std::uint64_t offset, absl::Span<char> out) {
+                      if (offset > 0) {  // until the server has seen the end of it
+                        EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
+                        EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
+                      }
+                      return FromMemory(data)(offset, out);
+                    },
+                    {.chunk_bytes = 1024});
   EXPECT_EQ(buffer.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
 }

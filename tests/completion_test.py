@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """`tessera completion` in real shells: a bash on a terminal of its own, zsh and fish where they are
 installed; and the manual pages that deploy/tools/manual.py makes of the help texts.
-
-usage: completion_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest
-arguments]
 """
 
 import os
@@ -73,6 +70,7 @@ class CompletionTest(o.Case):
             with self.subTest(words):
                 kind, found = self.complete(*words.split(" "))
                 self.assertEqual((kind, sorted(found)), ("words", sorted(offered)))
+        self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
 
     def test_files_are_the_shells_business(self):
         for words in [("put", ""), ("run", ""), ("reduce", "-o", ""), ("--tls-ca", "")]:
@@ -109,9 +107,6 @@ class CompletionTest(o.Case):
                                    (("dot", "--strategy", ""), ["fixed_tree"]),
                                    (("strategies", ""), ["fixed_tree"])):
                 self.assertEqual(self.complete(*words, server=server), ("words", offered))
-
-    def test_descriptions(self):
-        self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
 
     def test_bash(self):
         self.types(

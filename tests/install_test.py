@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """What `cmake --install` installs works from any folder: programs find their library, and a project
-of somebody else finds the client library, builds the example of README.md with it, and runs it.
-
-usage: install_test.py --build build/release [unittest arguments]
-"""
+of somebody else finds the client library, builds the example of README.md with it, and runs it."""
 
 import argparse
 import pathlib

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """The functions of the Python array API standard 2024.12: which work, and which are refused, as the
 table of docs/python.md has it. tests/python_signatures_test.py compares the former with NumPy.
-
-usage: python_array_api_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import functools
@@ -92,38 +90,6 @@ CASES = {
     "result_type": (lambda x: x.astype(np.result_type(x, "f4")), lambda a: a),
     "broadcast_arrays": (lambda x: np.broadcast_arrays(x, x[0])[1], lambda a: a[[0, 0, 0]]),
 }
-# Where NumPy 1 has another name, or the case needs other arguments.
-OF_NUMPY = {
-    "atan2": lambda x: np.arctan2(x, x),
-    **{name: getattr(np, "arc" + name[1:]) for name in "acos acosh asin asinh atan atanh".split()},
-    "bitwise_left_shift": lambda x: x << 1,
-    "bitwise_right_shift": lambda x: np.right_shift(x, 1),
-    "concat": lambda x: np.concatenate([x, x]),
-    "cumulative_prod": lambda x: np.cumprod(x),
-    "cumulative_sum": lambda x: np.cumsum(x),
-    "cross": lambda x: np.cross(x, x),
-    **{name: getattr(np.fft, name) for name in STANDARD["fft"].split() if "freq" not in name},
-    "meshgrid": lambda x: np.meshgrid(x, x),
-    "roll": lambda x: np.roll(x, 1),
-    "searchsorted": lambda x: np.searchsorted(x, x),
-    "solve": lambda x: np.linalg.solve(x, x),
-    "stack": lambda x: np.stack([x, x]),
-    "svdvals": lambda x: np.linalg.svd(x),
-    "take": lambda x: np.take(x, [0]),
-    "take_along_axis": lambda x: np.take_along_axis(x, x, 0),
-    **{
-        name: lambda x: np.unique(x)
-        for name in "unique_all unique_counts unique_inverse unique_values".split()
-    },
-}
-OF_TWO = ("copysign", "hypot", "logaddexp", "nextafter")
-
-
-def refused(name, x):
-    if name in OF_NUMPY:
-        return OF_NUMPY[name](x)
-    call = getattr(np.linalg, name, None) or getattr(np, name)
-    return call(x, x) if name in OF_TWO else call(x)
 
 
 class ArrayApiTest(python_outsider.Case):
@@ -142,10 +108,19 @@ class ArrayApiTest(python_outsider.Case):
 
     def test_what_does_not_is_refused_with_a_way_out(self):
         x = self.t.put(np.ones((3, 3)))
-        for names in REFUSED.values():
-            for name in names.split():
+        more = {"cross": (x,), "searchsorted": (x,), "solve": (x,), "roll": (1,), "take": ([0],),
+                "take_along_axis": (x, 0)}
+        names = [name for names in REFUSED.values() for name in names.split()]
+        for name in names:
+            found = [getattr(part, name) for part in (np.fft, np.linalg, np) if hasattr(part, name)]
+            for call in found[:1]:  # NumPy 1 has other names for some.
+                several = name in ("concat", "stack")
+                arguments = ([x, x],) if several else (x,) * getattr(call, "nin", 1)
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
-                    refused(name, x)
+                    call(*arguments, *more.get(name, ()))
+        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.concatenate([x, x]),
+                     lambda: np.cumsum(x), lambda: np.unique(x)):
+            self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
     def test_arrays_from_nothing_are_put(self):
         x = self.t.put(np.ones(3))

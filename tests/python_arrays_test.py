@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""Arrays and expressions of the Python client against NumPy.
-
-usage: python_arrays_test.py --server build/bin/tessera-server [unittest arguments]
-"""
+"""Arrays and expressions of the Python client against NumPy."""
 
 import asyncio
 import copy
@@ -108,18 +105,6 @@ class ArraysTest(python_outsider.Case):
 
     # --- operations
 
-    def test_chains(self):
-        a, x = self.a, self.x
-        mu = a.mean(axis=0)
-        self.check((x @ x.T - a[:, 0]).sum(axis=1), (a @ a.T - a[:, 0]).sum(axis=1), 1e-4)
-        self.check((x - x.mean(axis=0)).var(axis=0), (a - mu).var(axis=0), 1e-4)
-        self.check(2 * x + 1 - x / 4, 2 * a + 1 - a / 4)
-        self.check(x * x[0].dot(x[0]), a * (a[0] @ a[0]), 1e-4)
-        self.check(x[0] + x[:, :1] + a[0], a[0] + a[:, :1] + a[0])
-        self.check(x.T @ x[:, 2], a.T @ a[:, 2], 1e-4)
-        self.check(a.T @ x, a.T @ a, 1e-4)
-        self.check(x[2] @ x.T, a[2] @ a.T, 1e-4)
-
     def test_reductions(self):
         names = ("sum", "prod", "min", "max", "mean", "var", "argmin", "argmax", "all", "any")
         for name, axis, keepdims in itertools.product(names, (None, 0, -1, (0, 1)), (False, True)):
@@ -208,11 +193,6 @@ class ArraysTest(python_outsider.Case):
         for call in (lambda: x.sum(6), lambda: np.expand_dims(x, 9), lambda: x.sum((0, 0))):
             self.assertRaises(IndexError, call)
             self.assertRaises(ValueError, call)
-
-    def test_nothing_is_downloaded_silently(self):
-        for attempt in (lambda: np.asarray(self.x), lambda: np.array([self.x[0], self.x[1]])):
-            with self.assertRaisesRegex(TypeError, r"\.numpy\(\)"):
-                attempt()
 
     def test_numbers(self):
         self.assertTrue(self.x.any())
@@ -458,14 +438,6 @@ class ArraysTest(python_outsider.Case):
             self.t["scope/y"].delete()
         self.assertEqual(self.t.list("scope/"), [])
 
-    def test_threads_share_a_client(self):
-        def work(i):
-            for _ in range(20):
-                got = float((self.x[i] + i).sum())
-                np.testing.assert_allclose(got, (self.a[i] + i).sum(), rtol=1e-4)
-
-        o.in_threads(8, work)
-
     # --- how they look and what they refuse
 
     def test_repr_html_and_pickle(self):
@@ -474,35 +446,29 @@ class ArraysTest(python_outsider.Case):
         self.assertIn("12 x 9", array._repr_html_())
         self.assertIn("<svg", (array + 1)._repr_html_())
         for refused in (array, self.t, array + 1):
-            with self.assertRaisesRegex(TypeError, "pickle"):
-                pickle.dumps(refused)
+            self.assertRaisesRegex(TypeError, "pickle", pickle.dumps, refused)
+        for pair in (array, [array[0], array[1]]):
+            self.assertRaisesRegex(TypeError, r"\.numpy\(\)", np.asarray, pair)
 
     def test_what_numpys_arrays_have_besides(self):
         x = self.x
         for array in (x, x + 1):
             refused = []
-            for name in dir(np.ndarray):
+            for name in (*dir(np.ndarray), "nothing"):
                 try:
                     getattr(array, name)
                 except AttributeError as error:
                     self.assertFalse(hasattr(array, name))
-                    if name.startswith("_"):
+                    if name.startswith("_") or name == "nothing":
                         self.assertNotIsInstance(error, ts.Unsupported)
                         continue
                     self.assertIsInstance(error, ts.NoAttribute)
                     self.assertRegex(str(error), r"\.numpy\(\)|save\(\)")
                     refused.append(name)
-            self.assertLessEqual({"sort", "tolist", "cumsum", "fill", "strides", "flat"}, {*refused})
-        with self.assertRaisesRegex(ts.NoAttribute, "ts.topk"):
-            x.sort()
-        with self.assertRaisesRegex(ts.NoAttribute, "immutable"):
-            x.fill(1)
-        with self.assertRaisesRegex(ts.NoAttribute, "save"):
-            (x + 1).name
-        with self.assertRaises(AttributeError) as caught:
-            x.nothing
-        self.assertNotIsInstance(caught.exception, ts.Unsupported)
-        self.assertEqual(getattr(x, "tolist", 7), 7)
+            self.assertLessEqual({"sort", "tolist", "cumsum", "fill", "strides"}, {*refused})
+        for why, call in (("ts.topk", lambda: x.sort()), ("immutable", lambda: x.fill(1)),
+                          ("save", lambda: (x + 1).name)):
+            self.assertRaisesRegex(ts.NoAttribute, why, call)
 
 
 class ShardsTest(python_outsider.Case):
@@ -559,18 +525,8 @@ class ShardsTest(python_outsider.Case):
         total = named.sum()
         self.assertEqual(total.item(), 2 * a.sum())
         self.assertEqual(total.stats[0].devices, 3)
-
-    def test_refused(self):
-        put = lambda **where: self.t.put(np.zeros(3), **where)  # noqa: E731
-        twice = ["cpu:0", "cpu:0"]
-        for error, attempt in (
-            (ts.BadPlacement, lambda: put(placement=twice)),
-            (ts.BadPlacement, lambda: put(placement=["all", "cpu:0"])),
-            (ts.BadPlacement, lambda: put(device="cpu:0", placement="all")),
-            (ts.BadPlacement, lambda: (put() * 2).save(placement=twice)),
-            (ts.BadDevice, lambda: put(placement=["cpu:7"])),
-        ):
-            self.assertRaises(error, attempt)
+        with self.assertRaises(ts.BadPlacement):
+            self.t.put(a, device="cpu:0", placement="all")
 
 
 if __name__ == "__main__":

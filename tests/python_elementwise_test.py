@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """What the Python client computes element by element, against NumPy: every function in every type,
 broadcast, promoted, fused.
-
-usage: python_elementwise_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import itertools
@@ -108,7 +106,7 @@ class ElementwiseTest(python_outsider.Case):
                 self.assertEqual(_elementwise.common_dtype(list(order)), want, three)
 
     def test_one_array(self):
-        for dtype, shape in itertools.product(NUMBERS, ((40,), (2, 3, 4), (0, 2), ())):
+        for dtype, shape in itertools.product(NUMBERS, ((40,), (2, 3, 4), (0, 2))):
             self.compare(UNARY, [array_of(dtype, shape, 3)])
 
     def test_functions_of_floats(self):
@@ -123,11 +121,6 @@ class ElementwiseTest(python_outsider.Case):
             self.compare({"power": lambda a: a**3}, [array])
             rounded = {name: case for name, case in ROUNDED.items() if name != "isclose"}
             self.compare(rounded, [array], rtol=1e-15)
-            # From NumPy 2.1 on integers stay what they are.
-            for function in (np.floor, np.ceil, np.trunc):
-                got = function(self.t.put(array))
-                self.assertEqual(got.dtype, array.dtype)
-                np.testing.assert_array_equal(got.numpy(), array)
 
     def test_numbers_beside_arrays(self):
         """Of Python they take the array's type, of NumPy they keep theirs: NumPy 2's rules."""
@@ -348,12 +341,6 @@ class FusionTest(python_outsider.Case):
         (step,) = self.steps((half + 1).astype("f8") * (a + 1))  # A constant of each type.
         self.assertEqual([i.fn for i in step.code].count("constant"), 2)
 
-    def test_zeros_of_both_signs_are_two_constants(self):
-        got = (np.where(self.x == self.x, 0.0, 1) / 1 + np.where(self.x == self.x, -0.0, 1)).numpy()
-        self.assertFalse(np.signbit(got).any())
-        zero = self.t.put(np.zeros(2))
-        self.assertTrue(np.signbit((zero * -0.0 + -0.0).numpy()).all())
-
     def test_more_than_eight_operands_take_several_steps(self):
         arrays = [array_of("f4", (5,), seed) for seed in range(20)]
         resident = [self.t.put(array) for array in arrays]
@@ -378,13 +365,6 @@ class FusionTest(python_outsider.Case):
         got, calls = self.one_call(e)
         self.assertEqual(calls, ["Execute"])
         np.testing.assert_array_equal(got, want)
-
-    def test_strategy_and_timing_are_of_the_last_step(self):
-        e = ((self.x + 1) * 2).with_(strategy="fused", timing=True)
-        e.numpy()
-        self.assertEqual([(s.operation, s.strategy) for s in e.stats], [("map", "fused")])
-        self.assertGreater(e.stats[0].kernel_us, 0)
-        self.assertEqual(len(self.steps(e * 2)), 2)
 
     def test_the_first_error_of_a_program_is_raised(self):
         """What failed because of it comes later."""

@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""The Python client over TLS: whom it trusts, what it shows, and both clients alike.
-
-usage: python_tls_test.py --server build/bin/tessera-server [unittest arguments]
-"""
+"""The Python client over TLS: whom it trusts, what it shows, and both clients alike."""
 
 import asyncio
 

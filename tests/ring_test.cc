@@ -114,18 +114,16 @@ TEST(Route, TravelsWithCallsThatNameABuffer) {
   Listener listener;
   Client client({.server = listener.address(), .shared_memory = false, .send_route = true});
   const v1::Tensor one = Floats({0});
+  const auto none = [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); };
+  const ResultBuffer y{"out/y"};
   client.GetBuffer("run7/a/x").status().IgnoreError();
   client.Dot(one, "run8/x").status().IgnoreError();
   client.Async().Dot("run9/x", "run8/x").Get().status().IgnoreError();
-  client.Reduce(ReduceOp::kSum, one, {0}, false, {.target = ResultBuffer{"out/y"}})
-      .status()
-      .IgnoreError();
+  client.Reduce(ReduceOp::kSum, one, {0}, false, {.target = y}).status().IgnoreError();
   client.CopyBuffer("from/x", {"to/x"}).status().IgnoreError();
   client.ImportBuffer("h:1", "there/x", {"here/x"}).status().IgnoreError();
   client.Upload("up/x", DType::kF32, {1}, FromMemory("abcd")).status().IgnoreError();
-  client.Download("down/x", [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); })
-      .status()
-      .IgnoreError();
+  client.Download("down/x", none).status().IgnoreError();
   Program program;
   program.Dot(one, one);
   program.Dot("steps/x", one);

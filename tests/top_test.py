@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """`tessera top` from outside: what it prints against what the server and its metrics say, pages of
 metrics that are wrong, and a terminal that is as it was before whatever ends it.
-
-usage: top_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
 import contextlib
