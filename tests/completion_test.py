@@ -51,7 +51,7 @@ class CompletionTest(o.Case):
 
     def test_what_is_offered(self):
         for words, offered in [
-            ("to", ["top"]), ("bench win", ["window-sum"]),
+            ("to", ["token", "top", "topk"]), ("bench win", ["window-sum"]),
             ("comp", ["completion"]),  # not `complete`, which is for scripts
             ("top --m", ["--metrics"]), ("reduce va", ["variance"]), ("reduce sum --dtype", []),
             ("put --random un", ["uniform"]), ("put --random=un", ["--random=uniform"]),

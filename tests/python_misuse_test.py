@@ -359,10 +359,11 @@ class ProcessesTest(python_outsider.Case):
         """Also where references are left, which are of no use then."""
         before = self.unnamed()
         with ts.connect(self.server.address) as t:
-            kept = [t.put(np.ones(3)), *t.keep(t.put(np.ones(3)) + 1)]
-            self.assertEqual(len(self.unnamed() - before), 3)
+            x = t.put(np.ones(3))
+            kept = [x, *t.keep(x + 1)]
+            self.assertEqual(len(self.unnamed() - before), 2)
         self.assertEqual(self.unnamed() - before, set())
-        del kept
+        del x, kept
 
     def eventually_gone(self, names):
         self.assertTrue(o.eventually(lambda: not self.unnamed() & names, o.START_TIMEOUT_S))
