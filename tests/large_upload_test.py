@@ -2,7 +2,7 @@
 """Uploads one large array with one command and watches what the server's memory does meanwhile.
 
 The array is a block of random floats repeated to the size asked for, with one larger value planted
-near the end. The server's peak memory may grow by --slack-mib, and on the CPU by the buffer as well.
+near the end. The server's peak memory may grow by --slack-mib, on the CPU by the buffer as well.
 """
 
 import argparse

@@ -273,12 +273,12 @@ class ArraysTest(python_outsider.Case):
         self.check(values.save("largest/values", replace=True), expected[0], 0)
 
     def test_errors_of_topk(self):
-        long = self.t.put(np.zeros(5000, "f4"))
+        x, long = self.x, self.t.put(np.zeros(5000, "f4"))
         for error, attempt in (
-            (ts.BadK, lambda: self.x.topk(0)), (ts.BadK, lambda: self.x.topk(10)),
-            (ts.BadK, lambda: self.x.topk(-1)), (ts.BadK, lambda: long.topk(4097)),
-            (TypeError, lambda: self.x.topk(1.5)), (TypeError, lambda: self.x.topk(1, axis=None)),
-            (ValueError, lambda: self.x.topk(1, axis=2)), (ValueError, lambda: self.x.sum().topk(1)),
+            (ts.BadK, lambda: x.topk(0)), (ts.BadK, lambda: x.topk(10)),
+            (ts.BadK, lambda: x.topk(-1)), (ts.BadK, lambda: long.topk(4097)),
+            (TypeError, lambda: x.topk(1.5)), (TypeError, lambda: x.topk(1, axis=None)),
+            (ValueError, lambda: x.topk(1, axis=2)), (ValueError, lambda: x.sum().topk(1)),
         ):
             self.assertRaises(error, attempt)
 

@@ -56,7 +56,8 @@ class ReasonsTest(unittest.TestCase):
 
     def test_errors_travel(self):
         """Pickles and copies of errors keep type and details."""
-        known = [getattr(ts, name)("text", "INTERNAL", "", {"a": "b"}, 2) for name in _errors.__all__]
+        of = ("text", "INTERNAL", "", {"a": "b"}, 2)
+        known = [getattr(ts, name)(*of) for name in _errors.__all__]
         new = _errors.make("text", "NOT_FOUND", "SOMETHING_ELSE", {"a": "b"}, 2)
         self.assertIs(type(new), ts.Error)
         self.assertEqual(str(new), "text [NOT_FOUND/SOMETHING_ELSE]")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transfers of the Python client: resumed after a broken connection, without a copy of the whole."""
+"""Transfers of the Python client: resumed after a break, without a copy of the whole."""
 
 import asyncio
 import contextlib
