@@ -88,8 +88,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A free port of this host, below those that Linux gives to sockets that ask for any. Processes begin
-// at different ones.
+// A free port of this host, below those that Linux gives to sockets that ask for any. Processes
+// begin at different ones.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};

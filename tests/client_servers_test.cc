@@ -92,7 +92,7 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
-// What becomes of CreateBuffer where the server that a client uses, one of two, hangs and gets another
+// What becomes of CreateBuffer where the server that a client uses, of two, hangs and gets another
 // signal when the call has begun.
 absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   ServerProcess a, b;

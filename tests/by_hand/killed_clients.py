@@ -85,8 +85,8 @@ class KilledClientsTest(o.Case):
         self.assertLess(o.descriptors(self.server), descriptors + 5)
         self.assertLess(self.server.threads(), threads + 20)
         grown = self.server.rss() - memory
-        print(f"{KILLS} clients, {KILLS - ended} of them killed in mid-upload; resident memory grew "
-              f"by {grown / MIB:.1f} MiB", flush=True)
+        print(f"{KILLS} clients, {KILLS - ended} of them killed in mid-upload; resident memory "
+              f"grew by {grown / MIB:.1f} MiB", flush=True)
         self.assertLess(grown, 2 * BYTES)  # however many were killed: what a heap keeps
         self.assertEqual(self.put("after").wait(120), 0)
 
