@@ -13,6 +13,7 @@ import ast
 import pathlib
 import re
 import sys
+import textwrap
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE / "tessera"
@@ -20,8 +21,8 @@ PAGE = HERE.parents[1] / "docs" / "python_api.md"
 HEAD = """# The Python client: reference
 
 Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](python.md) comes first.
-In [`ts.aio`](#asyncio) the classes have the same methods, with the same errors, and those that talk to
-the server are awaited.
+In [`ts.aio`](#asyncio) the classes have the same methods with the same errors, and those that talk
+to the server are awaited.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
@@ -92,7 +93,12 @@ def members(node):
 
 
 def entry(title, text):
-    return [f"`{title}`", "", *("> " + line if line else ">" for line in text.splitlines()), ""]
+    head = [f"`{title}`"]
+    if len(head[0]) > 100:
+        words = title.replace(" ", "\0").replace(",\0", ", ")  # lines end between arguments
+        lines = textwrap.wrap(words, 100, subsequent_indent="    ", break_on_hyphens=False)
+        head = ["```python", *(line.replace("\0", " ") for line in lines), "```"]
+    return [*head, "", *("> " + line if line else ">" for line in text.splitlines()), ""]
 
 
 def function_lines(module, name):
