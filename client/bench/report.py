@@ -78,7 +78,7 @@ class Run:
             text += f" of {options['seconds']:g} s"
         if options["beside"]:
             operation, callers = options["beside"].split(":")
-            text += f", with {callers} callers of {operation} beside"
+            text += f", with {callers} concurrent callers of {operation}"
         return text + "; seed {seed}.".format(**options)
 
 
@@ -138,7 +138,7 @@ def extras(run, rows):
     if has("beside_per_second"):
         operation = run.options["beside"].split(":")[0]
         divisor, unit = SCALE["bytes" if operation in ("upload", "download") else "calls"]
-        columns[f"{operation}s beside, {unit}"] = (
+        columns[f"concurrent {operation}s, {unit}"] = (
             lambda row: f"{row['median'].get('beside_per_second', 0.0) / divisor:.3g}"
         )
     if has("refused"):
