@@ -112,8 +112,6 @@ absl::Status BeginRequest(Stream& stream);
 // the budget does not count and which serves small requests without an allocation. Gives back even
 // when the wait fails.
 absl::Status EndRequest(Stream& stream);
-// Stream::SetLinger.
-absl::Status SetLinger(Stream& stream, std::chrono::microseconds linger);
 // Scratch memory on the stream until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
 // SCRATCH_EXHAUSTED {requested, free, total} when the stream's budget (Stream::SetScratchBudget)
 // has no room, before anything is allocated.

@@ -133,25 +133,21 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto place = std::make_unique<Place>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
-    auto compute = Executor::Start(
-        *device,
-        {.workers = options.workers,
-         .reserve = reserve,
-         .queue_length = options.queue,
-         .spin = absl::ToChronoMicroseconds(options.spin),
-         .scratch = &place->scratch,
-         .shares_loops = true,
-         .overrun = device->info().backend == Backend::kCpu
-                        ? absl::Seconds(options.max_operation_seconds)
-                        : absl::InfiniteDuration()},
-        [&](Stream& stream) {
-          absl::Status status;
-          if (options.warm_up) {
-            status = WarmUp(stream, place->pace, std::exchange(first_stream, false));
-          }
-          if (status.ok()) status = SetLinger(stream, absl::ToChronoMicroseconds(options.linger));
-          return status;
-        });
+    auto compute =
+        Executor::Start(*device,
+                        {.workers = options.workers,
+                         .reserve = reserve,
+                         .queue_length = options.queue,
+                         .spin = absl::ToChronoMicroseconds(options.spin),
+                         .scratch = &place->scratch,
+                         .shares_loops = true,
+                         .overrun = device->info().backend == Backend::kCpu
+                                        ? absl::Seconds(options.max_operation_seconds)
+                                        : absl::InfiniteDuration()},
+                        [&](Stream& stream) -> absl::Status {
+                          if (!options.warm_up) return absl::OkStatus();
+                          return WarmUp(stream, place->pace, std::exchange(first_stream, false));
+                        });
     if (!compute.ok()) return compute.status();
     auto transfers =
         Executor::Start(*device, {.workers = options.transfer_workers,

@@ -362,10 +362,6 @@ void AddWork(CLI::App& app, Options& options) {
       "an idle worker polls for twice the mean interval of the last operations, if that is no "
       "longer than this; else, and with 0, it sleeps at once",
       false, options.spin);
-  AddDuration(app, "linger", "2ms",
-              "how long a GPU stays ready for another small operation after one, on an SM that it "
-              "keeps until then, or until other work comes; 0: every operation is a launch",
-              false, options.linger);
   AddSeconds(app, "max-operation-seconds",
              "how long one operation may take, by estimate; 1e9, the most, is as good as no limit",
              options.max_operation_seconds);

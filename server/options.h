@@ -71,8 +71,6 @@ struct Options {
   absl::Duration inline_time = absl::Microseconds(10);  // of operations that need no worker
   absl::Duration spin = absl::Microseconds(200);        // of a worker without work, at most
 
-  absl::Duration linger = absl::Milliseconds(2);  // of a kernel that takes small operations
-
   absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: for ever
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();

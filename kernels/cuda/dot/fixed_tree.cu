@@ -20,7 +20,6 @@
 // as long as no product underflows. 10 operations per pair of f64, where memory leaves an H200's SM
 // time for about 50.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
@@ -39,7 +38,6 @@ Cost CostOf(const DotProblem& p) {
 template <bool kCompensated>
 void Enqueue(const DotProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (!kCompensated && BeginPersistent(p, cuda)) return;
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype,

@@ -24,7 +24,6 @@
 // Operations that do not round and integers are as in `fixed_tree`, and so are variances of the smaller
 // types, which are double already. 7 additions per f64, where memory leaves an H200's SM time for about 25.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
@@ -43,7 +42,6 @@ Cost CostOf(const ReduceProblem& p) {
 template <bool kCompensated>
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (!kCompensated && BeginPersistent(p, cuda)) return;
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(
