@@ -53,16 +53,6 @@ void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Strea
   });
 }
 
-template <bool kCompensated>
-void EnqueuePart(const DotProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p, part), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) {
-    LaunchTreeDotPart<decltype(zero), kCompensated>(p, part, launch, values, cuda);
-  });
-}
-
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotFixedTree = {
@@ -79,7 +69,6 @@ extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .launch_wide = Enqueue<true>,
     .launch_shared = EnqueueShared<false>,
     .launch_wide_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<false>,
     .reads_views = true,
 };
 
@@ -94,7 +83,6 @@ extern constexpr Strategy<DotProblem> kDotCompensated = {
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
     .launch_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<true>,
     .reads_views = true,
 };
 

@@ -57,16 +57,6 @@ void EnqueueShared(const ReduceProblem& p, std::span<const TeamShare> shares, St
   });
 }
 
-template <bool kCompensated>
-void EnqueuePart(const ReduceProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p, part), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) {
-    LaunchTreeReducePart<decltype(zero), kCompensated>(p, part, launch, values, cuda);
-  });
-}
-
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
@@ -83,7 +73,6 @@ extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .launch_wide = Enqueue<true>,
     .launch_shared = EnqueueShared<false>,
     .launch_wide_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<false>,
     .reads_views = true,
 };
 
@@ -98,7 +87,6 @@ extern constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
     .launch_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<true>,
     .reads_views = true,
 };
 
