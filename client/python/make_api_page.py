@@ -33,11 +33,10 @@ SECTIONS = (
                  ("aio", "Array"))),
     ("Costs", (("_plan", "Stats"),)),
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
-              ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"),
-              *(("dask/_tree", name) for name in ("sum", "prod", "mean", "var", "std", "dot")))),
+              ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
 # What stands before the names of a module's functions, where that is not "ts.".
-SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.", "dask/_tree": "tessera.dask.",
+SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
           "aio": "ts.aio."}
 # Classes that readers do not see by the name that they have in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
