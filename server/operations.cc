@@ -174,15 +174,15 @@ NamedOperands OperandsOf(const v1::DotRequest& request) {
   return {{"a", &request.a()}, {"b", &request.b()}};
 }
 
-absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest& request, absl::Span<const View> x) {
+absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
   const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
   if (!same.ok()) return same.status();
   return ResultType{.scalar = true,
                     .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
 }
 
-absl::StatusOr<ScalarResult> Run(const v1::DotRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs, const RunOptions& options) {
+absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
+                                 Outputs, const RunOptions& options) {
   return RunDot(stream, x[0], x[1], options);
 }
 
