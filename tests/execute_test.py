@@ -101,31 +101,6 @@ def test_a_method_of_several_steps(server, client):
     assert client.names() == ["test", "train"]
 
 
-def test_every_operation_from_every_source(server, client):
-    x = RNG.integers(-9, 10, (6, 8)).astype(np.float64)
-    client.put("x", x)
-    answers = values(
-        client,
-        add(o.resident("x"), o.inline(x), result=scratch()),
-        add(step(0), o.resident("x")),
-        window_sum(step(0, o.view([48], [1])), 2),
-        matmul(step(0), o.inline(x), transpose_b=True, result=o.into("product")),
-        dot(step(0, o.view([8], [1], 8)), o.resident("x", o.view([8], [1]))),
-        reduce("MEAN", step(3)),
-        reduce("MAX", step(0), axes=[0], keep_dims=True),
-    )
-    twice = 2 * x
-    assert np.array_equal(o.to_numpy(answers[1].tensor), 3 * x)
-    sums = np.convolve(twice.ravel(), np.ones(5), "same")
-    assert np.array_equal(o.to_numpy(answers[2].tensor), sums)
-    stored = np.frombuffer(client.download("product"), "<f8").reshape(6, 6)
-    assert np.array_equal(stored, twice @ x.T)
-    assert answers[3].buffer.name == "product" and answers[3].buffer.version > 0
-    assert answers[4].value.real == twice[1] @ x[0]
-    assert abs(answers[5].value.real - (twice @ x.T).mean()) < 1e-9
-    assert np.array_equal(o.to_numpy(answers[6].tensor), twice.max(0, keepdims=True))
-
-
 def test_scalars_are_arrays_of_rank_0(server, client):
     """Of the type that the reduction has along axes; of ARGMAX the index."""
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
@@ -148,33 +123,6 @@ def test_scalars_are_arrays_of_rank_0(server, client):
         assert np.array_equal(o.to_numpy(answers[5].tensor), x + x.min())
         assert o.to_numpy(answers[6].tensor) == x.argmax()
         assert o.to_numpy(answers[7].tensor) == np.array((exact * exact).sum()).astype(result)
-
-
-def test_steps_have_the_bits_of_calls(server, client):
-    """Thousands of short Dots and Reduces, which share launches, and others between them."""
-    x = RNG.standard_normal(70000).astype(np.float32)
-    client.put("x", x)
-    steps, calls = [], []
-
-    def operand():
-        n = int(RNG.choice([1, 5, 255, 1024, 4097, 8192, 9001]))
-        return n, lambda: o.resident("x", o.view([n], [1], int(RNG.integers(0, 60000))))
-
-    for _ in range(500):
-        n, make = operand()
-        a, b = make(), make()
-        kind = RNG.integers(0, 10)
-        if kind < 5:
-            steps.append(dot(a, b))
-            calls.append(("Dot", dict(a=a, b=b)))
-        else:
-            op = str(RNG.choice(["SUM", "NORM_L2", "VARIANCE"]))
-            steps.append(reduce(op, a))
-            calls.append(("Reduce", dict(x=a, op="REDUCE_OP_" + op)))
-    answers = values(client, *steps)
-    for answer, (rpc, fields) in zip(answers, calls):
-        alone = client.call(rpc, **fields).value.real
-        assert answer.value.real.hex() == alone.hex(), (rpc, fields)
 
 
 def test_neighbours_that_share_no_launch(server, client):
@@ -220,16 +168,6 @@ def test_neighbours_that_read_each_other_share_no_launch(server, client):
     answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
     first = answers[0].value.real
     assert [answer.value.real for answer in answers[1:]] == [first**2, first**3]
-
-
-def test_sums_that_leave_the_range_of_f32(server, client):
-    x = np.full(2000, 3e38, np.float32)
-    x[1::2] *= -1
-    ones = o.inline(np.ones(2000, np.float32))
-    answers = values(client, *[dot(o.inline(x[:n]), o.inline(np.ones(n, np.float32)))
-                               for n in (3, 1000, 1999)], reduce("SUM", o.inline(x)), dot(ones, ones))
-    assert [answer.value.real for answer in answers] == [
-        float(x[0]), 0.0, float(x[0]), 0.0, 2000.0]
 
 
 def test_stats_on_request(server, client):
@@ -352,15 +290,6 @@ def test_too_many_steps(server, client):
     assert server.peak_rss() - before < 40 * MIB, server.peak_rss() - before
 
 
-def test_bytes_that_are_no_program(server, client):
-    call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
-    for message in (b"\x0a\x05", b"\xff" * 20, b"\x0a\x02\x0a\x7f", b"\x00", b"\x0b\x0b\x0b",
-                    b"\x0a" * 1001):
-        refused(o.outcome_of(lambda m=message: call(m, timeout=20)), "INVALID_ARGUMENT",
-                "BAD_MESSAGE")
-    assert eventually(lambda: idle(client), 5)
-
-
 def test_answers_fit_what_clients_receive(server, client):
     """All inline results together, and thousands of errors."""
     block = o.inline(np.ones(250 * 1024 // 4, np.float32))
@@ -473,37 +402,6 @@ def test_callers_that_leave(server, client):
         if name.startswith("left"):  # it had ended before its caller left
             client.call("DeleteBuffer", name=name)
     assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
-
-
-def test_many_callers(server, client):
-    """Programs and calls at once, every answer right."""
-    x = RNG.integers(-9, 10, 4096).astype(np.float32)
-    client.put("x", x)
-    exact = float((x.astype(np.float64) ** 2).sum())
-    end = time.monotonic() + 2
-    failures = []
-
-    def caller(i):
-        mine = server.client()
-        a = o.resident("x")
-        while time.monotonic() < end:
-            if i % 2:
-                answers = values(mine, *[dot(a, a)] * 50, add(a, a, result=scratch()),
-                                 reduce("SUM_SQUARES", step(50)))
-                got = {answer.value.real for answer in answers[:50]}
-                if got != {exact} or answers[51].value.real != 4 * exact:
-                    failures.append(got)
-            elif mine.call("Dot", a=a, b=a).value.real != exact:
-                failures.append("Dot")
-        mine.close()
-
-    threads = [threading.Thread(target=caller, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[:3]
-    assert eventually(lambda: idle(client), 5)
 
 
 FLAGS = (

@@ -19,9 +19,6 @@ MIB = 1 << 20
 # Arrays for GPUs are larger, and some calls need more scratch memory for them. Eight devices warm up
 # for long on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
-REDUCTIONS = (
-    "SUM PRODUCT MIN MAX ARGMIN ARGMAX MEAN NORM_L1 NORM_L2 SUM_SQUARES VARIANCE STD ALL ANY"
-).split()
 
 
 def devices(client):
@@ -48,14 +45,6 @@ def put_large(client, name, array, **spec):
     first = dict(name=name, spec=o.spec_of(array, **spec))
     rest = (dict(data=bytes(data[i : i + MIB])) for i in range(0, len(data), MIB))
     return client.upload([first, *rest]).buffer
-
-
-def random_array(n, kind):
-    if kind in ("i4", "i8"):
-        return RNG.integers(-1000, 1000, n).astype(kind)
-    if kind == "u2":  # the bits of bf16
-        return (RNG.standard_normal(n).astype("f4").view("u4") >> 16).astype("u2")
-    return RNG.standard_normal(n).astype(kind)
 
 
 def bits(scalar):
@@ -238,55 +227,6 @@ def test_copies(server, client):
     assert eventually(lambda: is_idle(client), 5)
 
 
-def test_sums_have_the_bits_of_one_device(server, client):
-    """Any length, type, offset and operation, on any number of devices."""
-    names, step = devices(client), unit(client)
-    kinds = ["f4", "f8", "f2", "u2", "i4", "i8"]
-    shared = 0
-    for round_ in range(12):
-        kind = kinds[round_ % len(kinds)]
-        size = np.dtype(kind).itemsize
-        n = int(RNG.integers(1, 40 * step // size)) if round_ > 2 else 8 * step // size + round_
-        x, y = random_array(n, kind), random_array(n, kind)
-        put_large(client, "x", x, replace=True)
-        put_large(client, "y", y, replace=True)
-        offset = int(RNG.integers(0, min(n, 2000)))
-        m = int(RNG.integers((n - offset) // 2, n - offset + 1))
-        window = o.view([m], [1], offset)
-        expected = {}
-        counts = sorted({1, 2, min(3, len(names)), min(4, len(names)), len(names)})
-        for count in [0, *counts]:
-            if count:
-                chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
-                put_large(client, "x", x, replace=True, placement=chosen)
-                put_large(client, "y", y, replace=True, placement=chosen)
-            for window_of in (None, window):
-                a, b = o.resident("x", window_of), o.resident("y", window_of)
-                calls = [("Dot", dict(a=a, b=b))]
-                calls += [
-                    ("Reduce", dict(op="REDUCE_OP_" + op, x=a))
-                    for op in REDUCTIONS
-                    if window_of is None or m > 0 or op in ("SUM", "PRODUCT", "ALL", "ANY")
-                ]
-                for rpc, fields in calls:
-                    got = client.call(rpc, **fields)
-                    key = (rpc, fields.get("op"), window_of is None)
-                    value = bits(got.value), getattr(got, "index", 0)
-                    assert got.stats.strategy == "fixed_tree"
-                    if count == 0:
-                        expected[key] = value
-                        assert got.stats.devices == 1
-                    else:
-                        assert value == expected[key], (kind, n, offset, m, count, key)
-                        shared += got.stats.devices > 1
-                        most = min(count, -(-n * size // step))
-                        assert 1 <= got.stats.devices <= most, got.stats
-                        if window_of is None and n * size > 9 * step and step == 4096:
-                            assert got.stats.devices > 1 or count == 1, (n, count, got.stats)
-    assert shared > 100 or step != 4096, f"only {shared} sums were shared out"
-    assert eventually(lambda: is_idle(client), 5)
-
-
 def test_sums_out_of_range_and_named_strategies(server, client):
     names, step = devices(client), unit(client)
     n = 16 * step // 4
@@ -363,152 +303,6 @@ def test_every_operation(server, client):
     assert eventually(lambda: is_idle(client), 5)
 
 
-def counts_of(names):
-    return sorted({1, 2, min(3, len(names)), min(4, len(names)), len(names)})
-
-
-def same_everywhere(client, arrays, rpc, fields, least=0, most=None):
-    """The call has the same bits on one device and on 1, 2, 3, 4 and all of them. arrays: by name;
-    fields(): of the call. least, most: devices that work, of so many that have a part of the first
-    array (most: None: all of them)."""
-    names, shared = devices(client), 0
-    for count in (0, *counts_of(names)):
-        chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
-        spec = dict(placement=chosen) if count else {}
-        held = [put_large(client, name, x, replace=True, **spec) for name, x in arrays.items()]
-        got = client.call(rpc, **fields(), result=o.into("out", replace=True))
-        raw = client.download("out")
-        if count == 0:
-            expected = raw
-            assert got.stats.devices == 1, got.stats
-            continue
-        parts = max(1, len(held[0].shards))
-        assert raw == expected, (rpc, fields(), count, got.stats)
-        assert got.stats.devices <= parts, (parts, got.stats)
-        if unit(client) == 4096:
-            assert got.stats.devices >= min(parts, least), (parts, least, got.stats)
-            assert most is None or got.stats.devices <= most, (most, got.stats)
-        shared += got.stats.devices > 1
-    return shared
-
-
-def test_folds_along_the_outermost_axis(server, client):
-    """Of random shapes, types and windows."""
-    step = unit(client)
-    kinds, shared = ["f4", "f8", "f2", "u2", "i4", "i8"], 0
-    for round_ in range(12):
-        kind = kinds[round_ % len(kinds)]
-        size = np.dtype(kind).itemsize
-        columns = int(RNG.integers(1, 16 * step // 4 if round_ % 3 else 300))
-        rows = max(2, int(RNG.integers(4, 24)) * step // (size * columns))
-        x = random_array(rows * columns, kind).reshape(rows, columns)
-        first = int(RNG.integers(0, rows))
-        window = o.view([rows - first, columns], [columns, 1], first * columns)
-        for view_of in (None, window):
-            for op in RNG.permutation(REDUCTIONS)[:4]:
-                fields = lambda: dict(  # noqa: E731
-                    op="REDUCE_OP_" + op, x=o.resident("x", view_of), axes=[0]
-                )
-                # A part has 128 columns; of a window some devices may have none.
-                least = -(-columns // 128) if view_of is None else 0
-                shared += same_everywhere(client, dict(x=x), "Reduce", fields, least)
-    assert shared > 50 or step != 4096, f"only {shared} were shared out"
-    assert eventually(lambda: is_idle(client), 5)
-
-
-def nodes_of(*nodes):
-    """Each a number of an operand, or an operation and the numbers of nodes."""
-    return dict(nodes=[
-        dict(operand=node) if isinstance(node, int)
-        else dict(op="MAP_OP_" + node[0], args=node[1:])
-        for node in nodes
-    ])  # fmt: skip
-
-
-def test_folds_of_expressions(server, client):
-    """Whole, along rows and along columns, with operands of any layout and other types."""
-    names, step = devices(client), unit(client)
-    expressions = {
-        "weighted": nodes_of(0, 1, ("SUBTRACT", 0, 1), ("MULTIPLY", 2, 0)),
-        "greater": nodes_of(0, 1, ("GREATER", 0, 1)),
-        "tangent": nodes_of(0, 1, ("SUBTRACT", 0, 1), ("TANH", 2)),
-    }
-    for round_ in range(4 if step == 4096 else 1):
-        kind = ("f4", "f8", "u2")[round_ % 3]
-        rows = int(RNG.integers(70, 90))
-        columns = int(RNG.integers(60, 120)) * 34 if step == 4096 else step // 8
-        x = random_array(rows * columns, kind).reshape(rows, columns)
-        y = random_array(rows * columns, kind).reshape(rows, columns)
-        others = [
-            None, o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3),
-            o.view([rows, columns], [columns, -1], columns - 1),
-        ]
-        other = others[round_ % len(others)]
-        for name, expression in expressions.items():
-            ops = ["SUM", "MEAN"] if name == "greater" else ["SUM", "ARGMAX", "NORM_L2", "VARIANCE"]
-            for op in ops:
-                for axes, least in ((None, len(names)), ([1], len(names)), ([0], 0)):
-                    fields = {
-                        "op": "REDUCE_OP_" + op, "x": o.resident("x"), "expression": expression,
-                        "with": [o.resident("y", other)], "axes": axes or [],
-                    }  # fmt: skip
-                    arrays = dict(x=x, y=y)
-                    if axes is None:
-                        whole_folds_are_the_same(client, arrays, fields)
-                    else:
-                        most = 1 if axes == [0] else None
-                        same_everywhere(client, arrays, "Reduce", lambda: fields, least, most)
-    # An inline operand is on one device.
-    put_large(client, "x", x, replace=True, placement=["all"])
-    fields = dict(op="REDUCE_OP_SUM", x=o.resident("x"), expression=expressions["weighted"])
-    assert client.call("Reduce", **fields, **{"with": [o.inline(x[:1])]}).stats.devices == 1
-    # Bytes are folded by way of an expression that changes nothing.
-    whole = RNG.integers(0, 255, 24 * step).astype("u1")
-    put_large(client, "bytes1", whole, replace=True)
-    put_large(client, "bytesN", whole, replace=True, placement=["all"])
-    one, many = (
-        client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("bytes" + k)) for k in "1N"
-    )
-    assert one.value.integer == many.value.integer == int(whole.astype("i8").sum())
-    assert many.stats.devices == len(names) or step != 4096, many.stats
-    assert eventually(lambda: is_idle(client), 5)
-
-
-def whole_folds_are_the_same(client, arrays, fields):
-    names, expected = devices(client), None
-    for count in (0, *counts_of(names)):
-        chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
-        spec = dict(placement=chosen) if count else {}
-        held = [put_large(client, name, x, replace=True, **spec) for name, x in arrays.items()]
-        for strategy in ("", "compensated"):
-            got = client.call("Reduce", **fields, strategy=strategy)
-            value = strategy, bits(got.value), got.index
-            if count == 0:
-                expected = [*(expected or []), value]
-                continue
-            assert value in expected, (fields, count, strategy)
-            if unit(client) == 4096:
-                assert got.stats.devices == max(1, len(held[0].shards)), (count, got.stats)
-
-
-def test_window_sums(server, client):
-    step, shared = unit(client), 0
-    for round_ in range(5):
-        kind = ("f4", "i4", "f8", "u2", "f4")[round_]
-        size = np.dtype(kind).itemsize
-        n = int(RNG.integers(9 * 65536, 14 * 65536)) if step == 4096 else 40 * step // size + 77
-        x = random_array(n, kind)
-        offset = int(RNG.integers(0, 1000)) * (round_ % 2)
-        window = o.view([n - offset], [1], offset)
-        for radius in (0, 3, int(RNG.integers(100, 20000)), n // 3, n):
-            fields = lambda: dict(x=o.resident("x", window), radius=radius)  # noqa: E731
-            least = len(devices(client)) if 16 * radius < n - 100_000 else 0
-            most = 1 if radius == n else None
-            shared += same_everywhere(client, dict(x=x), "WindowSum", fields, least, most)
-    assert shared > 30 or step != 4096, shared
-    assert eventually(lambda: is_idle(client), 5)
-
-
 def test_where_results_go(server, client):
     names, step = devices(client), unit(client)
     n = 8 * step // 4
@@ -533,53 +327,6 @@ def matmul_case(step):
     if step == 4096:
         return int(RNG.integers(60, 300)), int(RNG.integers(1, 200)), int(RNG.integers(40, 200))
     return 2048 + int(RNG.integers(0, 400)), 2048 + int(RNG.integers(0, 400)), 1100
-
-
-def test_products(server, client):
-    """a divided among 2 to all devices, b anywhere: the bits do not depend on where anything lies."""
-    names, step = devices(client), unit(client)
-    tolerance = dict(f4=2e-6, f8=1e-14, u2=8e-3)
-    shared = 0
-    for round_ in range(8 if step == 4096 else 6):
-        m, n, k = matmul_case(step)
-        kind = ("f4", "f8", "i4", "u2")[round_ % 4]
-        transpose_b = round_ % 3 == 1
-        a = random_array(m * k, kind).reshape(m, k)
-        b = random_array(k * n, kind).reshape((n, k) if transpose_b else (k, n))
-        number = lambda x: (x.astype("u4") << 16).view("f4") if kind == "u2" else x  # noqa: E731
-        left = number(a).astype("f8")
-        right = number(b).astype("f8").T if transpose_b else number(b).astype("f8")
-        exact, terms = left @ right, np.abs(left) @ np.abs(right)
-        expected = None
-        for count in sorted({2, min(3, len(names)), len(names)}):
-            some = [names[i] for i in RNG.permutation(len(names))[:count]]
-            held = put_large(client, "a", a, placement=some, replace=True).shards
-            some = [shard.device for shard in held]
-            for b_spec in (dict(placement=some), dict(device=some[-1]), dict(device=names[-1])):
-                put_large(client, "b", b, replace=True, **b_spec)
-                if len(some) < 2:
-                    continue
-                target = o.into("c", replace=True, placement=["all"])
-                got = client.call(
-                    "Matmul", a=o.resident("a"), b=o.resident("b"), transpose_b=transpose_b,
-                    result=target,
-                )
-                raw = client.download("c")
-                if got.stats.device not in some:
-                    continue  # b is the larger one: a went to it
-                assert got.stats.devices <= len(some), got.stats
-                if a.nbytes >= 2 * len(some) * step:
-                    assert got.stats.devices == len(some), (m, k, kind, b_spec, got.stats)
-                    shared += 1
-                expected = expected or raw
-                assert raw == expected, (m, n, k, kind, transpose_b, count, b_spec, got.stats)
-        c = number(np.frombuffer(expected, kind)).reshape(m, n)
-        if kind == "i4":
-            assert (c == (left @ right).astype("i8").astype("i4")).all()
-        else:
-            assert (np.abs(c - exact) <= tolerance[kind] * terms).all(), np.abs(c - exact).max()
-    assert shared > 10, shared
-    assert eventually(lambda: is_idle(client), 5)
 
 
 def test_products_of_views_and_steps(server, client):
