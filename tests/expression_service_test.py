@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Expressions on the way into Reduce and out of Matmul over the wire, bit by bit as Map into a buffer
-and the operation on that; and arrays whose elements are bytes.
+"""Expressions on the way into Reduce and out of Matmul over the wire, bit by bit as Map into a
+buffer and the operation on that; and arrays whose elements are bytes.
 
 usage: expression_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -234,8 +234,7 @@ def test_elements_of_a_byte(server, client):
     for dtype, kind in ((U8, "i4"), (I8, "i4"), (BOOL, "i8")):
         limits = (0, 2) if dtype == BOOL else (-128 if dtype == I8 else 0, 128)
         x = RNG.integers(*limits, (3, o.MI)).astype(NUMPY[dtype])
-        client.upload([dict(name="x", spec=o.spec_of(x, replace=True)),
-                       *(dict(data=row.tobytes()) for row in x)])
+        client.put("x", x, replace=True)
         assert client.download("x") == x.tobytes(), dtype
         buffer = client.call("GetBuffer", name="x").buffer
         assert buffer.dtype == dtype and buffer.size_bytes == x.size
@@ -253,7 +252,7 @@ def test_elements_of_a_byte(server, client):
                         for op in of_numbers for axes in ([], [0])]
         for rpc, fields in refused:
             expect_refused(client.attempt(rpc, **fields), "BAD_DTYPE")
-        steps = [o.compute.Step(dot=o.compute.DotRequest(a=whole, b=whole))] * 3
+        steps = [o.compute.Step(dot=dict(a=whole, b=whole))] * 3
         for result in client.call("Execute", steps=steps).results:
             assert result.error.reason == "BAD_DTYPE", result
 

@@ -282,10 +282,12 @@ class Client:
         return outcome_of(lambda: self.upload(messages, **more))
 
     def put(self, name, array, **spec):
+        """In messages of 1 MiB."""
         array = np.asarray(array)
-        return self.upload(
-            [dict(name=name, spec=spec_of(array, **spec), data=array.tobytes())]
-        ).buffer
+        data = array.tobytes()
+        parts = [dict(data=data[i : i + MI]) for i in range(0, max(1, len(data)), MI)]
+        parts[0].update(name=name, spec=spec_of(array, **spec))
+        return self.upload(parts).buffer
 
     def create(self, name, array, **spec):
         array = np.asarray(array)
@@ -305,6 +307,14 @@ class Client:
 
     def device(self):
         return self.info().devices[0]
+
+    def devices(self):
+        """Their names."""
+        return [device.name for device in self.info().devices]
+
+    def is_idle(self):
+        """Whether no operation waits, and none holds scratch memory."""
+        return not any(d.scratch_used_bytes or d.waiting for d in self.info().devices)
 
     def budget(self, name):
         found = [budget for budget in self.info().budgets if budget.name == name]
