@@ -10,8 +10,6 @@ usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME..
 A NAME picks the cases whose names contain it.
 """
 
-import argparse
-import concurrent.futures
 import contextlib
 import fcntl
 import json
@@ -19,17 +17,13 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 import threading
 import time
-import unittest
 import urllib.request
 
 import grpc
@@ -83,13 +77,12 @@ def in_frames(request):
     return b"\0" + len(body).to_bytes(4, "big") + body
 
 
-class Case(unittest.TestCase):
+class Case(o.Case):
     maxDiff = 2000
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="abuse")
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        super().setUpClass()
         cls.shared = {}
 
     def start(self, *flags, expected=0, **how):
@@ -290,7 +283,7 @@ class BusyWorkerTest(Case):
 
     def setUp(self):
         self.needs_cpu()
-        flags = ("--workers", "1", "--queue", str(self.QUEUE), "--watchdog", "500ms")
+        flags = ("--workers", "1", "--queue", str(self.QUEUE), "--watchdog", "200ms")
         self.server = self.share(*PATIENT, *flags)
         self.client = self.server.client()
 
@@ -351,18 +344,6 @@ class BusyWorkerTest(Case):
         call.cancel()
         self.assert_eventually(lambda: used() <= before)
 
-    def test_a_small_request_of_many_parts_counts_as_what_it_takes(self):
-        client = self.client
-        self.hold_worker(client)
-        before = client.budget("host_memory").used
-        dot = o.compute.DotRequest(a=resident("s"), b=resident("s")).SerializeToString()
-        groups = b"\x7b\x7c" * 150  # of a field that no message has
-        call = client.channel.unary_unary(COMPUTE + "Dot").future(dot + groups)
-        self.addCleanup(call.cancel)
-        self.assert_becomes(1, self.waiting)
-        held = client.budget("host_memory").used - before
-        self.assertGreater(held, 150 * 50, f"{len(dot + groups)} bytes")
-
     def test_results_of_callers_who_gave_up_leave_nothing(self):
         client = self.client
         kept = client.put("kept", ONE)
@@ -389,8 +370,7 @@ class BusyWorkerTest(Case):
     def test_a_worker_that_is_busy_with_what_can_be_stopped_turns_nobodys_health(self):
         client = self.client
         call = self.hold_worker(client)
-        begin = time.monotonic()
-        while time.monotonic() - begin < 0.8:  # The watchdog has 0.5 s.
+        for _ in range(8):  # longer than the watchdog allows
             self.assertEqual(client.health(), 1)
             time.sleep(0.05)
         self.assertFalse(call.done())
@@ -437,24 +417,17 @@ class WorkTest(Case):
         rows = client.call("ListStrategies", operation="matmul").strategies
         return ["", *sorted({row.name for row in rows})]
 
-    def test_an_empty_product_is_not_walked_along(self):
+    def test_an_empty_operand_is_not_walked_along(self):
         client = self.share().client()
-        client.put("x", np.ones(16, np.float32))
-        huge = 1 << 40
+        client.put("x", ONE)
+        huge, far, back = 1 << 40, (1 << 63) - 1, -(1 << 63)
+        strides = ([1 << 62, 1], [1, 1 << 62], [far, far], [back, back], [far, back])
         for strategy in self.strategies(client):
             for a, b in (([huge, 0], [0, 0]), ([0, 3], [3, huge]), ([huge, 3], [3, 0])):
                 with self.subTest(strategy=strategy, a=a, b=b):
                     a, b = (resident("x", view(shape, [0, 0])) for shape in (a, b))
                     outcome = client.attempt("Matmul", a=a, b=b, strategy=strategy)
                     self.assertNotIn(outcome.code, ("DEADLINE_EXCEEDED", "CANCELLED"), outcome)
-        self.assert_serves(client)
-
-    def test_strides_of_an_empty_operand_lead_nowhere(self):
-        client = self.share().client()
-        client.put("x", ONE)
-        far, back = (1 << 63) - 1, -(1 << 63)
-        strides = ([1 << 62, 1], [1, 1 << 62], [far, far], [back, back], [far, back])
-        for strategy in self.strategies(client):
             for m, n in ((3, 4), (130, 130), (1, 4), (4, 1)):
                 for i, s in enumerate(strides):
                     ta, tb = bool(i & 1), bool(i & 2)
@@ -518,24 +491,6 @@ class WorkTest(Case):
         device = self.share().client().device()
         self.assertGreater(device.scratch_limit_bytes, 0)
         self.assertLessEqual(device.scratch_limit_bytes, device.memory_total_bytes)
-
-    def test_scratch_returns_after_every_kind_of_call(self):
-        client = self.share("--scratch-limit", "1Mi").client()
-        client.put("x", np.arange(1 << 14, dtype=np.float32).reshape(128, 128))
-        across = resident("x", view([128, 128], [1, 128]))
-        for code, rpc, fields in (
-            ("OK", "Dot", dict(a=across, b=across)),
-            ("OK", "Reduce", dict(x=across, op="REDUCE_OP_SUM")),
-            ("OK", "Reduce", dict(x=across, op="REDUCE_OP_MAX", axes=[0])),
-            ("OK", "Add", dict(a=across, b=across)),
-            ("OK", "Matmul", dict(a=across, b=across)),
-            ("OK", "WindowSum", dict(x=resident("x", view([1 << 13], [2])), radius=2)),
-            ("INVALID_ARGUMENT", "Dot", dict(a=across, b=across, strategy="guess")),
-            ("INVALID_ARGUMENT", "Dot", dict(a=across, b=inline(ONE))),
-        ):
-            outcome = client.attempt(rpc, **fields)
-            self.assertEqual(outcome.code, code, outcome)
-            self.assert_scratch_is_free(client)
 
     def test_a_result_larger_than_scratch_is_refused_with_figures(self):
         client = self.share("--scratch-limit", "1Mi").client()
@@ -656,36 +611,6 @@ class WorkTest(Case):
                 self.assert_ok(attempt(rpc, message, int(6 * o.MI / size)))
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
-    def test_the_last_replacement_wins(self):
-        client = self.share().client()
-        x = inline(np.eye(4, dtype=np.float32))
-        four = lambda i: np.full((4, 4), i, np.float32)
-
-        def result(i):
-            out = into("out", replace=True)
-            return client.call("Matmul", a=x, b=inline(four(i)), result=out).buffer
-
-        def upload(i):
-            return client.put("out", four(i), replace=True)
-
-        def copy(i):
-            client.put(f"source{i}", four(i), replace=True)
-            return client.call("CopyBuffer", source=f"source{i}", name="out", replace=True).buffer
-
-        versions = {}
-
-        def work(i):
-            for _ in range(20):
-                version = (result, upload, copy, result)[i](i).version
-                self.assertGreater(version, versions.get(i, 0))
-                versions[i] = version
-
-        in_threads(4, work)
-        version = client.call("GetBuffer", name="out").buffer.version
-        self.assertIn(version, versions.values())
-        winner = next(i for i, v in versions.items() if v == version)
-        self.assertEqual(client.download("out"), four(winner).tobytes())
-
 
 class MemoryTest(Case):
     def test_more_memory_than_there_is(self):
@@ -776,62 +701,30 @@ class MemoryTest(Case):
                 "Add": client.attempt("Add", a=one, b=one, result=into(f"d{i}", ttl=ttl)),
             }
 
-        for rpc, outcome in every_call({"seconds": 315_576_000_000}, 0).items():
-            with self.subTest(rpc):
-                if not outcome.ok:
-                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
-        json_format.MessageToJson(client.call("ListBuffers"))
-        bad = (
+        for i, ttl in enumerate((
+            {"seconds": 315_576_000_000},  # the longest that there is
             {"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
             {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {},
-        )  # fmt: skip
-        for i, ttl in enumerate(bad, 1):
+        )):  # fmt: skip
             for rpc, outcome in every_call(ttl, i).items():
                 with self.subTest(rpc, ttl=ttl):
-                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
-
-    def test_wrong_versions_change_nothing(self):
-        client = self.share().client()
-        ready = client.put("x", FOUR)
-        draft = client.create("y", FOUR)
-        client.upload([dict(name="y", data=NEW)])
-        wrong, x = draft.version + 1000, resident("x")
-        download = lambda: client.download("x", version=wrong)
-        copy = dict(source="x", name="z", source_version=wrong)
-        for actual, outcome in (
-            (draft, client.attempt("SealBuffer", name="y", version=wrong)),
-            (draft, client.try_upload([dict(name="y", data=OLD, version=wrong)])),
-            (ready, client.attempt("GetBuffer", name="x", version=wrong)),
-            (ready, client.attempt("UpdateBuffer", name="x", version=wrong)),
-            (ready, client.attempt("DeleteBuffer", name="x", version=wrong)),
-            (ready, outcome_of(download)),
-            (ready, client.attempt("CopyBuffer", **copy)),
-            (ready, client.attempt("Dot", a=resident("x", version=wrong), b=x)),
-        ):
-            self.assert_fails(
-                outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH",
-                expected=wrong, actual=actual.version,
-            )  # fmt: skip
-        self.assertEqual(client.download("x", version=ready.version), FOUR.tobytes())
-        client.call("SealBuffer", name="y", version=draft.version)
-        self.assertEqual(client.download("y"), NEW)
+                    if i > 0 or not outcome.ok:
+                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
+            json_format.MessageToJson(client.call("ListBuffers"))
 
     def test_sealing_again_checks_the_checksum(self):
         client = self.share().client()
         right = o.crc32c(NEW)
-        for reason, message, sums in (
-            ("", dict(crc32c=right), (right,)),
-            ("BAD_CHECKSUM", dict(crc32c=right), (1,)),
-            ("CHECKSUM_UNKNOWN", {}, (right,)),
+        for reason, message, crc32c in (
+            ("", dict(crc32c=right), right),
+            ("BAD_CHECKSUM", dict(crc32c=right), 1),
+            ("CHECKSUM_UNKNOWN", {}, right),
         ):
             version = client.create("x", FOUR, replace=True).version
             client.upload([dict(name="x", data=NEW, **message)])
-            sealed = client.call("SealBuffer", name="x", version=version).buffer
-            again = client.call("SealBuffer", name="x", version=version).buffer
-            self.assertEqual(again, sealed)
-            for crc32c in sums:
-                again = client.attempt("SealBuffer", name="x", version=version, crc32c=crc32c)
-                self.assertEqual(again.reason, reason)
+            seal = lambda **more: client.attempt("SealBuffer", name="x", version=version, **more)
+            self.assertEqual(seal().answer.buffer, seal().answer.buffer)
+            self.assertEqual(seal(crc32c=crc32c).reason, reason)
 
 
 class CountTest(Case):
@@ -943,10 +836,10 @@ class LogTest(Case):
     def hostile_calls(self, client, text):
         """Every place that takes text from a client."""
         one, spec = inline(ONE), o.spec_of(ONE)
-        device = o.spec_of(ONE, device=text)
+        named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
+        # The log takes ten lines a second: those of calls whose texts differ come first.
         return [
-            client.attempt("GetBuffer", name=text),
-            client.attempt("CreateBuffer", name="y", spec=device),
+            client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
             client.attempt("ListBuffers", page_token=text),
             client.attempt("Dot", a=one, b=one, strategy=text),
             client.attempt("ListStrategies", operation=text),
@@ -954,10 +847,7 @@ class LogTest(Case):
             client.try_upload([dict(name=text, data=b"1234")]),
             client.attempt("Add", a=one, b=one, result=into(text)),
             client.attempt("CopyBuffer", source=text, name="y"),
-            # The log takes ten lines a second.
-            client.attempt("DeleteBuffer", name=text),
-            client.attempt("SealBuffer", name=text),
-            client.attempt("UpdateBuffer", name=text),
+            *(client.attempt(rpc, name=text) for rpc in named),
             client.attempt("CopyBuffer", source="y", name=text),
             client.attempt("CreateBuffer", name=text, spec=spec),
             outcome_of(lambda: client.download(text)),
@@ -973,12 +863,9 @@ class LogTest(Case):
                     server = self.start("--log-level", "debug", "--log-format", form)
                     client = server.client()
                     outcomes = self.hostile_calls(client, text)
-                    for call in (
-                        client.channel.unary_unary(BUFFERS + "GetBuffer"),
-                        client.channel.unary_unary(COMPUTE + "ListStrategies"),
-                    ):
-                        outcomes.append(outcome_of(lambda call=call: call(body, timeout=LONG_S)))
+                    get = client.channel.unary_unary(BUFFERS + "GetBuffer")
                     upload = client.channel.stream_unary(BUFFERS + "Upload")
+                    outcomes.append(outcome_of(lambda: get(body, timeout=LONG_S)))
                     outcomes.append(outcome_of(lambda: upload(iter([body]), timeout=LONG_S)))
                     for outcome in outcomes:
                         self.assertNotIn(outcome.code, ("OK", "UNKNOWN"), outcome)
@@ -1097,19 +984,15 @@ class BrokenUploadTest(Case):
         self.assertFalse(outcome_of(lambda: raw(iter([first, second]), timeout=600)).ok)
         self.assert_serves(judge)
 
-    def test_a_refused_message_is_not_the_end(self):
-        self.check(padded_message(9 * o.MI), os.urandom(64))
-
-    def test_a_message_above_the_limit_is_not_the_end(self):
-        self.check(padded_message(5 * o.MI), os.urandom(64))
-
-    def test_garbage_is_not_the_end(self):
-        self.check(b"\xff" * 50, os.urandom(64))
-
-    def test_half_a_message_is_not_the_end(self):
-        self.check(padded_message(1000)[:-500], os.urandom(64))
-
-    def test_a_compressed_message_is_not_the_end(self):
+    def test_messages_that_are_refused_are_not_the_end(self):
+        for what, second in (
+            ("larger than gRPC takes", padded_message(9 * o.MI)),
+            ("above the limit", padded_message(5 * o.MI)),
+            ("garbage", b"\xff" * 50),
+            ("half a message", padded_message(1000)[:-500]),
+        ):
+            with self.subTest(what):
+                self.check(second, os.urandom(64))
         # gRPC sends what does not shrink as it is: the random first message, not the second.
         self.check(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
@@ -1176,21 +1059,6 @@ class IdleUploadTest(Case):
         self.assert_ok(outcome_of(running))
         self.assertEqual(client.names(), ["slow"])
 
-    def test_sealing_a_draft_that_is_gone(self):
-        client = self.client
-        old = client.put("x", FOUR)
-        version = client.create("x", FOUR, replace=True).version
-        write = [dict(name="x", offset=0, data=NEW, version=version)]
-        client.try_upload(write)  # it may be gone already
-        self.assert_eventually(lambda: not client.call("GetBuffer", name="x").drafts)
-        self.assertEqual(client.budget("buffers").used, 1)
-        self.assert_fails(client.attempt("SealBuffer", name="x"), "NOT_FOUND", "BUFFER_NOT_FOUND")
-        outcome = client.attempt("SealBuffer", name="x", version=version)
-        self.assertIn(outcome.reason, ("BUFFER_NOT_FOUND", "VERSION_MISMATCH"), outcome)
-        self.assertFalse(client.try_upload(write).ok, "data went to a draft that is gone")
-        self.assertEqual(client.call("GetBuffer", name="x").buffer.version, old.version)
-        self.assertEqual(client.download("x"), FOUR.tobytes())
-
     def test_half_open_connections(self):
         client, server = self.client, self.server
         request = o.buffers.UploadRequest(
@@ -1215,29 +1083,12 @@ class IdleUploadTest(Case):
         self.assert_serves(client)
         self.assert_empty(client)
 
-    def test_idle_uploads_hold_little_memory(self):
-        self.needs_exact_memory()
-        server, stop, count = self.share(*METRICS), threading.Event(), 40
-        client, data = server.client(), bytes(3 * o.MI)
-        uploaded = lambda: self.metric(server, "tessera_transfer_bytes_total", 'direction="upload"')
-        client.create("x", np.frombuffer(data, np.float32))
-        write = dict(name="x", offset=0, data=data)
-        client.upload([write] * 8)
-        before, begin = server.rss(), uploaded()
-        clients = [server.client() for _ in range(4)]
-        streams = [self.idle_upload(clients[i % 4], stop, write) for i in range(count)]
-        self.assert_eventually(lambda: uploaded() - begin >= count * len(data))
-        self.assert_grew_less(count * len(data) // 3, before, server.rss)
-        self.assertEqual(client.budget("uploads").used, count)
-        for stream in streams:
-            stream.cancel()
-
 
 class UnreadTest(Case):
     """Of downloads and of other responses that their callers do not read."""
 
     def setUp(self):
-        flags = ("--download-timeout", "3s", "--host-memory", "32Mi")
+        flags = ("--download-timeout", "2s", "--host-memory", "32Mi")
         self.server = self.share(*flags, *METRICS)
         self.client = self.server.client()
 
@@ -1261,7 +1112,7 @@ class UnreadTest(Case):
         size = o.MI
         while client.budget("downloads").used == 2:
             size += len(next(slow).data)
-            time.sleep(0.4)
+            time.sleep(0.2)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
@@ -1294,27 +1145,18 @@ class UnreadTest(Case):
                 self.assert_eventually(lambda: self.held() < 1000, "nothing ends the calls")
         self.assert_serves(client)
 
-    def test_small_answers_that_cannot_leave(self):
+    def test_small_responses_that_nobody_reads_end(self):
         # What a response takes is held as long as gRPC holds it, and no longer than the timeout.
         wide = inline(ONE, view([12000], [0]))
-        raw = self.raw(self.server, window=0)
-        raw.call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
+        raw = [self.raw(self.server, window=0) for _ in range(3)]
+        raw[0].call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
         self.assert_eventually(lambda: self.held() >= 48000, "the response was not charged")
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
+        raw[1].call(BUFFERS + "Upload", self.one_upload())
+        # Of a method that needs no token. No bytes: of any type, a message without fields.
+        raw[2].call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
+        for one in raw:
+            self.assertIsNotNone(one.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
         self.assert_eventually(lambda: self.held() < 1000)
-        self.assert_serves(self.client)
-
-    def test_the_response_to_an_upload_that_nobody_reads(self):
-        raw = self.raw(self.server, window=0)
-        raw.call(BUFFERS + "Upload", self.one_upload())
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
-        self.assert_serves(self.client)
-
-    def test_an_answer_that_needs_no_token_and_nobody_reads(self):
-        raw = self.raw(self.server, window=0)
-        # No bytes: of any type, a message without fields.
-        raw.call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
         self.assert_serves(self.client)
 
     def test_requests_are_let_go_of_when_they_are_answered(self):
@@ -1333,12 +1175,12 @@ class StoppedTest(Case):
         """Nor does it lose the device, though the clock goes on for longer than a hang may last:
         for the watchdog's time and four times that of an operation."""
         self.needs_cpu()
-        ring = pathlib.Path(self.folder) / "ring"
+        ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
         server = self.start(
-            "--upload-timeout", "2500ms", "--download-timeout", "2500ms", "--workers", "1",
-            "--watchdog", "1s", "--max-operation-seconds", "0.4",
-            "--max-slow-operation-seconds", "0.4", "--ring", str(ring), "--ring-name", "a",
+            "--upload-timeout", "1500ms", "--download-timeout", "1500ms", "--workers", "1",
+            "--watchdog", "200ms", "--max-operation-seconds", "0.3",
+            "--max-slow-operation-seconds", "0.3", "--ring", str(ring), "--ring-name", "a",
         )  # fmt: skip
         client, go_on = server.client(), threading.Event()
         self.addCleanup(go_on.set)
@@ -1357,7 +1199,7 @@ class StoppedTest(Case):
         calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
         self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
-        time.sleep(2.8)  # The server counts a second and more as an absence.
+        time.sleep(1.7)  # The server counts a second and more as an absence.
         ring.write_text("a host-a:2\n")
         server.signal(signal.SIGCONT)
         # It looks at this file after it has looked for idle streams.
@@ -1512,22 +1354,13 @@ class MessageTest(Case):
 class ErrorTest(Case):
     def test_errors_name_the_operand(self):
         client = self.share().client()
-        x = np.arange(6, dtype=np.float32)
-        version = client.put("x", x).version + 5
-        client.create("open", x)
-        short = o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
-        untyped = o.compute.Tensor(shape=[1], data=b"1234")
-        good = resident("x")
+        client.put("x", FOUR)
+        client.create("open", FOUR)
+        good, short = resident("x"), o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
         for reason, operand in (
-            ("BAD_VIEW", resident("x", view([6], offset=1))),
-            ("BAD_VIEW", resident("x", view([6], [-1]))),
-            ("BAD_VIEW", resident("x", view([6], [2**62]))),
+            ("BAD_VIEW", resident("x", view([4], offset=1))),
             ("BAD_OPERAND", o.compute.Operand(tensor=short)),
-            ("BAD_DTYPE", o.compute.Operand(tensor=untyped)),
-            ("BAD_OPERAND", o.compute.Operand()),
-            ("BUFFER_NOT_FOUND", resident("none")),
             ("BUFFER_NOT_READY", resident("open")),
-            ("VERSION_MISMATCH", resident("x", version=version)),
         ):
             for rpc, which, fields in (
                 *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
@@ -1535,10 +1368,8 @@ class ErrorTest(Case):
                 ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
                 ("WindowSum", "x", dict(x=operand, radius=1)),
             ):
-                with self.subTest(rpc, reason=reason, which=which):
-                    outcome = client.attempt(rpc, **fields)
-                    self.assertEqual(outcome.reason, reason, outcome)
-                    self.assertEqual(outcome.metadata.get("operand"), which, outcome)
+                outcome = client.attempt(rpc, **fields)
+                self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
     def test_messages_say_which_value_is_wrong(self):
         """What a person reads says which value is wrong and what is allowed."""
@@ -1622,19 +1453,17 @@ class ErrorTest(Case):
                 least, most = (allowed.min, allowed.max) if row.HasField(knob) else (0, 0)
                 self.assertLessEqual(least, most, row)
                 for value in {0, least, most, most + 1, max(least - 1, 0), 2**32 - 1}:
-                    with self.subTest(row.operation, strategy=row.name, knob=knob, value=value):
-                        outcome = client.attempt(
-                            rpc, launch={knob: value}, strategy=row.name, **fields
-                        )
-                        # Strategies of the tensor cores want 16-bit operands, others large ones.
-                        if outcome.reason == "STRATEGY_UNSUPPORTED":
-                            continue
-                        if value == 0 or least <= value <= most:
-                            self.assert_ok(outcome)
-                            continue
-                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_LAUNCH", value=value)
-                        self.assertIn(knob, outcome.metadata["field"])
-                        refused += 1
+                    outcome = client.attempt(rpc, launch={knob: value}, strategy=row.name, **fields)
+                    # Strategies of the tensor cores want 16-bit operands, others large ones.
+                    if outcome.reason == "STRATEGY_UNSUPPORTED":
+                        continue
+                    what = (row.operation, row.name, knob, value, outcome)
+                    if value == 0 or least <= value <= most:
+                        self.assertTrue(outcome.ok, what)
+                        continue
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_LAUNCH", value=value)
+                    self.assertIn(knob, outcome.metadata["field"], what)
+                    refused += 1
         self.assertGreater(refused, 10)
 
 
@@ -1667,27 +1496,6 @@ class ConnectionTest(Case):
                     one.send(o.frame(o.DATA, 0, 1, b"\x0a"))
             self.assert_serves(client)
         self.assert_grew_less(len(raw) * size // 2, before, server.rss)
-
-    def test_garbage(self):
-        server = self.share()
-        client = server.client()
-        generator = random.Random(5)
-        draw, settings = generator.randrange, o.PREFACE + o.frame(o.SETTINGS, 0, 0)
-        frames = lambda: b"".join(
-            o.frame(draw(12), draw(256), draw(6), generator.randbytes(draw(60))) for _ in range(20)
-        )
-        sockets = []
-        for data in [generator.randbytes(draw(1, 3000)) for _ in range(60)] + [
-            settings + frames() for _ in range(60)
-        ]:
-            sockets.append(server.socket())
-            with contextlib.suppress(OSError):
-                sockets[-1].sendall(data)
-        self.assert_serves(client)
-        for one in sockets:
-            one.close()
-        self.assert_serves(client)
-        self.assert_eventually(lambda: client.budget("connections").used <= 2)
 
     def test_streams_reset_at_once(self):
         server = self.share()
@@ -1868,17 +1676,18 @@ class TooManyStreamsTest(Case):
 
 
 class DrainTest(Case):
-    def test_a_signal_counts_before_the_server_listens(self):
-        log = pathlib.Path(self.folder) / "starting.log"
-        with open(log, "wb") as stream:
-            process = subprocess.Popen(
-                [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-            )
+    def begin(self, listen, *shell, **streams):
+        """A server that need not listen yet."""
+        command = [*shell, o.Program.path, "--listen", listen, "--device", o.Program.device]
+        process = subprocess.Popen(command, **streams)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
+        return process
+
+    def test_a_signal_counts_before_the_server_listens(self):
+        log = self.folder / "starting.log"
+        with open(log, "wb") as stream:
+            process = self.begin("127.0.0.1:0", stdout=stream, stderr=stream)
 
         def catches():
             status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
@@ -1890,13 +1699,8 @@ class DrainTest(Case):
         self.assertEqual(process.wait(LONG_S), 0, "exit code")
 
     def test_closed_standard_streams_are_no_sockets(self):
-        path = pathlib.Path(self.folder) / "closed.sock"
-        process = subprocess.Popen(
-            ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", o.Program.path, "--no-warm-up"]
-            + ["--listen", f"unix:{path}", "--device", o.Program.device]
-        )
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
+        path = self.folder / "closed.sock"
+        process = self.begin(f"unix:{path}", "bash", "-c", 'exec "$@" <&- >&- 2>&-', "-")
         self.assert_eventually(path.exists, "the server did not start")
         for number in range(3):
             target = os.readlink(f"/proc/{process.pid}/fd/{number}")
@@ -1910,25 +1714,6 @@ class DrainTest(Case):
         call = self.hold_worker(server.client())
         self.assertEqual(server.stop(), 75)
         self.assertFalse(outcome_of(call).ok)
-
-    def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
-        """Callers see UNAVAILABLE at most."""
-        server = self.start()
-        clients = [server.client() for _ in range(4)]
-        done = [0] * 4
-
-        def work(i):
-            while True:
-                outcome = outcome_of(lambda: clients[i].dot_of_ones(timeout=600))
-                if not outcome.ok:
-                    self.assertEqual(outcome.code, "UNAVAILABLE", outcome)
-                    return
-                done[i] += 1
-                if done[i] == 50 and i == 0:
-                    server.signal()
-
-        in_threads(4, work)
-        self.assertEqual(server.wait(LONG_S), 0)
 
 
 class SlowDrainTest(Case):
@@ -1962,7 +1747,7 @@ class SlowDrainTest(Case):
         size = o.MI
         while "UNAVAILABLE DRAINING" not in server.log():
             size += len(next(slow).data)
-            time.sleep(0.9)
+            time.sleep(0.3)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
         self.assertEqual(server.wait(LONG_S), 0, "exit code")
@@ -1989,61 +1774,5 @@ class SlowDrainTest(Case):
         self.assertEqual(server.wait(LONG_S), 0, "exit code")
 
 
-# --- Running --------------------------------------------------------------------------------------
-
-
-class Report(unittest.TestResult):
-    """Prints a line for each case when it has ended."""
-
-    def startTest(self, test):
-        super().startTest(test)
-        self.began = time.monotonic()
-        self.before = len(self.failures) + len(self.errors), len(self.skipped)
-
-    def stopTest(self, test):
-        super().stopTest(test)
-        failed, skipped = self.before
-        verdict = "skipped" if len(self.skipped) > skipped else "ok"
-        if len(self.failures) + len(self.errors) > failed:
-            verdict = "FAILED"
-        name = f"{type(test).__name__}.{test._testMethodName}"
-        print(f"{verdict:8}{time.monotonic() - self.began:6.1f} s  {name}", flush=True)
-
-
-def run(case, names):
-    """The cases of a class whose names contain one of the names."""
-    chosen = [
-        case(name)
-        for name in unittest.defaultTestLoader.getTestCaseNames(case)
-        if not names or any(part in f"{case.__name__}.{name}" for part in names)
-    ]
-    report = Report()
-    unittest.TestSuite(chosen).run(report)
-    for test, text in report.failures + report.errors:
-        print(f"{test}\n{text}", flush=True)
-    return report
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    o.Program.path = os.path.abspath(arguments.server)
-    o.Program.device = arguments.device
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            # Those that wait longest are the last ones here.
-            classes = reversed(Case.__subclasses__())
-            reports = list(pool.map(lambda case: run(case, arguments.names), classes))
-    ran = sum(report.testsRun for report in reports)
-    failed = sum(len(report.failures) + len(report.errors) for report in reports)
-    skipped = sum(len(report.skipped) for report in reports)
-    print(f"{ran} cases, {failed} failures, {skipped} skipped")
-    return 0 if ran and not failed else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    o.main(jobs=6, by_class=True)

@@ -735,32 +735,52 @@ def run_case(case):
     return name, verdict, time.monotonic() - started, texts or [why for _, why in result.skipped]
 
 
-def run_cases(names, jobs):
-    """Runs the cases of the suite whose names have one of the names in them, that many at a time:
-    the exit code."""
-    every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"]))
-    cases = [case for case in every if not names or any(name in case.id() for name in names)]
-    counts = collections.Counter()
-    classes = {type(case) for case in cases}
+def run_cases(names, jobs, by_class):
+    """Runs the cases of the suite whose names have one of the names in them, that many at a time, or
+    one of each class at a time: the exit code."""
+    module = sys.modules["__main__"]
+    every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
+    groups, verdicts = collections.defaultdict(list), []
+    for case in every:
+        if not names or any(name in case.id() for name in names):
+            groups[type(case) if by_class else case].append(case)
+
+    def end(one):
+        one.doClassCleanups()
+        for _, error, _ in one.tearDown_exceptions:
+            verdicts.append("FAILED")
+            print(f"FAILED at the end of {one.__name__}: {error}", flush=True)
+
+    def run_group(group):
+        for case in group:
+            name, verdict, seconds, texts = run_case(case)
+            verdicts.append(verdict)
+            print(f"{verdict:8}{seconds:6.1f} s  {name}", *texts, sep="\n    ", flush=True)
+        if by_class:
+            end(type(group[0]))
+
+    classes = {type(case) for group in groups.values() for case in group}
+    # Classes that wait longest are the last ones in a suite.
+    order = list(vars(module))
+    queue = sorted(groups.values(), key=lambda group: -order.index(type(group[0]).__name__))
     try:
         for one in classes:
             one.setUpClass()
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            runs = [pool.submit(run_case, case) for case in cases]
-            for run_ in concurrent.futures.as_completed(runs):
-                name, verdict, seconds, texts = run_.result()
-                counts[verdict] += 1
-                print(f"{verdict:8}{seconds:6.1f} s  {name}", *texts, sep="\n    ", flush=True)
+            for done in [pool.submit(run_group, group) for group in queue]:
+                done.result()
     finally:
         for one in classes:
-            one.doClassCleanups()
+            end(one)
+    counts = collections.Counter(verdicts)
     print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
     return 0 if counts["ok"] and not counts["FAILED"] else 1
 
 
-def main(jobs=1):
+def main(jobs=1, by_class=False):
     """Runs the cases of a suite, jobs of them at a time: --server PATH [--cli PATH] [--device
-    DEVICE] and unittest's arguments, or parts of names if cases run at the same time."""
+    DEVICE] and unittest's arguments, or parts of names if cases run at the same time. by_class:
+    those of a class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     for program in ("--cli", "--bench"):
@@ -770,7 +790,7 @@ def main(jobs=1):
     Program.device, Program.warm_up = arguments.device, False
     make_stubs()
     if jobs > 1:
-        sys.exit(run_cases([name for name in rest if name != "-k"], jobs))
+        sys.exit(run_cases([name for name in rest if name != "-k"], jobs, by_class))
     unittest.main(argv=[sys.argv[0], *rest])
 
 
