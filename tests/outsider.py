@@ -436,6 +436,12 @@ class Server:
                 )
             time.sleep(0.01)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.kill()
+
     def client(self, **channel):
         client = Client(self.address, **channel)
         self.clients.append(client)
@@ -812,28 +818,32 @@ def chosen_tests(namespace, device="cpu"):
 
 
 def run_tests(namespace, *flags, device="cpu"):
-    """Calls each chosen test with a server of its own, which has these flags and has to end well,
-    and a client: the exit code."""
-    tests = chosen_tests(namespace, device)
-    failed = 0
+    """Calls each chosen test with a server of its own, which has these flags, "{folder}" in them being
+    a folder, and has to end well, and a client: the exit code."""
+    tests, verdicts = chosen_tests(namespace, device), collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         make_stubs(folder)
         for name, test in tests.items():
             begin = time.monotonic()
-            server = Server(folder, *flags)
+            server = Server(folder, *(flag.replace("{folder}", folder) for flag in flags))
             try:
                 client = server.client()
+                client.dot_of_ones()  # its connection is there from here on
                 test(server, client)
                 client.close()
-                end = server.stop()
+                end = server.stop() if server.alive() else server.process.returncode
                 assert end in (0, None), f"the server ended with {end}"
                 verdict = "ok"
+            except unittest.SkipTest as why:
+                verdict = "skipped"
+                print(why)
             except Exception:
                 verdict = "FAILED"
-                failed += 1
                 traceback.print_exc()
                 print(server.log()[-2000:])
+            finally:
                 server.kill()
+            verdicts[verdict] += 1
             print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
-    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
-    return 0 if tests and not failed else 1
+    print(f"{verdicts['ok']} passed, {verdicts['FAILED']} failed, {verdicts['skipped']} skipped")
+    return 0 if tests and not verdicts["FAILED"] else 1
