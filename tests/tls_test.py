@@ -11,7 +11,6 @@ import pathlib
 import re
 import signal
 import ssl
-import subprocess
 import sys
 import tempfile
 import urllib.request
