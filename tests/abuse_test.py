@@ -31,7 +31,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, json_format
 
 import outsider as o
-from outsider import Server, eventually, in_threads, inline, into, outcome_of, resident, view
+from outsider import Server, eventually, inline, into, outcome_of, resident, view
 
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)

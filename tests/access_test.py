@@ -10,11 +10,9 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import pathlib
 import re
 import secrets
 import socket
-import tempfile
 import threading
 import unittest.mock
 import urllib.request
@@ -38,9 +36,9 @@ NEEDED = {
 }
 
 
-class AccessTest(o.Case):
+class AccessTest(o.FreshCase):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        super().setUp()
         self.file = self.folder / "tokens"
 
     def write_tokens(self, *lines):

@@ -31,7 +31,7 @@ import fuzz_model_test as f
 import outsider as o
 import random_requests as r
 from callers import Caller, Region, line_of, replace
-from fuzz_model_test import NAMES, Held
+from fuzz_model_test import NAMES
 from outsider import eventually, outcome_of
 from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 

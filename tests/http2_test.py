@@ -22,7 +22,6 @@ from outsider import eventually, frame
 PRIORITY, PUSH_PROMISE, WINDOW_UPDATE, CONTINUATION = 2, 5, 8, 9
 ACK, PADDED, WITH_PRIORITY = 1, 8, 0x20
 DOT = "/tessera.v1.ComputeService/Dot"
-UPLOAD = "/tessera.v1.BufferService/Upload"
 SETTINGS = frame(o.SETTINGS, 0, 0)
 
 

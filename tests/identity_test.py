@@ -16,7 +16,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import grpc
@@ -50,17 +49,16 @@ class Holder(Caller):
         server.clients.append(self)
 
 
-class IdentityCase(o.Case):
+class IdentityCase(o.FreshCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.root = cls.folder
-        cls.root.chmod(0o755)
-        cls.ca = Authority(cls.root, "home")
+        cls.folder.chmod(0o755)
+        cls.ca = Authority(cls.folder, "home")
         cls.pair = cls.ca.issue("server")
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        super().setUp()
         self.folder.chmod(0o755)
         self.file = self.folder / "tokens"
         self.path = self.folder / "socket"
@@ -218,7 +216,7 @@ class UsersTest(IdentityCase):
             raise unittest.SkipTest("needs root, to be other users")
         super().setUpClass()
         # Where all users can run it.
-        cls.cli = cls.root / "command"
+        cls.cli = cls.folder / "command"
         shutil.copy(o.Program.cli, cls.cli)
         cls.cli.chmod(0o755)
 

@@ -713,6 +713,13 @@ class Case(unittest.TestCase):
         return server
 
 
+class FreshCase(Case):
+    """Each test has a folder of its own."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+
+
 def server_and_cli():
     """Reads --server and --cli from the command line: the latter's path, and what else is there."""
     parser = argparse.ArgumentParser(add_help=False)

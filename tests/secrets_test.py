@@ -9,13 +9,11 @@ import base64
 import hashlib
 import json
 import os
-import pathlib
 import re
 import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import urllib.request
 
@@ -40,9 +38,9 @@ def forms(secret):
     return found
 
 
-class SecretsTest(o.Case):
+class SecretsTest(o.FreshCase):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        super().setUp()
         self.said = {}  # everything that was read, by where it was read
 
     def say(self, where, text):

@@ -12,7 +12,6 @@ import re
 import signal
 import ssl
 import sys
-import tempfile
 import urllib.request
 
 import grpc
@@ -32,7 +31,7 @@ def replace(path, content):
     os.replace(fresh, path)
 
 
-class TlsTest(o.Case):
+class TlsTest(o.FreshCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -40,7 +39,7 @@ class TlsTest(o.Case):
         cls.pair, cls.client_pair = (cls.ca.issue(name) for name in ("server", "client"))
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        super().setUp()
         self.cert, self.key = self.folder / "cert.pem", self.folder / "key.pem"
         self.install(self.pair)
 

@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import resource
-import tempfile
 import threading
 import time
 import urllib.request
@@ -69,10 +68,7 @@ def dot(size=1000, **fields):
     ).SerializeToString()
 
 
-class TracesCase(o.Case):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-
+class TracesCase(o.FreshCase):
     def serve(self, *flags, **more):
         server = super().serve("--memory-limit", "256Mi", *flags, **more)
         self.client = server.client()
