@@ -633,16 +633,17 @@ def request_headers(path):
 class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
-    def __init__(self, server, window=None, here=None, tls=None):
-        """window: bytes of an answer that may come before a stream's reader asks for more. here: as
-        of Server.socket. tls: an ssl.SSLContext."""
+    def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
+        """window: bytes of a response that may come before a stream's reader asks for more. here: as
+        of Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been sent."""
+        self.bytes, self.next_stream, self.socket = b"", 1, begun
+        if begun is not None:
+            return
         self.socket = server.socket(here=here)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         settings = b"" if window is None else struct.pack(">HI", 4, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
-        self.bytes = b""
-        self.next_stream = 1
 
     def send(self, *frames):
         self.socket.sendall(b"".join(frames))

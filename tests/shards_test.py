@@ -141,34 +141,6 @@ def check_full_devices(own):
     assert own.attempt("CreateBuffer", name="large", spec=spec).ok
 
 
-def test_bytes_come_and_go(server, client):
-    names, step = client.devices(), unit(client)
-    data = RNG.integers(0, 256, 7 * step + 123 * 4, dtype=np.uint8)
-    array = data.view(np.int32)
-    client.put("x", array, placement=["all"])
-    assert client.download("x") == data.tobytes()
-    for _ in range(20):
-        begin = int(RNG.integers(0, len(data)))
-        size = int(RNG.integers(1, len(data) - begin + 1))
-        got = client.download("x", offset=begin, limit=size)
-        assert got == data[begin : begin + size].tobytes(), (begin, size)
-    # Ranges in any order, across boundaries, from several streams.
-    client.create("y", array, placement=names[::-1])
-    cuts = sorted({0, len(data), *(int(c) for c in RNG.integers(0, len(data), 9))})
-    ranges = [r for r in zip(cuts, cuts[1:])]
-
-    def work(i):
-        own = server.client()
-        for begin, end in ranges[i::3]:
-            pieces = range(begin, end, MIB)
-            own.upload([dict(name="y", offset=at, data=data[at : min(end, at + MIB)].tobytes())
-                        for at in pieces])
-
-    o.in_threads(3, work)
-    assert client.call("SealBuffer", name="y").buffer.state == 2
-    assert client.download("y") == data.tobytes()
-
-
 def test_copies(server, client):
     names, step = client.devices(), unit(client)
     n = 5 * step // 4 + 77
