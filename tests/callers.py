@@ -1,7 +1,6 @@
 """Clients of the access tests: with tokens, over shared memory, and through every method."""
 
 import array
-import collections
 import fcntl
 import hashlib
 import mmap
@@ -27,22 +26,7 @@ class Bearer(
         self.metadata = metadata
 
     def _with(self, details):
-        Details = collections.namedtuple(
-            "Details",
-            ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression"),
-        )
-
-        class Call(Details, grpc.ClientCallDetails):
-            pass
-
-        return Call(
-            details.method,
-            details.timeout,
-            [*(details.metadata or ()), *self.metadata],
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+        return details._replace(metadata=[*(details.metadata or ()), *self.metadata])
 
     def intercept_unary_unary(self, go_on, details, request):
         return go_on(self._with(details), request)

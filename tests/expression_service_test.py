@@ -49,7 +49,7 @@ def product(a, b, nodes, others=(), **more):
 
 
 def reduce_step(*arguments, **more):
-    return o.compute.Step(reduce=o.compute.ReduceRequest(**reduction(*arguments, **more)))
+    return o.compute.Step(reduce=reduction(*arguments, **more))
 
 
 def stored(client, name, dtype, shape):
@@ -78,17 +78,11 @@ def expect_refused(outcome, reason, **metadata):
         assert outcome.metadata[key] == value, (key, value, outcome)
 
 
-def strategies(client, operation):
-    kind = "cuda" if o.Program.device.startswith("cuda") else "cpu"
-    listed = client.call("ListStrategies", operation=operation, backend=kind).strategies
-    return [s for s in listed if s.available]
-
-
 # --- Reduce ---------------------------------------------------------------------------------------
 
 
 def test_every_strategy_has_the_bits_of_map_and_reduce(server, client):
-    rows = strategies(client, "reduce")
+    rows = client.strategies("reduce")
     assert len(rows) > 2
     weighted = [operand(0), operand(1), node("SUBTRACT", 0, 1), node("MULTIPLY", 2, 0)]
     x = o.resident("mapped")
@@ -117,20 +111,18 @@ def test_steps_of_a_program_are_operands(server, client):
     step = o.compute.Operand(step=0)
     deviations = [operand(0), operand(1), node("SUBTRACT", 0, 1), node("MULTIPLY", 2, 2)]
     steps = [
-        o.compute.Step(reduce=o.compute.ReduceRequest(x=o.resident("a"), op=MEAN, axes=[0],
-                                                      result=scratch)),
+        o.compute.Step(reduce=dict(x=o.resident("a"), op=MEAN, axes=[0], result=scratch)),
         reduce_step(o.resident("a"), MEAN, deviations, [step], axes=[0]),
         reduce_step(o.resident("a"), SUM, deviations, [step]),
-        o.compute.Step(matmul=o.compute.MatmulRequest(**product(
+        o.compute.Step(matmul=product(
             o.resident("a"), o.resident("a"), [operand(0), operand(1), node("ADD", 0, 1)], [step],
-            transpose_a=True))),
+            transpose_a=True)),
         reduce_step(o.resident("a"), SUM, deviations, [o.compute.Operand(step=9)]),
         reduce_step(o.resident("a"), SUM, [operand(1)]),
         # Neighbours that share a launch, beside one that does not.
-        *(o.compute.Step(reduce=o.compute.ReduceRequest(x=o.resident("a"), op=SUM))
-          for _ in range(2)),
+        *[o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))] * 2,
         reduce_step(o.resident("a"), SUM, [operand(0), node("NEGATE", 0)]),
-        o.compute.Step(reduce=o.compute.ReduceRequest(x=o.resident("a"), op=SUM)),
+        o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM)),
     ]
     results = client.call("Execute", steps=steps).results
     assert np.allclose(o.to_numpy(results[1].reduce.tensor), a.var(axis=0))
@@ -154,7 +146,7 @@ def test_no_array_is_made(server, client):
     assert number(got) == 4 * n
     got = client.call("Reduce", **reduction(x, SUM, nodes, [x], axes=[1]))
     assert (o.to_numpy(got.tensor) == n / 32).all()
-    whole = [s.name for s in strategies(client, "reduce")
+    whole = [s.name for s in client.strategies("reduce")
              if s.name in ("cpu_parallel", "single_pass")]
     outcome = client.attempt("Reduce", **reduction(x, SUM, nodes, [x], strategy=whole[0]))
     expect_refused(outcome, "SCRATCH_EXHAUSTED")

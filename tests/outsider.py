@@ -312,6 +312,11 @@ class Client:
         """Their names."""
         return [device.name for device in self.info().devices]
 
+    def strategies(self, operation):
+        """Those of the first device that are available."""
+        listed = self.call("ListStrategies", operation=operation, backend=self.device().backend)
+        return [one for one in listed.strategies if one.available]
+
     def is_idle(self):
         """Whether no operation waits, and none holds scratch memory."""
         return not any(d.scratch_used_bytes or d.waiting for d in self.info().devices)

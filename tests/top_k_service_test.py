@@ -55,9 +55,7 @@ def draw(shape, dtype):
 
 
 def test_random_arrays_by_every_strategy_along_every_axis(server, client):
-    backend = client.device().backend
-    rows = [row for row in client.call("ListStrategies", operation="top_k").strategies
-            if row.backend == backend and row.available]
+    rows = client.strategies("top_k")
     for i in range(300):
         dtype = np.dtype(RNG.choice(DTYPES))
         rank = int(RNG.integers(1, 5))
@@ -212,11 +210,7 @@ def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
 
 def test_statistics(server, client):
     array = RNG.standard_normal((16, 65536)).astype(np.float32)
-    (row,) = [
-        row
-        for row in client.call("ListStrategies", operation="top_k").strategies
-        if row.default and row.backend == client.device().backend
-    ]
+    (row,) = [row for row in client.strategies("top_k") if row.default]
     client.put("rows", array)
     stats = client.call("TopK", x=o.resident("rows"), k=100, timing=True).stats
     assert stats.strategy == row.name and stats.bytes == row.bytes and stats.roundoff == 0
