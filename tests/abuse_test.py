@@ -28,7 +28,7 @@ import urllib.request
 
 import grpc
 import numpy as np
-from google.protobuf import descriptor_pb2, json_format
+from google.protobuf import json_format
 
 import outsider as o
 from outsider import Server, eventually, inline, into, outcome_of, resident, view
@@ -265,6 +265,12 @@ class Case(o.Case):
     def one_upload():
         """A whole upload in one message."""
         return o.buffers.UploadRequest(name="u", data=ONE.tobytes(), spec=o.spec_of(ONE))
+
+    @staticmethod
+    def send(client, method, message):
+        """How a call of any kind ends whose request is this one message."""
+        call = client.channel.stream_stream(method)
+        return outcome_of(lambda: list(call(iter([message]), timeout=LONG_S)))
 
     def raw(self, server, **how):
         """A connection of HTTP/2 by hand."""
@@ -576,8 +582,7 @@ class WorkTest(Case):
         def attempt(rpc, message, groups):
             """With that many fields that no message has; each takes dozens of bytes in memory."""
             message = message.SerializeToString() + b"\x7b\x7c" * groups
-            call = client.channel.unary_unary(COMPUTE + rpc)
-            return outcome_of(lambda: call(message, timeout=LONG_S))
+            return self.send(client, COMPUTE + rpc, message)
 
         def assert_is_refused(outcome):
             self.assert_fails(
@@ -853,10 +858,8 @@ class LogTest(Case):
                     server = self.start("--log-level", "debug", "--log-format", form)
                     client = server.client()
                     outcomes = self.hostile_calls(client, text)
-                    get = client.channel.unary_unary(BUFFERS + "GetBuffer")
-                    upload = client.channel.stream_unary(BUFFERS + "Upload")
-                    outcomes.append(outcome_of(lambda: get(body, timeout=LONG_S)))
-                    outcomes.append(outcome_of(lambda: upload(iter([body]), timeout=LONG_S)))
+                    outcomes += [self.send(client, BUFFERS + rpc, body)
+                                 for rpc in ("GetBuffer", "Upload")]  # fmt: skip
                     for outcome in outcomes:
                         self.assertNotIn(outcome.code, ("OK", "UNKNOWN"), outcome)
                         self.assertTrue(outcome.reason or outcome.code != "INTERNAL", outcome)
@@ -1226,67 +1229,47 @@ class MessageTest(Case):
         execute = field(1, field(1, dot))
         upload = field(1, b"y") + field(2, o.spec_of(ONE).SerializeToString() + groups)
         long_name = field(1, b"x" * (5 << 20))
-        channel = client.channel
-
-        def unary(method, message):
-            return outcome_of(lambda: channel.unary_unary(method)(message, timeout=LONG_S))
-
-        def download(message):
-            call = channel.unary_stream(BUFFERS + "Download")
-            return outcome_of(lambda: list(call(message, timeout=LONG_S)))
-
+        ask = lambda *call: self.send(client, *call)
         full = ("RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED")
         bad = ("INVALID_ARGUMENT", "BAD_MESSAGE")
-        stream = channel.stream_unary(BUFFERS + "Upload")
         for what, expected, outcome in (
-            ("Dot", full, unary(COMPUTE + "Dot", dot + groups)),
-            ("a shape", full, unary(COMPUTE + "Dot", shape)),
-            ("Execute", full, unary(COMPUTE + "Execute", execute + groups)),
-            ("GetBuffer", full, unary(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
-            ("Upload", bad, outcome_of(lambda: stream(iter([upload]), timeout=LONG_S))),
-            ("Download", bad, download(field(1, b"x") + groups)),
-            ("a large Download", bad, download(long_name)),
+            ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
+            ("a shape", full, ask(COMPUTE + "Dot", shape)),
+            ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
+            ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
+            ("Upload", bad, ask(BUFFERS + "Upload", upload)),
+            ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
+            ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
         ):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
         # None of them has been parsed, which takes 100 MiB: gRPC holds 4 MiB, and their pieces.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
-        self.assertEqual(unary(check, groups).code, "INVALID_ARGUMENT")
-        self.assertTrue(unary(check, b"").ok)
+        self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")
+        self.assertTrue(ask(check, b"").ok)
         # A few fields that a newer client knows do no harm.
         few = groups[: 32 << 10]
         for method, message in (("Dot", dot), ("Execute", execute)):
-            self.assert_ok(unary(COMPUTE + method, message + few), method)
+            self.assert_ok(ask(COMPUTE + method, message + few), method)
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
     def test_messages_that_are_none(self):
         client = self.share().client()
-        kinds = {(0, 0): "unary_unary", (1, 0): "stream_unary", (0, 1): "unary_stream"}
         for module in (o.buffers, o.compute):
-            proto = descriptor_pb2.FileDescriptorProto()
-            module.DESCRIPTOR.CopyToProto(proto)
-            (service,) = proto.service
-            for method in service.method:
-                kind = kinds[method.client_streaming, method.server_streaming]
-                call = getattr(client.channel, kind)(f"/tessera.v1.{service.name}/{method.name}")
+            (service,) = module.DESCRIPTOR.services_by_name.values()
+            for method in service.methods:
                 bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01"]
                 bad.append(b"\x0a\x7f" + bytes(400))  # its memory is counted first
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
                     with self.subTest(method.name, request=request):
-                        sent = iter([request]) if method.client_streaming else request
-                        answer = lambda m=sent, call=call: call(m, timeout=LONG_S)
-                        if method.server_streaming:
-                            outcome = outcome_of(lambda answer=answer: list(answer()))
-                        else:
-                            outcome = outcome_of(answer)
-                        self.assert_fails(
-                            outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", method=method.name
-                        )
+                        path = f"/{service.full_name}/{method.name}"
+                        outcome = self.send(client, path, request)
+                        bad_message = ("INVALID_ARGUMENT", "BAD_MESSAGE")
+                        self.assert_fails(outcome, *bad_message, method=method.name)
                         self.assertIn(f"no valid {method.name}Request", outcome.text)
-        check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
-        outcome = outcome_of(lambda: check(b"\xff", timeout=LONG_S))
+        outcome = self.send(client, "/grpc.health.v1.Health/Check", b"\xff")
         self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
         self.assertIn("no valid HealthCheckRequest", outcome.text)
         self.assert_serves(client)
@@ -1442,7 +1425,6 @@ class ErrorTest(Case):
 
 
 class ConnectionTest(Case):
-
     def test_requests_that_come_a_byte_at_a_time(self):
         server = self.share()
         client = server.client()
