@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A server with several devices over the wire: operands wherever they are, against NumPy and against
-the bits of one device; programs; callers that leave.
+"""A server with several devices over the wire: operands wherever they are, against NumPy and
+against the bits of one device; programs; callers that leave.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
 """

@@ -224,7 +224,8 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
         (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
         (add(x, x, result=o.into("good")), None),
         (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),
-        (reduce("SUM", o.resident("taken", version=5)), ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
+        (reduce("SUM", o.resident("taken", version=5)),
+         ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
         (dot(x, o.compute.Operand()), (bad, "BAD_OPERAND")),
     )
     outcomes = run(client, *(one for one, _ in cases))

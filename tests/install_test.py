@@ -6,11 +6,10 @@ usage: install_test.py --build build/release [unittest arguments]
 """
 
 import argparse
+import os
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import outsider
@@ -20,25 +19,21 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 build = None  # --build
 
 
-class InstallTest(unittest.TestCase):
+class InstallTest(outsider.Case):
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = pathlib.Path(temporary.name)
+        super().setUpClass()
         cls.prefix = cls.folder / "prefix"
         for component in ("server", "cli", "client"):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
                             component)  # fmt: skip
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
         cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.process.wait)
-        cls.addClassCleanup(cls.server.process.kill)
+        cls.addClassCleanup(cls.server.kill)
 
     @staticmethod
     def run_command(*command):
-        result = subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, timeout=600)
+        result = outsider.run(*command, timeout=600, env=os.environ)
         if result.returncode != 0:
             raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
         return result.stdout

@@ -264,8 +264,8 @@ class CountsTest(MetricsCase):
         self.assertAlmostEqual(kernel_us, stats.kernel_us, delta=0.01)
         self.assertEqual(timed.sum("tessera_kernel_seconds_count"), 1)
 
-        program = self.client.call("Execute", steps=[
-            o.compute.Step(dot=dict(a=x, b=x)), o.compute.Step(dot=dict(a=x, b=o.resident("none")))])
+        steps = [o.compute.Step(dot=dict(a=x, b=b)) for b in (x, o.resident("none"))]
+        program = self.client.call("Execute", steps=steps)
         self.assertGreater(program.total_us, program.queue_us)
         after = self.scrape()
         self.assertEqual(after.sum("tessera_program_steps_total", result="ok"), 1)

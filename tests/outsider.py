@@ -639,8 +639,8 @@ class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
     def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
-        """window: bytes of a response that may come before a stream's reader asks for more. here: as
-        of Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been sent."""
+        """window: bytes of a response that may come before a stream's reader asks for more. here:
+        as of Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been sent."""
         self.bytes, self.next_stream, self.socket = b"", 1, begun
         if begun is not None:
             return
@@ -755,8 +755,8 @@ def run_case(case):
 
 
 def run_cases(names, jobs, by_class):
-    """Runs the cases of the suite whose names have one of the names in them, that many at a time, or
-    one of each class at a time: the exit code."""
+    """Runs the cases of the suite whose names have one of the names in them, that many at a time,
+    of each class one at a time if by_class: the exit code."""
     module = sys.modules["__main__"]
     every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
     groups, verdicts = collections.defaultdict(list), []
@@ -802,7 +802,7 @@ def main(jobs=1, by_class=False):
     those of a class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
-    for program in ("--cli", "--bench"):
+    for program in ("--cli", "--bench", "--recorder"):
         parser.add_argument(program)
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     arguments, rest = parser.parse_known_args()
@@ -813,27 +813,19 @@ def main(jobs=1, by_class=False):
     unittest.main(argv=[sys.argv[0], *rest])
 
 
-def chosen_tests(namespace, device="cpu"):
-    """Reads the command line of a suite whose tests are the functions test_* of a module, by name:
-    which server, which device, and parts of names of the tests to run."""
+def run_tests(namespace, *flags, device="cpu"):
+    """Calls the tests of a suite, which are the functions test_* of a module: each with a server of
+    its own, which has these flags ("{folder}" in them is a folder) and has to end well, and with a
+    client. Reads the command line: which server, which device, parts of names. The exit code."""
     parser = argparse.ArgumentParser(description=namespace["__doc__"].split("\n", maxsplit=1)[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--device", default=device)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     Program.device, Program.warm_up = arguments.device, False
-    return {
-        name: test
-        for name, test in namespace.items()
-        if name.startswith("test_")
-        and (not arguments.names or any(part in name for part in arguments.names))
-    }
-
-
-def run_tests(namespace, *flags, device="cpu"):
-    """Calls each chosen test with a server of its own, which has these flags, "{folder}" in them being
-    a folder, and has to end well, and a client: the exit code."""
-    tests, verdicts = chosen_tests(namespace, device), collections.Counter()
+    parts, verdicts = arguments.names or [""], collections.Counter()
+    tests = {name: test for name, test in namespace.items()
+             if name.startswith("test_") and any(part in name for part in parts)}
     with tempfile.TemporaryDirectory() as folder:
         make_stubs(folder)
         for name, test in tests.items():

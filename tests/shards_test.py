@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sharded buffers over the wire: where they lie and what they cost, and every call on them, with the
+"""Sharded buffers over the wire: where they lie, what they cost, and every call on them, with the
 bits of one device.
 
 usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
@@ -242,7 +242,8 @@ def test_every_operation(server, client):
             if hasattr(expected, field):
                 assert getattr(expected, field) == getattr(got, field), (rpc, one)
         scalar = rpc == "Dot" or rpc == "Reduce" and "axes" not in many
-        shares = rpc in ("Add", "Map", "Matmul") or rpc == "Reduce" and 0 not in many.get("axes", [0])
+        whole = 0 in many.get("axes", [0])
+        shares = rpc in ("Add", "Map", "Matmul") or rpc == "Reduce" and not whole
         if step == 4096 and scalar:
             assert got.stats.devices > 1, (rpc, many, got.stats)
         if step == 4096 and shares and "strides" not in str(many.get("a", "")):
@@ -300,7 +301,8 @@ def test_products_of_views_and_steps(server, client):
     turned = client.call("Matmul", a=o.resident("a"), b=o.resident("a"), transpose_a=True,
                          result=o.into("gram"))
     assert turned.stats.devices == 1
-    again = dict(a=o.resident("a"), b=o.resident("b"), result=o.into("again", placement=names[::-1]))
+    result = o.into("again", placement=names[::-1])
+    again = dict(a=o.resident("a"), b=o.resident("b"), result=result)
     answer = client.call("Execute", steps=[o.compute.Step(matmul=again)], stats=True)
     outcome = o.Outcome.of_step(answer.results[0])
     assert outcome.ok and outcome.answer.stats.devices == whole.stats.devices, outcome

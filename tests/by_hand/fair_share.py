@@ -217,7 +217,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
         tokens = pathlib.Path(folder) / "tokens"
-        tokens.write_text("".join(line_of(name, "write", name) + "\n" for name in ("small", "large")))
+        lines = (line_of(name, "write", name) + "\n" for name in ("small", "large"))
+        tokens.write_text("".join(lines))
         with o.Server(folder, f"--tokens={tokens}") as server:
             small = Caller(server, "small")
             small.put("x", np.ones(4096, np.float32))

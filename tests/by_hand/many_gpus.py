@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Arrays over one, two, three... devices of a server: how the time falls. For a host with several GPUs; CI does without it.
-shards_test.py, with --device, checks the bits.
+"""Arrays over one, two, three... devices of a server: how the time falls. For a host with several
+GPUs; CI does without it. shards_test.py, with --device, checks the bits.
 
 usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3] [--elements 32,34,36]
                     [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
