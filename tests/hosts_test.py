@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+from functools import partial
 
 import grpc
 import numpy as np
@@ -188,8 +189,8 @@ def test_import_types_and_shapes(server, client):
             np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32),
         ]):  # fmt: skip
             name = f"a/{i}"
-            source = (client.put if array.nbytes < MIB else
-                      lambda *put: put_with_checksums(client, *put))(name, array)
+            put = client.put if array.nbytes < MIB else partial(put_with_checksums, client)
+            source = put(name, array)
             outcome = import_from(there, server.address, f"b/{i}", source_name=name,
                                   source_version=source.version)
             assert outcome.ok and outcome.answer.interruptions == 0, outcome
