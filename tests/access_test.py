@@ -345,6 +345,11 @@ class AccessTest(o.FreshCase):
         self.assertEqual(seen("secret", x), seen("nothing", y))
         self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
         self.assert_logs(server, " (tenant bert): NOT_FOUND")
+        # The region is bert's, who was the first to use it.
+        for rpc in ("UploadShared", "DownloadShared"):
+            which = "source" if rpc == "UploadShared" else "target"
+            end = anna.shared(rpc, name="secret", **{which: region.range(PIECE.nbytes)})
+            self.assert_refused(end, "NOT_FOUND", "REGION_NOT_FOUND")
         # Nor does taking the name tell anything.
         self.assertEqual(bert.create("secret", PIECE).name, "secret")
         self.assertEqual(anna.names(), ["secret", "sketch"])

@@ -252,7 +252,10 @@ def test_steps_and_scratch_belong_to_programs(server, client):
 def test_too_many_steps(server, client):
     limit = client.info().limits.max_steps
     x = o.inline(np.ones(1, np.float32))
-    assert all(outcome.ok for outcome in run(client, *[dot(x, x)] * limit))
+    numbers = [o.inline(np.full(1, i, np.float32)) for i in range(limit // 2)]
+    steps = [dot(x, number) for number in numbers] + [reduce("SUM", number) for number in numbers]
+    sums = [answer.value.real for answer in values(client, *steps)]
+    assert sums == [*range(limit // 2)] * 2
     outcome = client.attempt("Execute", steps=[dot(x, x)] * (limit + 1))
     refused(outcome, "INVALID_ARGUMENT", "TOO_MANY_STEPS")
     assert outcome.metadata["limit"] == str(limit)

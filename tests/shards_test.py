@@ -191,41 +191,47 @@ def test_every_operation(server, client):
     """Against the same call on one device, bit by bit."""
     names, step = client.devices(), unit(client)
     rows, columns = 96, 3 * step // 4 // 32 + 5
-    x = RNG.standard_normal((rows, columns)).astype(np.float32)
-    y = RNG.standard_normal((rows, columns)).astype(np.float32)
-    whole = RNG.integers(0, 255, 24 * step).astype("u1")
-    for name, array in dict(x=x, y=y, bytes=whole).items():
+    arrays = {key: RNG.standard_normal((rows, columns)).astype(np.float32) for key in "xy"}
+    arrays["long"] = RNG.standard_normal(9 * 65536 + 77).astype(np.float32)
+    arrays["bytes"] = RNG.integers(0, 255, 24 * step).astype("u1")
+    for name, array in arrays.items():
         client.put(f"{name}1", array)
         client.put(f"{name}N", array, placement=["all"])
     nodes = [
         dict(operand=0), dict(operand=1), dict(operand=2), dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
         dict(op="MAP_OP_ADD", args=[3, 2]),
     ]
+    squares = dict(nodes=[dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0])])
+    every = len(names)
 
     def calls(k):
+        """The method, its fields, and how many devices work at least."""
         at = lambda name, window=None: o.resident(name + k, window)  # noqa: E731
-        yield "Add", dict(a=at("x"), b=at("y"))
+        yield "Add", dict(a=at("x"), b=at("y")), every
         window = o.view([rows - 3, columns], [columns, 1], 2 * columns)
-        yield "Add", dict(a=at("x", window), b=at("y", window))
+        yield "Add", dict(a=at("x", window), b=at("y", window)), 1
         strided = o.view([rows, columns // 2], [columns, 2], 1)
-        yield "Add", dict(a=at("x", strided), b=at("y", strided))
-        yield "Map", dict(operands=[at("x"), at("y"), at("x")], expression=dict(nodes=nodes))
-        for bias in (o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3)):
+        yield "Add", dict(a=at("x", strided), b=at("y", strided)), 1
+        for bias in (None, o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3)):
             operands = [at("x"), at("y"), at("x", bias)]
-            yield "Map", dict(operands=operands, expression=dict(nodes=nodes))
+            yield "Map", dict(operands=operands, expression=dict(nodes=nodes)), every
         # The default of an operand on one device may be a strategy that cannot be shared out.
         tiled = "cpu_cache_tiled" if step == 4096 else "warp_tiled"
-        yield "Matmul", dict(a=at("x"), b=at("y"), transpose_b=True, strategy=tiled)
-        yield "WindowSum", dict(x=at("x", o.view([rows * columns], [1])), radius=3)
+        product = dict(a=at("x"), b=at("y"), transpose_b=True, strategy=tiled)
+        yield "Matmul", product, every
+        yield "WindowSum", dict(x=at("long"), radius=3), every
         for axes in ([1], [0], [0, 1], [-1]):
             for op in ("SUM", "ARGMAX", "VARIANCE", "MEAN"):
-                yield "Reduce", dict(op="REDUCE_OP_" + op, x=at("x"), axes=axes)
-        yield "TopK", dict(x=at("x"), k=3)
-        yield "Dot", dict(a=at("x"), b=at("y"))
-        yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("x"))
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes"))
-        squares = dict(nodes=[dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0])])
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("x"), expression=squares)
+                least = 1 if 0 in axes else every
+                yield "Reduce", dict(op="REDUCE_OP_" + op, x=at("x"), axes=axes), least
+        yield "TopK", dict(x=at("x"), k=3), 1
+        yield "Dot", dict(a=at("long"), b=at("long")), every
+        yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
+        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every
+        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("long"), expression=squares), every
+        table = at("long", o.view([90, 6500], [6500, 1]))
+        yield "Reduce", dict(op="REDUCE_OP_SUM", x=table, axes=[1], expression=squares), every
+        yield "Reduce", dict(op="REDUCE_OP_SUM", x=table, axes=[0]), every
 
     def answer(rpc, fields, name):
         """Arrays that a response has no room for are put into a buffer, and its bytes returned."""
@@ -234,20 +240,14 @@ def test_every_operation(server, client):
         made = client.call(rpc, **fields, result=o.into(name, replace=True))
         return made, client.download(name)
 
-    for (rpc, one), (_, many) in zip(calls("1"), calls("N")):
+    for (rpc, one, _), (_, many, least) in zip(calls("1"), calls("N")):
         expected, bytes_of_one = answer(rpc, one, "out1")
         got, bytes_of_many = answer(rpc, many, "outN")
         assert bytes_of_one == bytes_of_many, (rpc, one)
-        for field in ("tensor", "values", "indices", "value"):
+        for field in ("tensor", "values", "indices", "value", "index"):
             if hasattr(expected, field):
                 assert getattr(expected, field) == getattr(got, field), (rpc, one)
-        scalar = rpc == "Dot" or rpc == "Reduce" and "axes" not in many
-        whole = 0 in many.get("axes", [0])
-        shares = rpc in ("Add", "Map", "Matmul") or rpc == "Reduce" and not whole
-        if step == 4096 and scalar:
-            assert got.stats.devices > 1, (rpc, many, got.stats)
-        if step == 4096 and shares and "strides" not in str(many.get("a", "")):
-            assert got.stats.devices == len(names), (rpc, many, got.stats)
+        assert got.stats.devices >= least or step != 4096, (rpc, many, got.stats)
     assert eventually(client.is_idle, 5)
 
 
