@@ -346,9 +346,9 @@ class AccessTest(o.FreshCase):
         self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
         self.assert_logs(server, " (tenant bert): NOT_FOUND")
         # The region is bert's, who was the first to use it.
-        for rpc in ("UploadShared", "DownloadShared"):
-            which = "source" if rpc == "UploadShared" else "target"
-            end = anna.shared(rpc, name="secret", **{which: region.range(PIECE.nbytes)})
+        part = region.range(PIECE.nbytes)
+        for end in (anna.shared("DownloadShared", name="secret", target=part),
+                    anna.shared("UploadShared", name="new", spec=o.spec_of(PIECE), source=part)):
             self.assert_refused(end, "NOT_FOUND", "REGION_NOT_FOUND")
         # Nor does taking the name tell anything.
         self.assertEqual(bert.create("secret", PIECE).name, "secret")
