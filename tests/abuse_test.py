@@ -972,6 +972,8 @@ class BrokenUploadTest(Case):
         judge.create("range", old)
         first = o.buffers.UploadRequest(name="range", offset=0, data=data).SerializeToString()
         self.assertFalse(outcome_of(lambda: raw(iter([first, second]), timeout=600)).ok)
+        for name in ("live", "range"):
+            judge.call("DeleteBuffer", name=name)
         self.assert_serves(judge)
 
     def test_messages_that_are_refused_are_not_the_end(self):
@@ -1255,8 +1257,8 @@ class MessageTest(Case):
         for module in (o.buffers, o.compute):
             (service,) = module.DESCRIPTOR.services_by_name.values()
             for method in service.methods:
-                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01"]
-                bad.append(b"\x0a\x7f" + bytes(400))  # its memory is counted first
+                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01",
+                       b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
