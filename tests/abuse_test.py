@@ -1650,6 +1650,24 @@ class DrainTest(Case):
         self.assertEqual(server.stop(), 75)
         self.assertFalse(outcome_of(call).ok)
 
+    def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
+        """Callers see UNAVAILABLE at most."""
+        server, done = self.start(), [0] * 4
+
+        def work(i):
+            client = server.client()
+            while True:
+                outcome = outcome_of(lambda: client.dot_of_ones(timeout=600))
+                if not outcome.ok:
+                    self.assertEqual(outcome.code, "UNAVAILABLE", outcome)
+                    return
+                done[i] += 1
+                if done[i] == 50 and i == 0:
+                    server.signal()
+
+        o.in_threads(4, work)
+        self.assertEqual(server.wait(LONG_S), 0)
+
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):

@@ -540,6 +540,20 @@ class AccessTest(o.FreshCase):
 
         o.in_threads(4, work)
 
+    def test_what_has_expired_takes_no_quota(self):
+        anna, _, _ = self.two("buffers=2")
+        anna.put("x", PIECE)
+        for i in range(30):
+            anna.put("y", PIECE, ttl={"nanos": 20_000_000})
+            gone = lambda: anna.reason("GetBuffer", name="y") == "BUFFER_NOT_FOUND"
+            self.assertTrue(o.eventually(gone, 10, pause=0))
+            # At once: before the server's own sweep, and in the midst of it.
+            if i % 2:
+                anna.put("z", PIECE)
+            else:
+                anna.call("CopyBuffer", source="x", name="z", link=True)
+            anna.call("DeleteBuffer", name="z")
+
     def test_quota_of_calls(self):
         anna, bert, _ = self.two()
         hold = threading.Event()

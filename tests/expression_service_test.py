@@ -249,6 +249,30 @@ def test_elements_of_a_byte(server, client):
             assert result.error.reason == "BAD_DTYPE", result
 
 
+def test_copies_cast(server, client):
+    a = np.array([0, -0.0, 1, 0.9, -0.9, np.nan, np.inf, -np.inf, -5, 127.5, 128, 254.9, 255.5, 300,
+                  -128.9, -129, 1e-300, 3e9, -1e19])
+    client.put("a", a)
+
+    def cast(numbers, dtype):
+        """Integers are truncated and saturate; NaN becomes 0."""
+        if dtype in (BOOL, F32, F64):
+            return np.array(numbers).astype(NUMPY[dtype])
+        ends = np.iinfo(NUMPY[dtype])
+        whole = [0 if x != x else int(min(max(x, ends.min), ends.max)) for x in numbers]
+        return np.array(whole, NUMPY[dtype])
+
+    for dtype in (I32, I64, BOOL, U8, I8):
+        want = cast(a.tolist(), dtype)
+        client.call("CopyBuffer", source="a", name="b", dtype=dtype, replace=True)
+        assert client.download("b") == want.tobytes(), dtype
+        backwards = dict(source="b", view=o.view([len(a)], [-1], len(a) - 1))
+        for target in (F32, F64, I32, I64, BOOL, U8, I8):
+            client.call("CopyBuffer", **backwards, name="c", replace=True, dtype=target)
+            back = cast(want[::-1].tolist(), target)
+            assert client.download("c") == back.tobytes(), (dtype, target)
+
+
 def test_other_bytes_are_refused(server, client):
     bad = bytes([0, 1, 1, 0, 0, 2, 255])
     spec = o.buffers.BufferSpec(dtype=BOOL, shape=[7])

@@ -442,8 +442,8 @@ def greet_and_read(connection):
         pass
 
 
-def test_an_import_that_ends_while_it_connects_leaves_no_socket(server, client):
-    """Nor its place, as soon as its caller leaves."""
+def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
+    """And their sockets, as soon as their callers leave."""
     client.put("x", np.ones(4, np.float32))
     flags = (*FROM_HERE, "--max-imports", "1")
     with socket.create_server(("127.0.0.1", 0)) as mute, servers(flags) as (near,):

@@ -6,10 +6,11 @@ usage: install_test.py --build build/release [unittest arguments]
 """
 
 import argparse
-import os
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 import unittest
 
 import outsider
@@ -19,21 +20,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 build = None  # --build
 
 
-class InstallTest(outsider.Case):
+class InstallTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
         cls.prefix = cls.folder / "prefix"
         for component in ("server", "cli", "client"):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
                             component)  # fmt: skip
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
         cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        cls.addClassCleanup(cls.server.process.wait)
+        cls.addClassCleanup(cls.server.process.kill)
 
     @staticmethod
     def run_command(*command):
-        result = outsider.run(*command, timeout=600, env=os.environ)
+        result = subprocess.run(
+            [str(word) for word in command], capture_output=True, text=True, timeout=600)
         if result.returncode != 0:
             raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
         return result.stdout

@@ -6,18 +6,22 @@ usage: loadtest_replay_test.py --server build/bin/tessera-server --cli build/bin
 arguments]
 """
 
+import argparse
+import hashlib
 import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
+import unittest
 import unittest.mock
 
 import grpc
 
 import ghz_stand_in
 import outsider
-from callers import line_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOADTEST = ROOT / "deploy" / "loadtest"
@@ -38,20 +42,26 @@ GHZ_KEYS = set(
 # A call that is repeated has to succeed again: what these do can be done once, or needs a second server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
-CLI = outsider.Program.cli
+programs = None  # --server and --cli
 
 
-class ReplayTest(outsider.Case):
+class ReplayTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        super().setUpClass()
-        cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        outsider.make_stubs(temporary.name)
+        outsider.Program.path = programs.server
+        cls.server = outsider.Server(temporary.name)
+        cls.addClassCleanup(cls.server.process.wait)
+        cls.addClassCleanup(cls.server.process.kill)
 
-    def run_sh(self, *flags, **more):
-        command = [LOADTEST / "run.sh", "--target", self.server.address, "--cli", CLI, *flags]
-        environment = {**os.environ, "GHZ": str(ROOT / "tests/ghz_stand_in.py"), **more}
-        return outsider.run(*command, timeout=300, env=environment)
+    def run_sh(self, *flags, **environment):
+        return subprocess.run(
+            [LOADTEST / "run.sh", "--target", self.server.address, "--cli", programs.cli, *flags],
+            env={**os.environ, "GHZ": str(ROOT / "tests/ghz_stand_in.py"), **environment},
+            capture_output=True, text=True, timeout=300)  # fmt: skip
 
     def test_run(self):
         """A case of each pattern, all objectives out of the way; then one that is missed."""
@@ -88,9 +98,13 @@ class ReplayTest(outsider.Case):
     def test_a_server_that_asks_for_tokens(self):
         """The token is given to ghz, and is not in the report."""
         token = "a-token-of-no-use"
+        digest = hashlib.sha256(token.encode()).hexdigest()
         tokens = self.folder / "tokens"
-        tokens.write_text(line_of(token) + "\n")
-        server = self.serve("--tokens", tokens)
+        tokens.write_text(f"{digest} write one\n")
+        tokens.chmod(0o600)
+        server = outsider.Server(self.folder, "--tokens", tokens)
+        self.addCleanup(server.process.wait)
+        self.addCleanup(server.process.kill)
         slo = self.folder / "token.toml"
         slo.write_text('[pattern.p]\nconcurrency = 1\nmetadata = { secret = "of-its-own" }\n'
                        '[case.c]\ncall = "dot"\npattern = "p"\n')
@@ -124,9 +138,9 @@ class ReplayTest(outsider.Case):
     def test_configurations(self):
         """Keys that ghz knows; messages that the protocol knows; calls that the server answers."""
         for name, array in (("load/x", "4096"), ("load/y", "4096"), ("load/matrix", "512x512")):
-            made = outsider.run(CLI, "--server", self.server.address, "put", "--random", "normal",
-                                "--shape", array, "--name", name, "--replace")  # fmt: skip
-            self.assertEqual(made.returncode, 0, made.stderr)
+            subprocess.run([programs.cli, "--server", self.server.address, "put", "--random",
+                            "normal", "--shape", array, "--name", name, "--replace"],
+                           check=True, capture_output=True)  # fmt: skip
         slo = plan.read(LOADTEST / "slo.toml")
         called, patterns = set(), set()
         with grpc.insecure_channel(self.server.address) as channel:
@@ -167,4 +181,8 @@ class ReplayTest(outsider.Case):
 
 
 if __name__ == "__main__":
-    outsider.main()
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

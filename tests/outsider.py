@@ -802,7 +802,7 @@ def main(jobs=1, by_class=False):
     those of a class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
-    for program in ("--cli", "--bench", "--recorder"):
+    for program in ("--cli", "--bench"):
         parser.add_argument(program)
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     arguments, rest = parser.parse_known_args()

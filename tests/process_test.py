@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import signal
+import tempfile
 import unittest
 
 import numpy as np
@@ -21,7 +22,22 @@ ONES = np.ones(3, np.float32)
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
-class Case(o.FreshCase):
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = folder.name
+        o.make_stubs(cls.root)
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+
+    def serve(self, *flags, **more):
+        server = o.Server(self.folder, *flags, **more)
+        self.addCleanup(server.kill)
+        return server
+
     def assert_logs(self, server, text, count=1):
         said = lambda: server.log().count(text) >= count
         self.assertTrue(o.eventually(said, LONG_S), f"{text!r} is not in\n{server.log()}")

@@ -7,7 +7,13 @@ usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_rec
 ranges, and none.
 """
 
+import argparse
+import os
+import pathlib
 import signal
+import sys
+import tempfile
+import unittest
 
 import numpy as np
 
@@ -18,10 +24,22 @@ ONES = np.ones(1000, np.float32)
 
 SECONDS = 20  # that something may take on a busy machine
 
-RECORDER = o.program_flag("--recorder")
+recorder = None
 
 
-class WindowTest(o.FreshCase):
+class ProfileCase(unittest.TestCase):
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.folder = pathlib.Path(place.name)
+
+    def serve(self, *flags, **more):
+        server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "256Mi", *flags, **more)
+        self.addCleanup(server.kill)
+        return server
+
+
+class WindowTest(ProfileCase):
     BEGIN, END = "profilers record for ", "profilers have stopped"
 
     def counts(self, server):
@@ -51,10 +69,10 @@ class WindowTest(o.FreshCase):
         self.assertEqual(server.stop(), 0)
 
 
-class RangesTest(o.FreshCase):
+class RangesTest(ProfileCase):
     def setUp(self):
         super().setUp()
-        if RECORDER is None:
+        if recorder is None:
             self.skipTest("the build has no headers of NVTX")
         self.file = self.folder / "ranges"
 
@@ -74,7 +92,7 @@ class RangesTest(o.FreshCase):
         return found
 
     def test_calls_phases_and_strategies_have_ranges(self):
-        environment = ("env", f"NVTX_INJECTION64_PATH={RECORDER}", f"NVTX_RECORD={self.file}")
+        environment = ("env", f"NVTX_INJECTION64_PATH={recorder}", f"NVTX_RECORD={self.file}")
         server = self.serve(prefix=environment)
         client = server.client()
         client.put("x", ONES)
@@ -90,4 +108,12 @@ class RangesTest(o.FreshCase):
 
 
 if __name__ == "__main__":
-    o.main()
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--recorder", type=os.path.abspath)
+    programs, rest = parser.parse_known_args()
+    o.Program.path = os.path.abspath(programs.server)
+    recorder = programs.recorder
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        unittest.main(argv=[sys.argv[0], *rest])

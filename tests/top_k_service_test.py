@@ -72,6 +72,15 @@ def test_random_arrays_by_every_strategy_along_every_axis(server, client):
         assert answer.stats.device and strategy in ("", answer.stats.strategy)
 
 
+def test_bits_of_zeros_and_nans_are_kept(server, client):
+    bits = np.array([0x80000000, 0, 0xFFC00001, 0x7F800001, 0x7FC12345, 0x3F800000], np.uint32)
+    x = o.inline(bits.view(np.float32))
+    for smallest, order in ((False, [2, 3, 4, 5, 0, 1]), (True, [0, 1, 5, 2, 3, 4])):
+        answer = client.call("TopK", x=x, k=6, smallest=smallest)
+        assert list(o.to_numpy(answer.indices)) == order
+        assert answer.values.data == bits[order].tobytes()
+
+
 def test_results_in_buffers(server, client):
     array = RNG.integers(-50, 50, (20, 300)).astype(np.int32)
     values, indices = expected_of(array, 9)
