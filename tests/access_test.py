@@ -388,7 +388,8 @@ class AccessTest(o.FreshCase):
         self.assertEqual({name: end.reason for name, end in before.items()}, expected)
         for name, end in after.items():
             with self.subTest(name):
-                self.assertEqual(repr(end), repr(before[name]))
+                earlier = before[name]
+                self.assertEqual((end.metadata, end.text), (earlier.metadata, earlier.text))
                 self.assertIn("requested", end.metadata)
                 self.assertFalse({"free", "total"} & set(end.metadata), end)
                 self.assertNotIn("free", end.text)
