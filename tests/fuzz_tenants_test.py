@@ -31,7 +31,6 @@ import fuzz_model_test as f
 import outsider as o
 import random_requests as r
 from callers import Caller, Region, line_of, replace
-from fuzz_model_test import NAMES
 from outsider import eventually, outcome_of
 from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 
@@ -158,9 +157,6 @@ class TenantFuzzer(f.Fuzzer):
         check(self.most_buffers is None or count <= self.most_buffers, count, "buffers, no refusal")
         check(self.most_bytes is None or used <= self.most_bytes, used, "bytes, no refusal")
         return made
-
-    def pick_name(self):
-        return self.rng.choice((*NAMES, f"{self.tenant}-own"))
 
     def expect(self, outcome, *reasons, ok=False):
         refused, client = True, self.client

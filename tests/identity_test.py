@@ -394,13 +394,15 @@ class UsersTest(IdentityCase):
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls").stderr)
         self.assertEqual(self.run_as(0, "ls").returncode, 0)
 
-    def test_a_user_has_half_of_shared_memory(self):
+    def test_a_user_with_a_line_has_half_of_shared_memory(self):
         lines = [f"uid:{ANNA} write anna", f"uid:{BERT} write bert"]
         self.serve_unix(
             "--socket-mode", "0666", "--shared-memory-limit", "8192", *self.write(*lines)
         )
         for user in (ANNA, BERT):
             self.assertEqual(self.regions(user), [(16, ""), (0, "SHARED_MEMORY_EXHAUSTED")])
+        self.assertEqual({size for size, _ in self.regions(CARL)}, {0})
+        self.assertEqual({size for size, _ in self.regions(os.geteuid())}, {16})
 
     def test_silent_strangers_leave_room_at_the_socket_of_regions(self):
         self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna"))
@@ -414,11 +416,6 @@ class UsersTest(IdentityCase):
         own = Region(shared)
         self.addCleanup(own.connection.close)
         self.assertEqual(len(own.token), 16)
-
-    def test_regions_are_for_users_with_a_line(self):
-        self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna"))
-        for user, size in ((os.geteuid(), 16), (ANNA, 16), (BERT, 0)):
-            self.assertEqual({token for token, _ in self.regions(user)}, {size})
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def flood(arguments):
         o.make_stubs(folder)
         tenant = Caller(types.SimpleNamespace(address=arguments.at, clients=[]), "large")
         array, method, request = FLOODS[arguments.flood[0]](arguments)
-        tenant.put("flood", array)
+        tenant.put("flood", array, replace=True)
         call = getattr(tenant.c, method)
         call(request)
         print("ready", flush=True)

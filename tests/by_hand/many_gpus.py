@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "client" / "python")]
 
 import outsider as o  # noqa: E402
 
-ts = None  # the Python client's package; prepare() fills it in
+ts = None  # the Python client's package, which finds the stubs when it is imported
 ROUNDS = 7
 SEED = 26
 
@@ -45,15 +45,6 @@ def make(client, name, rows, columns, devices):
     row = o.inline(np.zeros(1, "f4"), o.view((1, columns), (0, 0)))
     client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices), timeout=300)
     return 1.5 * rows * columns
-
-
-def prepare(folder):
-    """Stubs, and beside them in the same package the client, which looks for them when it is imported."""
-    global ts
-    os.mkdir(os.path.join(folder, "tessera"))
-    sys.path.insert(0, folder)
-    ts = importlib.import_module("tessera")
-    o.make_stubs(folder)
 
 
 # --- Speed ----------------------------------------------------------------------------------------
@@ -140,7 +131,9 @@ def main(arguments, folder):
     gpus = devices[0].startswith("cuda")
     o.Program.path = os.path.abspath(arguments.server)
     o.Program.device = arguments.devices
-    prepare(folder)
+    o.make_stubs(folder)
+    global ts
+    ts = importlib.import_module("tessera")
     flags = ["--memory-limit", "92%" if gpus else "1Gi", "--shared-memory", f"{folder}/memory"]
     server = o.Server(folder, *flags, "--scratch-limit", "2Gi" if gpus else "256Mi")
     rows = []
