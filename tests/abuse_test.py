@@ -1500,24 +1500,20 @@ class ConnectionTest(Case):
         # What they have sent is 32 KiB each.
         self.assert_steady(server, die, count * 16 << 10)
 
-    def open_reflection(self, client, request, stop):
-        """A stream of reflection that rests after the request, until stop is set."""
-
-        def messages():
-            yield request
-            stop.wait(600)
-
-        method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        call = client.channel.stream_stream(method)(messages(), timeout=600)
-        self.addCleanup(stop.set)
-        return call
-
     def test_open_reflection_streams_take_no_threads(self):
         server = self.share()
         client, stop = server.client(), threading.Event()
+        self.addCleanup(stop.set)
+
+        def messages():
+            yield LIST_SERVICES
+            stop.wait(600)
+
         self.assert_serves(client)
         before = server.threads()
-        calls = [self.open_reflection(client, LIST_SERVICES, stop) for _ in range(100)]
+        method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        reflect = client.channel.stream_stream(method)
+        calls = [reflect(messages(), timeout=600) for _ in range(100)]
         for call in calls:
             self.assertIn(b"tessera.v1.ComputeService", next(call))
         self.assertLess(server.threads() - before, 24, "threads more for 100 reflection streams")

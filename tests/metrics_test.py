@@ -114,13 +114,6 @@ def read_all(connection):
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def talk(address, request):
-    """The whole answer to these bytes."""
-    with http_socket(address) as connection:
-        connection.sendall(request)
-        return read_all(connection)
-
-
 class MetricsCase(o.Case):
     def serve(self, *flags):
         server = super().serve("--metrics-listen", "127.0.0.1:0", "--memory-limit",
@@ -403,7 +396,9 @@ class HttpTest(MetricsCase):
         self.server = self.serve()
 
     def assert_code(self, request, code):
-        answer = talk(self.address, request)
+        with http_socket(self.address) as connection:
+            connection.sendall(request)
+            answer = read_all(connection)
         self.assertEqual(answer[:13], b"HTTP/1.1 %d " % code, request[:80])
         head, _, body = answer.partition(b"\r\n\r\n")
         length = int(re.search(rb"Content-Length: (\d+)", head)[1])

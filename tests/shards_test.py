@@ -111,34 +111,28 @@ def test_results_smaller_than_the_team(server, client):
 
 def test_a_device_that_is_full(server, client):
     """One shard that does not fit is enough, and then nothing is taken anywhere."""
-    limited = o.Server(server.log_path.parent, *FLAGS, "--memory-limit", f"{64 * unit(client)}")
-    try:
-        check_full_devices(limited.client())
-        assert limited.stop() in (0, None)
-    finally:
-        limited.kill()
-
-
-def check_full_devices(own):
-    names, step = own.devices(), unit(own)
-    floats = step // 4
-    own.put("most", np.zeros(60 * floats, np.float32), device=names[1])
-    before = used(own)
-    too_much = o.spec_of(np.zeros(16 * floats, np.float32), placement=names[:2])
-    outcome = own.attempt("CreateBuffer", name="x", spec=too_much)
-    assert outcome.reason == "QUOTA_EXCEEDED", outcome
-    assert outcome.metadata["device"] == names[1], outcome
-    assert int(outcome.metadata["requested"]) == 8 * step, outcome
-    assert int(outcome.metadata["free"]) == 4 * step, outcome
-    assert used(own) == before
-    # More than any device may hold fits several of them together.
-    own.call("DeleteBuffer", name="most")
-    assert eventually(lambda: not any(used(own)), 5), used(own)
-    large = np.zeros(100 * floats, np.float32)
-    outcome = own.attempt("CreateBuffer", name="large", spec=o.spec_of(large))
-    assert outcome.reason == "QUOTA_EXCEEDED", outcome
-    spec = o.spec_of(large, placement=names[:2])
-    assert own.attempt("CreateBuffer", name="large", spec=spec).ok
+    flags = (*FLAGS, "--memory-limit", f"{64 * unit(client)}")
+    with o.Server(server.log_path.parent, *flags) as limited:
+        own = limited.client()
+        names, step = own.devices(), unit(own)
+        floats = step // 4
+        own.put("most", np.zeros(60 * floats, np.float32), device=names[1])
+        before = used(own)
+        too_much = o.spec_of(np.zeros(16 * floats, np.float32), placement=names[:2])
+        outcome = own.attempt("CreateBuffer", name="x", spec=too_much)
+        assert outcome.reason == "QUOTA_EXCEEDED", outcome
+        assert outcome.metadata["device"] == names[1], outcome
+        assert int(outcome.metadata["requested"]) == 8 * step, outcome
+        assert int(outcome.metadata["free"]) == 4 * step, outcome
+        assert used(own) == before
+        # More than any device may hold fits several of them together.
+        own.call("DeleteBuffer", name="most")
+        assert eventually(lambda: not any(used(own)), 5), used(own)
+        large = np.zeros(100 * floats, np.float32)
+        outcome = own.attempt("CreateBuffer", name="large", spec=o.spec_of(large))
+        assert outcome.reason == "QUOTA_EXCEEDED", outcome
+        spec = o.spec_of(large, placement=names[:2])
+        assert own.attempt("CreateBuffer", name="large", spec=spec).ok
 
 
 def test_copies(server, client):
