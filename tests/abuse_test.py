@@ -1258,7 +1258,8 @@ class MessageTest(Case):
         for module in (o.buffers, o.compute):
             (service,) = module.DESCRIPTOR.services_by_name.values()
             for method in service.methods:
-                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01",
+                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01",
+                       b"\x08" + b"\xff" * 10 + b"\x01",
                        b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
