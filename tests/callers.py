@@ -25,17 +25,11 @@ class Bearer(
     def __init__(self, *metadata):
         self.metadata = metadata
 
-    def _with(self, details):
-        return details._replace(metadata=[*(details.metadata or ()), *self.metadata])
+    def add(self, go_on, details, request):
+        metadata = [*(details.metadata or ()), *self.metadata]
+        return go_on(details._replace(metadata=metadata), request)
 
-    def intercept_unary_unary(self, go_on, details, request):
-        return go_on(self._with(details), request)
-
-    def intercept_unary_stream(self, go_on, details, request):
-        return go_on(self._with(details), request)
-
-    def intercept_stream_unary(self, go_on, details, requests):
-        return go_on(self._with(details), requests)
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_unary = add
 
 
 class Caller(o.Client):

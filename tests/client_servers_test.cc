@@ -193,9 +193,9 @@ TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
   EXPECT_EQ(ErrorMetadata(client.Dot("x", "x").status())["name"], "x");
 }
 
-TEST(OneServer, TheExampleOfTheReadme) {
+TEST(OneServer, RunsTheExampleOfTheCppPage) {
   ServerProcess server;
-  const std::string command = std::string(TESSERA_README_EXAMPLE) + " " + server.address();
+  const std::string command = std::string(TESSERA_CPP_EXAMPLE) + " " + server.address();
   FILE* const output = ::popen(command.c_str(), "r");
   ASSERT_NE(output, nullptr);
   std::string line(200, '\0');

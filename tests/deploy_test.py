@@ -172,7 +172,7 @@ class ChartTest(unittest.TestCase):
         used = set()
         for path in CHART.rglob("templates/**/*"):
             if path.is_file():
-                used |= set(re.findall(r"\.Values\.([\w.]+)", path.read_text()))
+                used |= set(re.findall(r"\.Values\.(\w+(?:\.\w+)*)", path.read_text()))
         for name in used:
             found = values
             for part in name.split("."):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What `cmake --install` installs works from any folder: programs find their library, and a project
-of somebody else finds the client library, builds the example of README.md with it, and runs it.
+of somebody else finds the client library, builds the example of docs/cpp.md with it, and runs it.
 
 usage: install_test.py --build build/release [unittest arguments]
 """
@@ -51,7 +51,7 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(libraries, {str(self.prefix / "lib/tessera/libtessera_kernels.so")})
 
     def test_consumer(self):
-        example = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        example = re.search(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)
         main, out = self.folder / "main.cc", self.folder / "consumer"
         main.write_text(example[1])
         self.run_command(

@@ -313,7 +313,7 @@ class CountsTest(MetricsCase):
     def test_what_waits_and_runs(self):
         if o.Program.device != "cpu":
             self.skipTest("its products would be over at once")
-        self.serve("--workers", "1", "--inline", "0", "--queue", "2",
+        self.serve("--workers", "1", "--queue", "2",
                    "--max-slow-operation-seconds", "300")
         # Large enough not to be over before the others wait.
         self.client.put("a", np.ones((1600, 1), np.float32))

@@ -7,7 +7,6 @@ usage: python_dask_test.py --server build/bin/tessera-server [unittest arguments
 
 import concurrent.futures
 import gc
-import itertools
 import logging
 import os
 import pickle
@@ -15,7 +14,6 @@ import signal
 import sys
 import tempfile
 import unittest
-import warnings
 
 import grpc
 import numpy as np
@@ -35,7 +33,7 @@ import tessera as ts
 import tessera.dask as td
 from home import home_of
 from relay import Relay
-from tessera.dask import _servers, _tree
+from tessera.dask import _servers
 
 RNG = np.random.default_rng(20261125)
 FLAGS = ("--import-from", "127.0.0.1:*", "--no-warm-up", "--workers", "2")
@@ -288,180 +286,6 @@ class OneProcess(Local):
                 self.assertEqual(got.dtype, expected.dtype)
 
 
-def random_chunks(n):
-    """Of up to 7 blocks, some of them perhaps empty."""
-    cuts = sorted(RNG.integers(0, n + 1, RNG.integers(0, 7)))
-    return tuple(int(end - begin) for begin, end in zip([0, *cuts], [*cuts, n]))
-
-
-class SameBits(Local):
-    """tessera.dask.sum and its like: the bits of one buffer, whatever the chunks."""
-
-    def same(self, *pairs):
-        """Of a lazy array of Dask and an expression of one buffer each."""
-        computed = dask.compute(*(found for found, _ in pairs), scheduler="threads")
-        for (found, expression), got in zip(pairs, computed):
-            expected = expression.numpy()
-            self.assertIsInstance(found, da.Array)
-            self.assertEqual((found.shape, found.dtype), (expected.shape, expected.dtype))
-            self.assertIsInstance(got, np.ndarray if expected.shape else np.generic)
-            self.assertEqual(got.dtype, expected.dtype)
-            self.assertEqual(np.asarray(got).tobytes(), np.asarray(expected).tobytes())
-        return computed
-
-    def test_whole_arrays(self):
-        for shape in ((300_000,), (70_001,), (401, 300), (1, 1, 90_000), (50, 60, 70), (3,), (1, 1), ()):
-            for dtype in ("f4", "f8", "f2", "i4", "i8"):
-                x = RNG.normal(scale=0.3 if dtype[0] == "f" else 900, size=shape).astype(dtype)
-                axis = next((i for i, extent in enumerate(shape) if extent != 1), 0)
-                chunks = tuple(
-                    random_chunks(extent) if i == axis else (extent,) for i, extent in enumerate(shape)
-                )
-                a, b = td.put(da.from_array(x, chunks=chunks)), _servers.own().put(x)
-                with self.subTest(shape=shape, dtype=dtype, chunks=chunks):
-                    pairs = [
-                        (td.sum(a), b.sum()), (td.prod(a), b.prod()), (td.mean(a), b.mean()),
-                        (td.var(a), b.var()), (td.var(a, ddof=1), b.var(ddof=1)),
-                        (td.std(a, ddof=1.5), b.std(ddof=1.5)),
-                    ]
-                    if len(shape) == 1:
-                        y = RNG.permutation(x)
-                        c = td.put(da.from_array(y, chunks=chunks))
-                        pairs.append((td.dot(a, c), b @ _servers.own().put(y)))
-                    self.same(*pairs)
-
-    def test_chunks_of_the_tree(self):
-        """As tests/tree_test.cc has them."""
-        for n, size, chunk in (
-            (1, 4, 8192), (8192, 4, 8192), (8193, 4, 4096), (2**20, 4, 4096), (2**20 + 1, 4, 8192),
-            (2**24, 4, 28 * 1024), (2**26, 4, 60 * 1024), (2**30, 4, 252 * 1024),
-            (2**34, 4, 1020 * 1024), (2**20, 8, 4096), (2**20, 2, 8192),
-        ):  # fmt: skip
-            self.assertEqual(_tree._chunk_of(n, size), chunk, (n, size))
-
-    def test_many_blocks_in_a_chunk_of_the_tree(self):
-        x = RNG.normal(size=20_000).astype(np.float32)
-        whole = _servers.own().put(x)
-        for size in (7, 4096, 4097):
-            a = td.put(da.from_array(x[: 40 * size], chunks=size))
-            b = whole[: 40 * size]
-            self.same((td.sum(a), b.sum()), (td.dot(a, a), b @ b))
-
-    def test_bytes_and_truth_values(self):
-        x = RNG.integers(0, 200, 30_000).astype(np.uint8)
-        a = td.put(da.from_array(x, chunks=7001))
-        for made, expected in (
-            (td.sum(a), x.sum(dtype="i8")), (td.prod(a), x.prod(dtype="i8")), (td.mean(a), x.mean()),
-            (td.sum(a > 9), (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()), (td.dot(a > 9, a > 99), True),
-        ):  # fmt: skip
-            got = made.compute(scheduler="threads")
-            self.assertEqual((got, got.dtype), (expected, np.asarray(expected).dtype))
-        self.same((td.var(a), _servers.own().put(x).var()))
-
-    def test_bf16(self):
-        x = RNG.normal(size=50_000).astype(np.float32)
-        whole = _servers.own().put(x, dtype="bf16")
-        places = []
-        for i, (begin, end) in enumerate(((0, 1000), (1000, 30_001), (30_001, 50_000))):
-            _servers.own().put(x[begin:end], f"bf16/{i}", dtype="bf16", replace=True)
-            places.append((self.servers[0].address, f"bf16/{i}"))
-        a = td.from_buffers(places)
-        self.same((td.sum(a), whole.sum()), (td.mean(a), whole.mean()),
-                  (td.dot(a, a), whole @ whole), (td.std(a, ddof=1), whole.std(ddof=1)))
-
-    def test_views_and_results(self):
-        x = RNG.normal(size=(300, 200)).astype(np.float32)
-        a, b = td.put(da.from_array(x, chunks=(90, 200))), _servers.own().put(x)
-        rows = td.sum(a, axis=1)  # NumPy arrays of the workers
-        sums = b.sum(axis=1).save().sum()
-        self.same((td.sum(a[::-1, ::2]), b[::-1, ::2].sum()), (td.sum(rows), sums),
-                  (td.sum(a.T.rechunk((70, 300))), b.T.sum()),
-                  (td.sum(td.sum(td.put(x), axis=1)), sums))
-
-    def test_sums_that_leave_the_range_on_their_way(self):
-        x = np.repeat(np.float32([3e38, -3e38]), 30_000)
-        x[-1] = 1
-        for chunks in (60_000, 9999):
-            a = td.put(da.from_array(x, chunks=chunks))
-            b = _servers.own().put(x)
-            self.assertTrue(np.isfinite(b.sum().item()))
-            self.same((td.sum(a), b.sum()), (td.mean(a), b.mean()), (td.dot(a, a), b @ b))
-        x[0] = np.nan
-        self.same((td.sum(td.put(da.from_array(x, chunks=7000))), _servers.own().put(x).sum()))
-
-    def test_no_elements(self):
-        for shape in ((0,), (0, 5), (4, 0)):
-            a, x = td.put(da.zeros(shape, dtype="f4")), np.zeros(shape, np.float32)
-            b = _servers.own().put(x)
-            self.same((td.sum(a), b.sum()), (td.prod(a), b.prod()), (td.mean(a), b.mean()),
-                      (td.std(a), b.std()))
-        zero = _servers.own().put([0.0]).sum()
-        self.same((td.dot(td.put(da.zeros(0)), td.put(da.zeros(0))), zero))
-
-    def test_axes(self):
-        for shape, cut in (((90, 70, 50), 0), ((1, 300, 400), 1), ((5, 300_000), 0)):
-            x = RNG.normal(size=shape).astype(np.float32)
-            chunks = tuple(
-                random_chunks(extent) if i == cut else (extent,) for i, extent in enumerate(shape)
-            )
-            a, b = td.put(da.from_array(x, chunks=chunks)), _servers.own().put(x)
-            for axis in (-1, tuple(range(cut + 1, len(shape)))):
-                with self.subTest(shape=shape, chunks=chunks, axis=axis):
-                    self.same((td.sum(a, axis), b.sum(axis)), (td.mean(a, axis), b.mean(axis)),
-                              (td.std(a, axis, ddof=1), b.std(axis, ddof=1)),
-                              (td.std(a, axis, ddof=np.int64(1)), b.std(axis, ddof=1)),
-                              (td.prod(a, axis), b.prod(axis)))
-        # Results of more than a megabyte stay on the servers, as what smaller ones are.
-        x = RNG.integers(0, 255, (300_000, 3), dtype=np.uint8)
-        a, b = td.put(da.from_array(x, chunks=(150_000, 3))), _servers.own().put(x)
-        self.same((td.numpy(td.sum(a, 1)), b.sum(1)), (td.sum(td.sum(a, 1)), b.sum(1).sum()))
-        y = td.put(da.from_array(x.astype("f4"), chunks=(150_000, 3)))
-        b = _servers.own().put(x.astype("f4"))
-        self.same((td.numpy(td.std(y, 1, ddof=np.float64(1))), b.std(1, ddof=1)))
-        # Rows without elements.
-        a, b = td.put(da.zeros((4, 0), dtype="f4", chunks=(2, 0))), _servers.own().put(np.zeros((4, 0), "f4"))
-        self.same(*((getattr(td, name)(a, 1), getattr(b, name)(1))
-                    for name in ("sum", "prod", "mean", "var", "std")),
-                  (td.var(a, 1, ddof=-1), b.var(1, ddof=-1)))
-
-    def test_deviations_of_fewer_than_they_take(self):
-        """They are infinite, or NaN where nothing deviates, as NumPy's."""
-        for n, dtype in itertools.product((1, 4), ("f4", "i4")):
-            x = np.arange(3 * n, dtype=dtype).reshape(3, n)
-            x[0] = 5
-            pairs, expected = [], []
-            for array, axis in ((x, 1), (x, None), (np.full_like(x, 2), None)):
-                a, b = td.put(da.from_array(array, chunks=(2, n))), _servers.own().put(array)
-                count = n if axis else array.size
-                ddofs = (count - 1, count - 0.5, count, count + 2)
-                for name, ddof in itertools.product(("var", "std"), ddofs):
-                    pairs.append((getattr(td, name)(a, axis, ddof=ddof),
-                                  getattr(b, name)(axis, ddof=ddof)))
-                    with warnings.catch_warnings(), np.errstate(all="ignore"):
-                        warnings.simplefilter("ignore")
-                        expected.append(getattr(np, name)(array, axis=axis, ddof=ddof))
-            for got, want in zip(self.same(*pairs), expected):
-                np.testing.assert_allclose(got, want, rtol=1e-5)
-
-    def test_what_is_refused(self):
-        x = td.put(da.ones((40, 30), chunks=(10, 15)))
-        with self.assertRaisesRegex(ValueError, r"x\.rechunk\(\{1: -1\}\)"):
-            td.sum(x)
-        self.assertEqual(td.sum(x.rechunk({1: -1})).compute(scheduler="threads"), 1200)
-        whole = x.rechunk({1: -1})
-        for axis in (0, (0, 1), -2):
-            with self.assertRaisesRegex(ValueError, r"x\.sum\(axis\)"):
-                td.sum(whole, axis)
-        with self.assertRaisesRegex(TypeError, "tessera.dask.put"):
-            td.sum(da.ones(4))
-        with self.assertRaisesRegex(ValueError, "not known"):
-            td.sum(whole[whole[:, 0] > 0])
-        with self.assertRaisesRegex(ValueError, "rechunk"):
-            td.dot(x[:, 0], x[:, 1].rechunk(7))
-        with self.assertRaisesRegex(ValueError, "shapes"):
-            td.dot(whole, whole)
-
-
 class Cluster(unittest.TestCase):
     """Four workers, each a process with a server beside it."""
 
@@ -538,23 +362,6 @@ class Cluster(unittest.TestCase):
                 got = td.numpy(found).compute()
                 self.assertIsInstance(got, (np.ndarray, np.generic))
                 np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
-
-    def test_same_bits(self):
-        for dtype in (np.float32, np.float64, np.int32):
-            x = RNG.normal(scale=99, size=(500, 700)).astype(dtype)
-            with ts.connect(self.servers[0].address) as client:
-                whole = client.put(x)
-                expected = [one.numpy() for one in (whole.sum(), whole.mean(), whole.std(ddof=1))]
-                rows = whole.sum(axis=1).numpy()
-                vector = (whole.reshape(-1) @ whole.reshape(-1)[::-1].copy()).numpy()
-            for chunks in ((500, 700), ((1, 3, 200, 0, 296), 700), (37, 700)):
-                a = self.put(x, chunks)
-                found = dask.compute(td.sum(a), td.mean(a), td.std(a, ddof=1))
-                for got, want in zip(found, expected):
-                    self.assertEqual((got.tobytes(), got.dtype), (want.tobytes(), want.dtype))
-                np.testing.assert_array_equal(td.sum(a, axis=1).compute(), rows)
-            flat, back = (self.put(one, 99_999) for one in (x.reshape(-1), x.reshape(-1)[::-1]))
-            self.assertEqual(td.dot(flat, back).compute().tobytes(), vector.tobytes())
 
     def test_large_partial_results(self):
         """Chunks of products are above what comes home: they are added where they are."""
