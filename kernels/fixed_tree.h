@@ -96,15 +96,4 @@ constexpr Tree FixedTree(std::int64_t n, std::int64_t size) {
   return MakeTree(n, size, TreeRows(n, size));
 }
 
-// The chunks [first, end) of the tree that elements [first, first + n) of its array are. REQUIRES: they
-// are whole chunks, of which the array's last may be short; or none.
-struct TreeChunks {
-  std::int64_t first;
-  std::int64_t end;
-};
-constexpr TreeChunks ChunksOf(const Tree& tree, std::int64_t first, std::int64_t n) {
-  if (tree.n == 0) return {0, 1};
-  return {(first + tree.chunk - 1) / tree.chunk, (first + n + tree.chunk - 1) / tree.chunk};
-}
-
 }  // namespace tessera

@@ -510,12 +510,6 @@ Tree FixedTreeOf(const Problem& p) {
   return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
 }
 
-// The fixed tree of the whole array.
-template <class Problem>
-Tree FixedTreeOf(const Problem& p, const ArrayPart& part) {
-  return FixedTree(part.elements, static_cast<std::int64_t>(SizeOf(p.dtype)));
-}
-
 // What folding along the tree costs. value_bytes: TreeWideBytes where the values of chunks travel
 // through device memory, 0 where they stay with a core.
 Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes);

@@ -1,6 +1,7 @@
 #include "server/core.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <new>
 #include <utility>
@@ -16,6 +17,10 @@ namespace {
 
 // For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10 Mbit/s.
 constexpr absl::Duration kDrainPause = absl::Seconds(5);
+
+// An idle worker polls for twice the mean interval of the last operations, if that is no longer than
+// this; otherwise it sleeps at once.
+constexpr std::chrono::microseconds kSpin{200};
 
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
@@ -93,9 +98,10 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (limit == 0) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
                        absl::StrCat("nothing is left for buffers of device ", device->info().name,
-                                    ": of its memory ", device->FreeBytes(),
-                                    " bytes are free, and --host-memory and, where it is on, "
-                                    "--shared-memory-limit take all of it"),
+                                    ": ", device->FreeBytes(), " bytes of its memory are free",
+                                    device->info().backend == Backend::kCpu
+                                        ? ", and --host-memory and --shared-memory-limit take them"
+                                        : ""),
                        {{"field", "memory-limit"}, {"limit", "0"}});
     }
     if (limit > free) {
@@ -132,25 +138,21 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto place = std::make_unique<Place>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
-    auto compute = Executor::Start(
-        *device,
-        {.workers = options.workers,
-         .reserve = reserve,
-         .queue_length = options.queue,
-         .spin = absl::ToChronoMicroseconds(options.spin),
-         .scratch = &place->scratch,
-         .shares_loops = true,
-         .overrun = device->info().backend == Backend::kCpu
-                        ? absl::Seconds(options.max_operation_seconds)
-                        : absl::InfiniteDuration()},
-        [&](Stream& stream) {
-          absl::Status status;
-          if (options.warm_up) {
-            status = WarmUp(stream, place->pace, std::exchange(first_stream, false));
-          }
-          if (status.ok()) status = SetLinger(stream, absl::ToChronoMicroseconds(options.linger));
-          return status;
-        });
+    auto compute =
+        Executor::Start(*device,
+                        {.workers = options.workers,
+                         .reserve = reserve,
+                         .queue_length = options.queue,
+                         .spin = kSpin,
+                         .scratch = &place->scratch,
+                         .shares_loops = true,
+                         .overrun = device->info().backend == Backend::kCpu
+                                        ? absl::Seconds(options.max_operation_seconds)
+                                        : absl::InfiniteDuration()},
+                        [&](Stream& stream) -> absl::Status {
+                          if (!options.warm_up) return absl::OkStatus();
+                          return WarmUp(stream, place->pace, std::exchange(first_stream, false));
+                        });
     if (!compute.ok()) return compute.status();
     auto transfers =
         Executor::Start(*device, {.workers = options.transfer_workers,

@@ -65,7 +65,6 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.memory_limit.Resolve(1000), 900u);
   EXPECT_EQ(options.queue, 1024u);
   EXPECT_EQ(options.workers, 4);
-  EXPECT_EQ(options.transfer_workers, 2);
   EXPECT_EQ(options.max_message, (4u << 20) + (64u << 10));
   EXPECT_EQ(options.max_connections, 4096u);
   EXPECT_EQ(options.max_streams, 1024);
@@ -91,14 +90,13 @@ TEST(Options, Flags) {
       "--listen 0.0.0.0:1 --listen unix:/tmp/s --device cuda:1 --device cpu --memory-limit 2Gi "
       "--queue 7 --workers 3 --max-message 1Mi --default-ttl 10m --max-ttl 2h --upload-timeout 0 "
       "--drain-delay 5s --drain-timeout 500ms --log-level debug --log-format json --no-reflection "
-      "--transfer-workers 64 --max-connections 9 --max-streams 5 --connection-idle 0 "
+      "--max-connections 9 --max-streams 5 --connection-idle 0 "
       "--slow-call 250ms --metrics-listen localhost:0");
   EXPECT_EQ(options.listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
   EXPECT_EQ(options.devices, (std::vector<std::string>{"cuda:1", "cpu"}));
   EXPECT_EQ(options.memory_limit.Resolve(0), std::uint64_t{2} << 30);
   EXPECT_EQ(options.queue, 7u);
   EXPECT_EQ(options.workers, 3);
-  EXPECT_EQ(options.transfer_workers, 64);
   EXPECT_EQ(options.max_message, 1u << 20);
   EXPECT_EQ(options.max_connections, 9u);
   EXPECT_EQ(options.max_streams, 5);
@@ -221,7 +219,6 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
   for (const auto& [flag, value] :
        std::vector<std::pair<std::string, std::string>>{{"--queue", "0"},
                                                         {"--workers", "many"},
-                                                        {"--transfer-workers", "0"},
                                                         {"--memory-limit", "lots"},
                                                         {"--memory-limit", "0"},
                                                         {"--memory-limit", "101%"},
@@ -234,8 +231,7 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
                                                         {"--log-level", "loud"},
                                                         {"--log-format", "xml"},
                                                         {"--connection-idle", "soon"},
-                                                        {"--slow-call", "soon"},
-                                                        {"--transfer-workers", "65"}})
+                                                        {"--slow-call", "soon"}})
     ExpectRefused({flag, value}, flag);
   ExpectRefused({"--bogus"}, "--bogus");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");

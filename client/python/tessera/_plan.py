@@ -47,8 +47,9 @@ class Stats:
     a map that of each of its nodes alone, |error| <= roundoff * |value|),
     queue_us that it waited, total_us from the call's acceptance to its answer, moved_bytes of
     operands that were copied from other devices, prepared_bytes of copies and parts of operands that
-    an earlier call or step had made, and how many devices worked. kernel_us is 0 unless the expression was made by
-    with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
+    an earlier call or step had made, and how many devices worked. kernel_us is 0 unless the
+    expression was made by with_(timing=True); queue_us and total_us are 0 of the steps of a
+    program."""
 
     operation: str
     strategy: str
