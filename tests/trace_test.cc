@@ -19,14 +19,8 @@ std::string Header(const std::string& text) {
 }
 
 TEST(TraceTest, ReadsIdsAndTheBitOfTheFlagsThatSaysSampled) {
-  for (const auto& [flags, sampled] : {std::pair("00", false),
-                                       {"01", true},
-                                       {"02", false},
-                                       {"03", true},
-                                       {"fe", false},
-                                       {"ff", true},
-                                       {"0a", false},
-                                       {"10", false}}) {
+  for (const std::string flags : {"00", "01", "02", "03", "fe", "ff", "0a", "10"}) {
+    const bool sampled = flags == "01" || flags == "03" || flags == "ff";
     const Trace trace = ParseTraceparent(Header("00-ID-PARENT-") + flags);
     EXPECT_TRUE(trace.known) << flags;
     EXPECT_EQ(trace.id(), kId);
