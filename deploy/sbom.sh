@@ -8,8 +8,8 @@
 #        sbom.sh document NAME VERSION      reads rows and writes the document of NAME
 #
 # A row is RELATION, name, version, architecture, maintainer, home page and package URL, with tabs
-# between. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what the
-# package is of NAME, as BUILD_DEPENDENCY_OF.
+# between. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what
+# the package is of NAME, as BUILD_DEPENDENCY_OF.
 set -euo pipefail
 
 owners() {

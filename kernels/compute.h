@@ -164,12 +164,13 @@ std::string ToString(const Shape& shape);
 class Team {
  public:
   virtual ~Team() = default;
-  // The memory that they share: shards of the array at that address. All of them reach all operands.
+  // The memory that they share: shards of the array at that address. All of them reach all
+  // operands.
   virtual const void* data() const = 0;
   virtual absl::Span<const Shard> shards() const = 0;
-  // A stream of each of these devices, in the order of the shards: `own` on its device, on the others
-  // streams that stop with it. They stay until the team goes. May wait for other teams. UNAVAILABLE /
-  // DEVICE_LOST.
+  // A stream of each of these devices, in the order of the shards: `own` on its device, on the
+  // others streams that stop with it. They stay until the team goes. May wait for other teams.
+  // UNAVAILABLE / DEVICE_LOST.
   virtual absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) = 0;
 };
 
@@ -188,8 +189,8 @@ struct RunOptions {
   // Makes all checks and leaves it at that: nothing is asked, allocated or launched, and no memory
   // of operands is read, whose addresses may be null.
   bool check_only = false;
-  // Who works on it beside the stream's device, where the operation can be shared out and is worth it;
-  // null: nobody. With it, enqueue_only does not count.
+  // Who works on it beside the stream's device, where the operation can be shared out and is worth
+  // it; null: nobody. With it, enqueue_only does not count.
   Team* team = nullptr;
   // For operations whose result is an array: returns once the work is enqueued. Whoever calls
   // synchronises the stream before the result is read from elsewhere, and before operands go.
@@ -233,8 +234,8 @@ class Output {
   std::optional<absl::FunctionRef<absl::StatusOr<void*>()>> ask_;
 };
 
-// An expression on the way into an operation or out of it. Its operand 0 is what the operation would
-// take or give without it, and `with` are the others, from 1 on.
+// An expression on the way into an operation or out of it. Its operand 0 is what the operation
+// would take or give without it, and `with` are the others, from 1 on.
 struct MapStage {
   absl::Span<const ExpressionNode> expression;
   absl::Span<const View> with;
@@ -268,17 +269,18 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 //     another strategy has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
 // Dot and Reduce by the strategies that are chosen, Add, Map, and copies take strided and repeated
-// operands as they are, or in pieces of bounded size. What an expression makes for Reduce is computed
-// where it is folded or in pieces of bounded size; it is scratch memory of the array's size for
-// named strategies that are no trees, for Matmul, and for a folded outermost axis, but for columns that
-// go in parts beyond the limit. Else results have the bits of Map into an array and the operation on it.
+// operands as they are, or in pieces of bounded size. What an expression makes for Reduce is
+// computed where it is folded or in pieces of bounded size; it is scratch memory of the array's
+// size for named strategies that are no trees, for Matmul, and for a folded outermost axis, but for
+// columns that go in parts beyond the limit. Else results have the bits of Map into an array and
+// the operation on it.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
                                        const RunOptions& options, const MapStage* in = nullptr);
-// part: null, or what x is of an array whose rows are to have the bits that they have there. A row is
-// all elements from the first of the axes on. INVALID_ARGUMENT / BAD_PART {first, elements, row}: x is
-// not whole rows of such an array, or the outermost axis is folded.
+// part: null, or what x is of an array whose rows are to have the bits that they have there. A row
+// is all elements from the first of the axes on. INVALID_ARGUMENT / BAD_PART {first, elements,
+// row}: x is not whole rows of such an array, or the outermost axis is folded.
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options, const MapStage* in = nullptr,
@@ -297,31 +299,32 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
                               bool smallest, const Output& values, const Output& indices,
                               const RunOptions& options);
 
-// Dot and Reduce of parts of arrays: each folds those chunks of the whole arrays' fixed tree that its
-// operands are, and gives `values` in place of a value: one for each chunk, in order, of the same number
-// of bytes, whose meaning is the library's alone. The values of all chunks, one behind the other, make
-// the result: bit by bit that of RunDot and RunReduce on the whole arrays by the same strategy, whatever
-// the division and the devices; an array without elements is one part. The strategies are fixed_tree,
-// the default, and compensated. Where fixed_tree's result is not finite, of F32 and BF16, of Dot and of
-// SUM, MEAN and NORM_L1, that of the whole is compensated's: whoever has all parts folds all of them
-// once more, by that.
-//   INVALID_ARGUMENT / BAD_PART {first, elements, chunk}: the operands' elements do not begin and end at
-//     multiples of `chunk` elements or at the array's end, or the array has more than kMostPartBytes; {strategy}: it takes whole arrays alone;
-//     {expected, given}: bytes of the values of all chunks
+// Dot and Reduce of parts of arrays: each folds those chunks of the whole arrays' fixed tree that
+// its operands are, and gives `values` in place of a value: one for each chunk, in order, of the
+// same number of bytes, whose meaning is the library's alone. The values of all chunks, one behind
+// the other, make the result: bit by bit that of RunDot and RunReduce on the whole arrays by the
+// same strategy, whatever the division and the devices; an array without elements is one part. The
+// strategies are fixed_tree, the default, and compensated. Where fixed_tree's result is not finite,
+// of F32 and BF16, of Dot and of SUM, MEAN and NORM_L1, that of the whole is compensated's: whoever
+// has all parts folds all of them once more, by that.
+//   INVALID_ARGUMENT / BAD_PART {first, elements, chunk}: the operands' elements do not begin and
+//     end at multiples of `chunk` elements or at the array's end, or the array has more than
+//     kMostPartBytes; {strategy}: it takes whole arrays alone; {expected, given}: bytes of the
+//     values of all chunks
 //   INVALID_ARGUMENT / BAD_DTYPE: elements of a byte
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{1} << 46;  // chunks of 4 GiB
 absl::StatusOr<ScalarResult> RunDotPart(Stream& stream, const View& a, const View& b,
                                         const ArrayPart& part, const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReducePart(Stream& stream, const View& x, ReduceOp op,
                                            const ArrayPart& part, const RunOptions& options);
-// The result. A Dot's values finish as kSum. The host computes it: the device only says which strategies
-// there are. Thread safe.
+// The result. A Dot's values finish as kSum. The host computes it: the device only says which
+// strategies there are. Thread safe.
 absl::StatusOr<ScalarResult> FinishParts(const Device& device, DType dtype, ReduceOp op,
                                          std::int64_t elements, std::string_view strategy,
                                          std::string_view values);
 
-// Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous and
-// short.
+// Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous
+// and short.
 bool FitsBatch(const View& operand);
 
 // Many short vectors at once, with a launch for a thousand of them: results[i] is, bit by bit and
@@ -338,10 +341,10 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
-// The same to memory of another device: directly where Stream::ReachesPeer, else by way of the host.
-// It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or
-// elements are converted. view is on the device of `from`, out on that of `to`; both streams are the
-// caller's for the call. Looks at stopped() of both between pieces.
+// The same to memory of another device: directly where Stream::ReachesPeer, else by way of the
+// host. It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or
+// elements are converted. view is on the device of `from`, out on that of `to`; both streams are
+// the caller's for the call. Looks at stopped() of both between pieces.
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 

@@ -76,8 +76,8 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 // Short arrays make enough chunks for every SM to begin at once. In long ones the
 // chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
 // the same memory channels at the same time. The longest, which several GPUs share, make more of
-// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round takes
-// as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
+// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round
+// takes as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
 // arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
@@ -96,8 +96,8 @@ constexpr Tree FixedTree(std::int64_t n, std::int64_t size) {
   return MakeTree(n, size, TreeRows(n, size));
 }
 
-// The chunks [first, end) of the tree that elements [first, first + n) of its array are. REQUIRES: they
-// are whole chunks, of which the array's last may be short; or none.
+// The chunks [first, end) of the tree that elements [first, first + n) of its array are. REQUIRES:
+// they are whole chunks, of which the array's last may be short; or none.
 struct TreeChunks {
   std::int64_t first;
   std::int64_t end;

@@ -197,8 +197,8 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
 }
 
 // f64 products that repay what `ozaki_f64` does beside its products of bytes, whatever the tree for
-// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a side
-// and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
+// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a
+// side and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;
@@ -208,10 +208,10 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
-// Products with few steps along k and few rows or columns, of which the tree has seen few: reading the long
-// operand and writing c is all that counts. With 400000 columns `outer_product` takes 0.79 of the time of
-// `naive` (median of 30 shapes and types, 0.45 to 1.6); with as many rows `naive` takes 0.50 of the time of
-// `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
+// Products with few steps along k and few rows or columns, of which the tree has seen few: reading
+// the long operand and writing c is all that counts. With 400000 columns `outer_product` takes 0.79
+// of the time of `naive` (median of 30 shapes and types, 0.45 to 1.6); with as many rows `naive`
+// takes 0.50 of the time of `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
 std::string_view ThinStrategy(const MatmulProblem& problem) {
   constexpr std::int64_t kFewSteps = 8, kFew = 16, kMany = 1024;
   if (problem.k > kFewSteps) return "";
@@ -219,8 +219,8 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how much
-// there is differs from GPU to GPU, and what others take at the time should not decide.
+// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how
+// much there is differs from GPU to GPU, and what others take at the time should not decide.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
@@ -234,9 +234,9 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // On a GPU, but for large products of f64, by what random ones took (kernels/tuning.h); always as
 // long as the error bound is no larger than that of the library or what stands in for it: f32
 // operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when they
-// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores, but
-// on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to one core
-// (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
+// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores,
+// but on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to
+// one core (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {

@@ -240,9 +240,9 @@ TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
 }
 
 // VARIANCE and STD: a column adds the differences from its first element of the segment and their
-// squares, which costs no division an element and does not cancel: no element of a segment is further
-// from the mean than the sum of squared deviations allows, so that with c elements the squares are at
-// most 1 + c times the deviations that are wanted. Segments merge as Moments do.
+// squares, which costs no division an element and does not cancel: no element of a segment is
+// further from the mean than the sum of squared deviations allows, so that with c elements the
+// squares are at most 1 + c times the deviations that are wanted. Segments merge as Moments do.
 template <class T>
 struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, ReduceOp::kStd> {
   using Wide = Moments<SquaresOf<T>>;

@@ -14,7 +14,8 @@
 namespace tessera {
 namespace {
 
-// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10 Mbit/s.
+// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10
+// Mbit/s.
 constexpr absl::Duration kDrainPause = absl::Seconds(5);
 
 // Enough for two downloads.
@@ -22,8 +23,8 @@ constexpr std::size_t kLeastSlots = 6;
 
 // Memory of the CPU device takes about as long to find as the wire does to fill it.
 constexpr int kChoreThreads = 4;
-// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of devices
-// hold.
+// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of
+// devices hold.
 constexpr std::size_t kWaitingChores = 1024;
 
 // Returns how much memory of a device buffers may use. Devices of the CPU share the host's memory

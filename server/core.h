@@ -93,9 +93,9 @@ class Core {
   const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
   // Messages: requests from their acceptance to their end, those of streams, inline results.
   Budget& host_memory() { return host_memory_; }
-  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one has
-  // half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS,
-  // TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
+  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one
+  // has half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS,
+  // TOO_MANY_DOWNLOADS, TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
   struct StreamPlace {
     Charge own;
     Charge all;
@@ -141,8 +141,8 @@ class Core {
   static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
   // Host memory for messages of a call, which goes on to need what it holds already.
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong where
-  // others hold the rest.
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong
+  // where others hold the rest.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
   // What a unary call holds from its acceptance to its end.
@@ -156,8 +156,8 @@ class Core {
   // For how long the server waits for a client: limit, which an option says, or less while it
   // stops.
   absl::Duration Patience(absl::Duration limit) const;
-  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason {limit}, or
-  // UNAVAILABLE / DRAINING {limit}.
+  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason
+  // {limit}, or UNAVAILABLE / DRAINING {limit}.
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
@@ -210,8 +210,8 @@ class Core {
   Chores chores_;  // they use what is above
 };
 
-// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when it
-// is first called.
+// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when
+// it is first called.
 absl::Status HostMemoryError();
 
 // The Status of body(), which may run out of the host's memory.

@@ -28,8 +28,8 @@ void Pause() {
 // An interval that nobody polls for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
-// What threads of large tasks add to their nice value: a tenth of the processor's time beside threads
-// that others need, all of it beside none.
+// What threads of large tasks add to their nice value: a tenth of the processor's time beside
+// threads that others need, all of it beside none.
 constexpr int kGiveWay = 10;
 
 std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }

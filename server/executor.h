@@ -1,6 +1,6 @@
 // Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny may
-// also run on the thread that brings it.
+// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny
+// may also run on the thread that brings it.
 #pragma once
 
 #include <array>
@@ -70,8 +70,9 @@ class Executor {
     bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.
     std::size_t queue_length = 1;
-    // A thread without work polls for twice the mean interval between the last tasks before it sleeps,
-    // if that is no longer than this: waking a sleeping thread costs more than a small operation.
+    // A thread without work polls for twice the mean interval between the last tasks before it
+    // sleeps, if that is no longer than this: waking a sleeping thread costs more than a small
+    // operation.
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
@@ -105,8 +106,8 @@ class Executor {
   // or has run. REQUIRES: the task has been submitted and lives.
   bool Cancel(Task& task);
 
-  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that is
-  // lost.
+  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that
+  // is lost.
   void RefuseWaiting();
 
   int workers() const { return settings_.workers; }

@@ -99,10 +99,10 @@ struct Options {
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
-  // How long a worker may be busy with one task, or a device owe an answer, before the device counts
-  // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all
-  // workers of so many devices one after the other, since they may share a device, or wait for each
-  // other.
+  // How long a worker may be busy with one task, or a device owe an answer, before the device
+  // counts as lost: --watchdog and, beyond that, four times the longest operations by estimate, of
+  // all workers of so many devices one after the other, since they may share a device, or wait for
+  // each other.
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns what is left of the host's free memory after messages, regions of clients and a
   // twentieth for the process.

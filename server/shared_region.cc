@@ -80,8 +80,8 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
                       {"size", absl::StrCat(size_)},
                       {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
   }
-  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing is
-  // found here, or nothing. From then on every page is there.
+  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing
+  // is found here, or nothing. From then on every page is there.
   if (!PopulateHost(memory, size_)) {
     if (errno == EINVAL) {
       return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",

@@ -39,8 +39,8 @@ class Descriptor {
   int fd_;
 };
 
-// A client's file, mapped, and pinned on the devices. The client reads and writes it at any time: no
-// byte may be looked at twice. It cannot take pages away: reading it never faults.
+// A client's file, mapped, and pinned on the devices. The client reads and writes it at any time:
+// no byte may be looked at twice. It cannot take pages away: reading it never faults.
 class SharedRegion {
  public:
   ~SharedRegion();
@@ -92,10 +92,10 @@ class SharedRegions {
 
   // Checks, maps and pins a client's file, and returns the token that names it from then on. May
   // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at
-  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
-  // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
-  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED;
-  // FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
+  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED
+  // / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
+  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
+  // REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 

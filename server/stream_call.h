@@ -38,8 +38,8 @@ class StreamCall {
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Once, and nothing may be started after it. The call is cancelled if its client does not read the
-  // response, as a unary call is (Answers).
+  // Once, and nothing may be started after it. The call is cancelled if its client does not read
+  // the response, as a unary call is (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
 

@@ -26,8 +26,8 @@ struct Quotas {
   std::uint64_t calls = kUnlimited;    // that have no answer yet
 };
 
-// What moves an array, and takes one of the places that tenants share. A transfer through shared memory
-// counts as an upload or a download.
+// What moves an array, and takes one of the places that tenants share. A transfer through shared
+// memory counts as an upload or a download.
 enum class StreamKind { kUpload, kDownload, kImport };
 inline constexpr std::size_t kStreamKinds = 3;
 

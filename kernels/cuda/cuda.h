@@ -101,8 +101,8 @@ class CudaDevice final : public Device {
   // For what MakeStream and MakeLargeStream make. REQUIRES: the device is current.
   StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
   StreamHandle MakeLargeHandle() const;
-  // Makes kernels leave that wait for small work (kernels/cuda/persistent.h): others want the SMs, or
-  // the driver waits for all kernels.
+  // Makes kernels leave that wait for small work (kernels/cuda/persistent.h): others want the SMs,
+  // or the driver waits for all kernels.
   void DismissPersistent() const {
     std::atomic_ref(*dismissals()).fetch_add(1, std::memory_order_relaxed);
   }
@@ -180,8 +180,8 @@ class CudaStream final : public Stream {
   void SetLinger(std::chrono::microseconds linger) override;
 
   Mailbox mailbox();
-  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are received,
-  // and its ticket alone, behind kernels whose values another stream's mailbox gets.
+  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are
+  // received, and its ticket alone, behind kernels whose values another stream's mailbox gets.
   void ClearMailbox();
   void ClearTicket();
   // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded and
-// the map's result is more than scratch memory may hold, in pieces of the first axis of inner; a column
-// of it has no pieces.
+// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded
+// and the map's result is more than scratch memory may hold, in pieces of the first axis of inner;
+// a column of it has no pieces.
 struct FoldMapAxes {
   const MapProblem& map;
   const Stream& stream;

@@ -171,7 +171,8 @@ class Async:
             raise self._failure(error) from None
 
     async def _share(self, command: Share) -> Any:
-        made = asyncio.get_running_loop().run_in_executor(None, share, command.path, command.seconds)
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(None, share, command.path, command.seconds)
 
         def close(made: "asyncio.Future[Any]") -> None:
             region = made.result()

@@ -55,9 +55,9 @@ class Blocking:
         self._calls = [self.calls]
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never given
-        back: what follows goes through another one. The old one ends with the client, since other
-        threads may be using it."""
+        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never
+        given back: what follows goes through another one. The old one ends with the client, since
+        other threads may be using it."""
         if getattr(interrupt, _SETTLED, False):
             return
         setattr(interrupt, _SETTLED, True)

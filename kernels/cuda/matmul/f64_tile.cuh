@@ -26,8 +26,8 @@ struct Fragments {
   }
 
   // at: the lane's offset, in a k-tile. The element of the square and half, and of steps 4 f up to
-  // 4 f + 3. The swizzle makes a vector's place the exclusive or of its index and its row, so what f
-  // and half change of either is an exclusive or with the address.
+  // 4 f + 3. The swizzle makes a vector's place the exclusive or of its index and its row, so what
+  // f and half change of either is an exclusive or with the address.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
                                       ? (at ^ (f << 5 | half << 4)) + half * kRowBytes

@@ -79,8 +79,8 @@ inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// A grid of the kernel with that much dynamic shared memory, which may, with what the kernel declares,
-// be beyond the 48 KiB that need no asking.
+// A grid of the kernel with that much dynamic shared memory, which may, with what the kernel
+// declares, be beyond the 48 KiB that need no asking.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {
