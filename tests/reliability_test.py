@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every test that a document names exists, and every limit of the server has its line in
-docs/reliability.md.
+"""Every test, file and name that a document names exists, and every limit of the server has its
+line in docs/reliability.md.
 
 usage: reliability_test.py
 """
@@ -60,6 +60,27 @@ class ReliabilityTest(unittest.TestCase):
                 for word in re.findall(r"\btest_\w+|\b\w+_test\b", quoted):
                     with self.subTest(document=document.name, word=word):
                         self.assertTrue(word in cases or suite(word) is not None or word in built)
+
+    def test_files_and_names_of_the_design_exist(self):
+        """A table's row that names files names what stands in one of them."""
+        path = r"(?:client|deploy|docs|kernels|proto|server|tests)/[\w./-]*\.\w+"
+        names = 0
+        for document in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]:
+            text = document.read_text()
+            for file in set(re.findall(rf"(?<![\w./-]){path}\b", text)):
+                with self.subTest(document=document.name, file=file):
+                    self.assertTrue((ROOT / file).is_file())
+            for row in re.findall(r"^\|.*", text, re.MULTILINE):
+                quoted = re.findall(r"`([^`]+)`", row)
+                files = [word for word in quoted if re.fullmatch(path, word)]
+                code = "".join((ROOT / file).read_text() for file in files)
+                for word in quoted if files and document.parent != ROOT else ():
+                    name = re.fullmatch(r"(?:\w+::)*(~?\w+)", word)
+                    if name is not None:
+                        names += 1
+                        with self.subTest(document=document.name, row=row, name=word):
+                            self.assertTrue(re.search(rf"(?<!\w){name[1]}\b", code))
+        self.assertGreater(names, 100)
 
     def test_every_limit_has_its_line(self):
         flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"', (ROOT / "server" / "options.cc").read_text())
