@@ -23,7 +23,9 @@ format() {
 # others.
 long_lines() {
   local files
-  mapfile -t files < <(sources cc h cu cuh proto py md | grep -vE '^\./(proto/g|docs/(python_api|examples/))')
+  mapfile -t files < <(
+    sources cc h cu cuh proto py md | grep -vE '^\./(proto/g|docs/(python_api|examples/))'
+  )
   ! LC_ALL=C.UTF-8 grep -nE '^.{101}' "${files[@]}" | grep -vE '^[^:]+:[0-9]+: *\|'
 }
 
