@@ -351,11 +351,11 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
 // Runs strategies of the stream's device on small problems, so that their code is loaded, libraries
 // and the stream have what they set up at their first call, and the pace knows the strategies
 // before the first request: every available strategy, on F32 operands (on a CPU, where that takes
-// no time, on all types) and the default strategies on all; or, unless every_row, the default
+// no time, on all types) and the default strategies on all; or, unless every_strategy, the default
 // strategies of Dot, Reduce and Matmul alone, for a second stream of a device, which teaches the
 // pace nothing. Takes some 60 MB of device memory for the time being. A strategy that fails is left
 // out; the Status is of the memory and of the stream itself, and DEVICE_LOST.
-absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row);
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy);
 
 // --- The table ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ struct DeviceInfo {
   std::string model;  // the vendor's name
   Backend backend = Backend::kCpu;
   int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
-  int multiprocessors = 0;     // streaming multiprocessors, or threads that the CPU rows use
+  int multiprocessors = 0;     // streaming multiprocessors, or threads that CPU strategies use
   std::uint64_t memory_bytes = 0;
   std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
 };

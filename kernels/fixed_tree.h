@@ -1,4 +1,4 @@
-// The tree that the rows fixed_tree and compensated sum along, here and nowhere else: its shape is
+// The tree that the strategies fixed_tree and compensated sum along, here and nowhere else: its shape is
 // a function of the number of elements and the element's size, so that every grid, every GPU, the
 // CPU and any division of the chunks among devices give the same bits. To reproduce a result:
 //

@@ -8,52 +8,52 @@
 #include "kernels/share_out.h"
 #include "kernels/tuning.h"
 
-#define ROWS_Dot(CPU, CUDA)    \
-  CPU(Dot, CpuSerial)          \
-  CPU(Dot, CpuParallel)        \
-  CPU(Dot, CpuFixedTree)       \
-  CPU(Dot, CpuCompensated)     \
-  CUDA(Dot, Elementwise)       \
-  CUDA(Dot, BlockSerial)       \
-  CUDA(Dot, BlockSerialAtomic) \
-  CUDA(Dot, ThreadPartials)    \
-  CUDA(Dot, BlockPartials)     \
-  CUDA(Dot, TreeGlobal)        \
-  CUDA(Dot, TreeInterleaved)   \
-  CUDA(Dot, TreeSequential)    \
-  CUDA(Dot, Hierarchical)      \
-  CUDA(Dot, Coarsened)         \
-  CUDA(Dot, WarpShuffle)       \
-  CUDA(Dot, SinglePass)        \
-  CUDA(Dot, FixedTree)         \
-  CUDA(Dot, Compensated)       \
+#define STRATEGIES_Dot(CPU, CUDA) \
+  CPU(Dot, CpuSerial)             \
+  CPU(Dot, CpuParallel)           \
+  CPU(Dot, CpuFixedTree)          \
+  CPU(Dot, CpuCompensated)        \
+  CUDA(Dot, Elementwise)          \
+  CUDA(Dot, BlockSerial)          \
+  CUDA(Dot, BlockSerialAtomic)    \
+  CUDA(Dot, ThreadPartials)       \
+  CUDA(Dot, BlockPartials)        \
+  CUDA(Dot, TreeGlobal)           \
+  CUDA(Dot, TreeInterleaved)      \
+  CUDA(Dot, TreeSequential)       \
+  CUDA(Dot, Hierarchical)         \
+  CUDA(Dot, Coarsened)            \
+  CUDA(Dot, WarpShuffle)          \
+  CUDA(Dot, SinglePass)           \
+  CUDA(Dot, FixedTree)            \
+  CUDA(Dot, Compensated)          \
   CUDA(Dot, Cublas)
 
-#define ROWS_Reduce(CPU, CUDA)     \
-  CPU(Reduce, CpuSerial)           \
-  CPU(Reduce, CpuParallel)         \
-  CPU(Reduce, CpuFixedTree)        \
-  CPU(Reduce, CpuCompensated)      \
-  CUDA(Reduce, Interleaved)        \
-  CUDA(Reduce, Coalesced)          \
-  CUDA(Reduce, Privatized)         \
-  CUDA(Reduce, Coarsened)          \
-  CUDA(Reduce, NoStride)           \
-  CUDA(Reduce, GridStride)         \
-  CUDA(Reduce, Atomic)             \
-  CUDA(Reduce, TwoPass)            \
-  CUDA(Reduce, TwoKernelsUnrolled) \
-  CUDA(Reduce, WarpShuffle)        \
-  CUDA(Reduce, SinglePass)         \
-  CUDA(Reduce, FixedTree)          \
-  CUDA(Reduce, Compensated)        \
+#define STRATEGIES_Reduce(CPU, CUDA) \
+  CPU(Reduce, CpuSerial)             \
+  CPU(Reduce, CpuParallel)           \
+  CPU(Reduce, CpuFixedTree)          \
+  CPU(Reduce, CpuCompensated)        \
+  CUDA(Reduce, Interleaved)          \
+  CUDA(Reduce, Coalesced)            \
+  CUDA(Reduce, Privatized)           \
+  CUDA(Reduce, Coarsened)            \
+  CUDA(Reduce, NoStride)             \
+  CUDA(Reduce, GridStride)           \
+  CUDA(Reduce, Atomic)               \
+  CUDA(Reduce, TwoPass)              \
+  CUDA(Reduce, TwoKernelsUnrolled)   \
+  CUDA(Reduce, WarpShuffle)          \
+  CUDA(Reduce, SinglePass)           \
+  CUDA(Reduce, FixedTree)            \
+  CUDA(Reduce, Compensated)          \
   CUDA(Reduce, Library)
 
-#define ROWS_ReduceAxes(CPU, CUDA) \
-  CPU(ReduceAxes, CpuAxis)         \
+#define STRATEGIES_ReduceAxes(CPU, CUDA) \
+  CPU(ReduceAxes, CpuAxis)               \
   CUDA(ReduceAxes, Axis)
 
-#define ROWS_Matmul(CPU, CUDA)        \
+#define STRATEGIES_Matmul(CPU, CUDA)  \
   CPU(Matmul, CpuNaive)               \
   CPU(Matmul, CpuRegisterTiled)       \
   CPU(Matmul, CpuCacheTiled)          \
@@ -78,29 +78,29 @@
   CUDA(Matmul, Cublas)                \
   CUDA(Matmul, CublasLt)
 
-#define ROWS_Add(CPU, CUDA) \
-  CPU(Add, Cpu)             \
+#define STRATEGIES_Add(CPU, CUDA) \
+  CPU(Add, Cpu)                   \
   CUDA(Add, Simple)
 
-#define ROWS_WindowSum(CPU, CUDA) \
-  CPU(WindowSum, Cpu)             \
-  CUDA(WindowSum, Simple)         \
-  CUDA(WindowSum, Shared)         \
+#define STRATEGIES_WindowSum(CPU, CUDA) \
+  CPU(WindowSum, Cpu)                   \
+  CUDA(WindowSum, Simple)               \
+  CUDA(WindowSum, Shared)               \
   CUDA(WindowSum, RunningSum)
 
-#define ROWS_Map(CPU, CUDA) \
-  CPU(Map, CpuOneNode)      \
-  CPU(Map, CpuFused)        \
-  CUDA(Map, OneNode)        \
-  CUDA(Map, Fused)          \
-  CUDA(Map, Vectorized)     \
+#define STRATEGIES_Map(CPU, CUDA) \
+  CPU(Map, CpuOneNode)            \
+  CPU(Map, CpuFused)              \
+  CUDA(Map, OneNode)              \
+  CUDA(Map, Fused)                \
+  CUDA(Map, Vectorized)           \
   CUDA(Map, Compiled)
 
-#define ROWS_TopK(CPU, CUDA) \
-  CPU(TopK, CpuSelect)       \
-  CUDA(TopK, HeapThread)     \
-  CUDA(TopK, BitonicBlock)   \
-  CUDA(TopK, RadixSelect)    \
+#define STRATEGIES_TopK(CPU, CUDA) \
+  CPU(TopK, CpuSelect)             \
+  CUDA(TopK, HeapThread)           \
+  CUDA(TopK, BitonicBlock)         \
+  CUDA(TopK, RadixSelect)          \
   CUDA(TopK, Threshold)
 
 #define NOTHING(Operation, Row)
@@ -114,10 +114,10 @@
 
 // The table of one operation.
 #define TABLE(Operation)                                                 \
-  ROWS_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>                \
+  STRATEGIES_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>          \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies() {   \
     static constinit const Strategy<Operation##Problem>* const all[] = { \
-        ROWS_##Operation(ADDRESS, IF_CUDA(ADDRESS))};                    \
+        STRATEGIES_##Operation(ADDRESS, IF_CUDA(ADDRESS))};              \
     return all;                                                          \
   }
 

@@ -267,7 +267,7 @@ struct Strategy {
   // there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
-  // Of the rows fixed_tree and compensated of Dot and Reduce: folds the chunks of the whole arrays'
+  // Only of fixed_tree and compensated of Dot and Reduce: folds the chunks of the whole arrays'
   // fixed tree that the operands are, and leaves their values, one behind the other and
   // TreeWideBytes (kernels/tree_columns.h) each, in host memory that the device can write. No
   // result. Operands may be views, and no map. Null: the strategy takes whole arrays alone.

@@ -11,8 +11,8 @@
 //   Finish                 leaves the value of an operation where the result goes
 // mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
-// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The rows
-// fixed_tree then fold again with the kind of the rows compensated, whose columns are double.
+// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The strategies
+// fixed_tree then fold again with the kind of compensated, whose columns are double.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -487,7 +487,7 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
          (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
 }
 
-// Strategy::left_range of the rows fixed_tree, whose launch_wide is the row compensated: the same
+// Strategy::left_range of fixed_tree, whose launch_wide is compensated: the same
 // tree, in double for these types.
 template <class Problem>
 bool TreeLeftRange(const Problem& p, Stream&) {

@@ -172,7 +172,8 @@ class BufferStore {
   static constexpr std::size_t kMostMissing = 100;
   static constexpr std::size_t kMostDrafts = 16;  // that Drafts lists
 
-  struct Place {
+  // What the buffers of a device may take.
+  struct DeviceLimit {
     Device* device;
     std::uint64_t limit;  // bytes
   };
@@ -186,7 +187,7 @@ class BufferStore {
     // Says that a name is not this server's: the error for it, or OK. Empty: all names are.
     std::function<absl::Status(std::string_view name)> foreign = {};
   };
-  BufferStore(const std::vector<Place>& places, const Limits& limits);
+  BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits);
   // A store with names of its own, whose buffers count together with those of this one.
   std::unique_ptr<BufferStore> MakeAnother() const;
 

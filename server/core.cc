@@ -41,14 +41,14 @@ std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<
   return free / static_cast<std::uint64_t>(sharing);
 }
 
-std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
-                                       const Options& options) {
-  std::vector<BufferStore::Place> places;
+std::vector<BufferStore::DeviceLimit> DeviceLimits(
+    const std::vector<std::unique_ptr<Device>>& devices, const Options& options) {
+  std::vector<BufferStore::DeviceLimit> limits;
   for (const std::unique_ptr<Device>& device : devices) {
-    places.push_back(
+    limits.push_back(
         {device.get(), options.memory_limit.Resolve(FreeBytes(*device, devices, options))});
   }
-  return places;
+  return limits;
 }
 
 std::vector<Device*> Pointers(const std::vector<std::unique_ptr<Device>>& devices) {
@@ -68,12 +68,12 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
-      tenants_(Places(devices_, options_), {.default_ttl = options_.default_ttl,
-                                            .max_ttl = options_.max_ttl,
-                                            .idle_draft = options_.upload_timeout,
-                                            .buffers = options_.max_buffers,
-                                            .ranges = options_.max_ranges,
-                                            .foreign = Foreign()}),
+      tenants_(DeviceLimits(devices_, options_), {.default_ttl = options_.default_ttl,
+                                                  .max_ttl = options_.max_ttl,
+                                                  .idle_draft = options_.upload_timeout,
+                                                  .buffers = options_.max_buffers,
+                                                  .ranges = options_.max_ranges,
+                                                  .foreign = Foreign()}),
       metrics_(ListStrategies(Pointers(devices_))),
       chores_(kChoreThreads, kWaitingChores) {}
 
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (reserve) {
       if (absl::Status status = KeepRoom(*device); !status.ok()) return status;
     }
-    auto place = std::make_unique<Place>(
+    auto place = std::make_unique<DeviceState>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
     auto compute = Executor::Start(
@@ -139,7 +139,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
          .reserve = reserve,
          .queue_length = options.queue,
          .spin = absl::ToChronoMicroseconds(options.spin),
-         .scratch = &place->scratch,
+         .scratch = &state->scratch,
          .shares_loops = true,
          .overrun = device->info().backend == Backend::kCpu
                         ? absl::Seconds(options.max_operation_seconds)
@@ -147,7 +147,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
         [&](Stream& stream) {
           absl::Status status;
           if (options.warm_up) {
-            status = WarmUp(stream, place->pace, std::exchange(first_stream, false));
+            status = WarmUp(stream, state->pace, std::exchange(first_stream, false));
           }
           if (status.ok()) status = SetLinger(stream, absl::ToChronoMicroseconds(options.linger));
           return status;
@@ -161,16 +161,16 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!bridge.ok()) return bridge.status();
     absl::StatusOr<std::unique_ptr<Stream>> team = MakeLargeStream(*device);
     if (!team.ok()) return team.status();
-    (*team)->SetScratchBudget(&place->scratch);
+    (*team)->SetScratchBudget(&state->scratch);
     absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);
     if (!slots.ok()) return slots.status();
-    place->slots = *std::move(slots);
-    place->bridge = *std::move(bridge);
-    place->team = *std::move(team);
-    place->compute = *std::move(compute);
-    place->transfers = *std::move(transfers);
-    place->probe = std::make_unique<DeviceProbe>(*device);
-    core->places_[device.get()] = std::move(place);
+    state->slots = *std::move(slots);
+    state->bridge = *std::move(bridge);
+    state->team = *std::move(team);
+    state->compute = *std::move(compute);
+    state->transfers = *std::move(transfers);
+    state->probe = std::make_unique<DeviceProbe>(*device);
+    core->states_[device.get()] = std::move(state);
   }
   return core;
 }
@@ -224,17 +224,17 @@ void Core::FlushSpans(absl::Duration limit) {
 }
 
 void Core::TrimSlots() {
-  for (const auto& [device, place] : places_) place->slots->Trim();
+  for (const auto& [device, state] : states_) state->slots->Trim();
 }
 
 Core::Bridge Core::BridgeTo(const Device& device) {
-  Place& place = *places_.at(&device);
-  return {std::unique_lock(place.bridge_mutex), *place.bridge};
+  DeviceState& state = *states_.at(&device);
+  return {std::unique_lock(state.bridge_mutex), *state.bridge};
 }
 
 Core::Bridge Core::TeamStream(const Device& device) {
-  Place& place = *places_.at(&device);
-  return {std::unique_lock(place.team_mutex), *place.team};
+  DeviceState& state = *states_.at(&device);
+  return {std::unique_lock(state.team_mutex), *state.team};
 }
 
 absl::Status Core::CheckSize(std::uint64_t bytes) const {
@@ -337,15 +337,15 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
 
 absl::Duration Core::LongestWait(const Device& device, Executor::Counts counts) {
   if (device.lost()) return absl::ZeroDuration();
-  const Place& place = *places_.at(&device);
-  return std::max({place.compute->StopOverdue(counts),
-                   counts(absl::FromChrono(place.transfers->LongestRun())),
-                   counts(absl::FromChrono(place.probe->Waiting()))});
+  const DeviceState& state = *states_.at(&device);
+  return std::max({state.compute->StopOverdue(counts),
+                   counts(absl::FromChrono(state.transfers->LongestRun())),
+                   counts(absl::FromChrono(state.probe->Waiting()))});
 }
 
 bool Core::IsAnswering(const Device& device) const {
   constexpr std::chrono::seconds kOverdue{1};
-  return places_.at(&device)->probe->Waiting() < kOverdue;
+  return states_.at(&device)->probe->Waiting() < kOverdue;
 }
 
 absl::Status HostMemoryError() {

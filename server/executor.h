@@ -126,7 +126,7 @@ class Executor {
 
  private:
   // A stream and what it is doing. Belongs to the thread that has taken it from `idle`.
-  struct Place {
+  struct WorkerStream {
     std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
@@ -155,18 +155,18 @@ class Executor {
     bool polling = false;
     // The length of all queues, to read without the mutex.
     std::atomic<std::size_t> waiting{0};
-    std::vector<Place*> idle;
+    std::vector<WorkerStream*> idle;
   };
 
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
   void Work(Group& group);
-  // Waits for a task and a place for it; null when there are no tasks left and the executor stops.
+  // Waits for a task and a stream for it; null when there are no tasks left and the executor stops.
   // With the mutex.
-  Task* Next(std::unique_lock<std::mutex>& lock, Group& group, Place*& place);
+  Task* Next(std::unique_lock<std::mutex>& lock, Group& group, WorkerStream*& worker);
   void Poll(std::unique_lock<std::mutex>& lock, Group& group);
   // Without the mutex. How long it took, in ticks of the steady clock.
-  std::int64_t Run(Task& task, Place& place);
+  std::int64_t Run(Task& task, WorkerStream& worker);
   // With the mutex.
   absl::Status Enqueue(Task& task, bool& wake);
   // Where tasks of a size run.
@@ -177,9 +177,9 @@ class Executor {
   // The task that is next. REQUIRES: some wait.
   static Task* First(Group& group);
   void Unlink(Task& task);
-  Place* TakePlace(Task& task);
+  WorkerStream* TakeStream(Task& task);
   // Whether a thread has to be woken for what waits. size, share, took: of what ran.
-  bool GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took);
+  bool GiveBack(WorkerStream& worker, TaskSize size, std::size_t share, std::int64_t took);
   void NoteArrival();
 
   Device& device_;
@@ -198,7 +198,7 @@ class Executor {
   std::int64_t last_arrival_ = 0;
   std::int64_t interval_ = 0;
 
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<WorkerStream>> streams_;
   std::vector<std::thread> threads_;
 };
 

@@ -77,7 +77,7 @@ class Tenant {
 class Tenants {
  public:
   // The memory of the devices, which is all tenants' together, and the limits of a store.
-  Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits);
+  Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
   // Who calls where nobody has to say so.
   Tenant& unnamed() { return *unnamed_; }

@@ -72,7 +72,7 @@ class PersistentKernel {
   bool gone() const;
   bool done() const;
   void Launch();
-  void Ring();
+  void PostWork();
 
   const CudaDevice& device_;
   Scalar& result_;
