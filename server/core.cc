@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (reserve) {
       if (absl::Status status = KeepRoom(*device); !status.ok()) return status;
     }
-    auto place = std::make_unique<DeviceState>(
+    auto state = std::make_unique<DeviceState>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
     auto compute = Executor::Start(
