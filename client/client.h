@@ -78,9 +78,9 @@ struct ClientOptions {
   // to a process that hangs may not end. After a transfer that has stood still the destructor of
   // the process's last client may take up to 10 s, for gRPC's threads.
   absl::Duration stall_timeout = absl::Seconds(60);
-  // Whether a call that the server refuses because others hold the room (QUEUE_FULL,
-  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated, after the server's own
-  // delay, until its deadline; a transfer for stall_timeout.
+  // Whether a call that the server refuses for lack of memory or queue space (QUEUE_FULL,
+  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated until its deadline,
+  // after the delay that the server suggests. Transfers are repeated for stall_timeout.
   bool retry_refused = true;
   // Whether Upload and Download of some MiB go through memory that is shared with the server, where
   // it is on this host and offers that (--shared-memory).

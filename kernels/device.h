@@ -212,11 +212,11 @@ class Stream {
   virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
-  // The flag that says that nobody wants the results of the stream's work any more; null: nobody
-  // will say so. Once set it stays set until the request ends. Any thread may set it.
+  // The cancellation flag of the current request; null if it cannot be cancelled. Once set it stays
+  // set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
   // Whether to stop. Strategies look at it as they go, where that costs nothing, every few
-  // milliseconds; whoever stops leaves its results as they are, which nobody will read. Thread
+  // milliseconds; one that stops leaves its results as they are, which are not read. Thread
   // safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }

@@ -1,10 +1,17 @@
-// How an operation is shared out among the devices that its operands are sharded over: each takes
-// the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
-// outermost axis of an expression or of what is folded along other axes, a row of which TopK takes
-// the best, an element of a sum of two arrays, some windows, or some rows of a product. What is
-// folded along the outermost axis has no such parts, for each result is made of all shards: where
-// it is long, each device folds some of its rows (axis_slabs.h), elsewhere as many columns as the
-// others. What a part is depends on the problem alone, so that any division gives the same bits.
+// Splits one operation among the devices that its operands are sharded over. Each device computes
+// the parts whose first byte it has. What a part is depends on the problem alone, so that any
+// division gives the same bits.
+//
+//   Dot, Reduce                    a chunk of the fixed tree
+//   Map, Reduce along inner axes   an index of the outermost axis
+//   TopK                           the rows of one index of the axes before
+//   Add                            an element
+//   WindowSum                      kWindowPart results
+//   Matmul                         some rows of c
+//
+// A reduction along the outermost axis has no such parts, since each result is made of all shards.
+// If it is long, each device folds some slabs of rows (axis_slabs.h), else as many columns as the
+// others.
 #pragma once
 
 #include <algorithm>

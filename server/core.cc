@@ -216,7 +216,7 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
   }
   if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
 } catch (const std::bad_alloc&) {
-  // A call ends as well where there is no memory to tell of it.
+  // The record of the call is lost for lack of memory; the call still ends.
 }
 
 void Core::FlushSpans(absl::Duration limit) {

@@ -139,8 +139,8 @@ class Executor {
   struct Queue {
     Task* first = nullptr;
     Task* last = nullptr;
-    // The time that its tasks have had, in ticks of the steady clock. A share that comes back
-    // begins where the others are: it saves nothing up.
+    // The time that its tasks have had, in ticks of the steady clock. An idle share
+    // saves nothing up: when it comes back it begins where the others are.
     std::int64_t used = 0;
   };
   // Streams, as many threads that drive them, and what waits for these. Belongs to the mutex.

@@ -1,6 +1,6 @@
 // What the process says about itself: spdlog lines on standard error, as text or as one JSON object
-// a line. A thread of its own writes them, so that nobody waits for whoever reads standard error,
-// or does not; where lines come faster than they are read, the oldest are dropped and counted.
+// a line. A separate thread writes them, so that a slow or missing reader of standard error blocks
+// no other thread. If lines come faster than they are read, the oldest are dropped and counted.
 #pragma once
 
 #include <string>

@@ -112,8 +112,8 @@ struct Options {
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;
 };
 
-// Reads the command line, the environment and the file. Nothing: the process is done, with
-// *exit_code, and what there was to say (help, version, what is wrong) is on out or err.
+// Reads the command line, the environment and the file. Returns nothing if the process should exit
+// with *exit_code; help, version or the error has been written to out or err.
 std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
                                     std::ostream& err, int* exit_code);
 

@@ -123,7 +123,7 @@ class PreparedOperands final : public SpareMemory {
     void Finish();
 
    private:
-    // Of the entries, none of which is ready. Needs the mutex.
+    // Drops these entries. REQUIRES: none of them is ready; the caller holds the mutex.
     void Forget(std::vector<std::shared_ptr<Entry>>& entries);
 
     PreparedOperands& of_;

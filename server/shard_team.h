@@ -44,7 +44,8 @@ class ShardTeam final : public Team {
  private:
   static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
                                      const Device& device, bool by_first);
-  // Whether all devices reach memory of this placement; none: memory of the operation's device.
+  // Whether all devices can access memory with this placement; an empty one means memory of the
+  // operation's device.
   bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
 
   ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}

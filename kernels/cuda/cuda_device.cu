@@ -652,8 +652,8 @@ cublasContext* CudaStream::Cublas() {
     const CublasApi& api = *LoadCublas();
     cublasHandle_t handle = nullptr;
     if (api.create(&handle) != CUBLAS_STATUS_SUCCESS) {
-      // The handle's workspace comes from the driver, not from the pool, which may hold what it
-      // needs, in use as spare memory or not.
+      // cuBLAS allocates its workspace from the driver. Return spare memory and the pool's unused
+      // memory to the driver, and retry.
       cudaGetLastError();
       device_.FreeSpare();
       device_.Trim();

@@ -69,7 +69,7 @@ struct FoldMapAxes {
     return CopyBytes(stream, strategy);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  // By the outermost axis, where that is not folded.
+  // Divides along the outermost axis, unless that is folded.
   Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
                   const Team& team) const {
     return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();

@@ -49,7 +49,7 @@ class Async:
             await made.close()
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """Of the connection of a number."""
+        """The stubs of connection `number`."""
         while len(self._calls) <= number and not self._closed:
             self._channels.append(channel(grpc.aio, self._options))
             self._calls.append(calls_of(self._channels[-1]))

@@ -82,7 +82,7 @@ class Blocking:
                 return  # Python ends, and starts no more threads.
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """Of the connection of a number."""
+        """The stubs of connection `number`."""
         with self._lock:
             while len(self._calls) <= number and not self._closed:
                 self._channels.append(channel(grpc, self._options))

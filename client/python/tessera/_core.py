@@ -294,7 +294,7 @@ class Core:
         while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
-            # Of what has no name the list below tells.
+            # Unnamed buffers are found by the listing below.
             left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
             for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)

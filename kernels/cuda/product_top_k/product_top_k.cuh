@@ -1,5 +1,6 @@
 // A product on Hopper's tensor cores that selects: scores are made of its sums in registers, and
-// compared with the k-th best so far of their row, which most of them fail. None is written.
+// compared with the k-th best so far of their row. Most are rejected there, and the matrix of
+// scores never reaches memory.
 //
 // Against `tensor_bf16` and its like followed by `threshold`: main loop and producer are theirs
 // (gemm.cuh, mainloop.cuh), and so are the sums. What differs is the order of tiles and the

@@ -62,7 +62,7 @@ __device__ std::uint32_t PlaceOf(E entry) {
   return static_cast<std::uint32_t>(entry);
 }
 
-// Of a row whose indices are the places of its entries.
+// The refusal of rows whose element indices do not fit an entry's 32 bits; empty for other rows.
 inline std::string LongRowRefusal(const TopKProblem& p) {
   return p.n < std::int64_t{0xffffffff} ? "" : "rows of less than 2^32 - 1 elements";
 }

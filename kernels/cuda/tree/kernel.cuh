@@ -199,7 +199,7 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
 }
 
 // FoldTree for one chunk of up to kShortRows rows per block, one per lane at most, and aligned
-// operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
+// operands. Short arrays are bound by latency, which this reduces: a chunk's rows are loaded
 // together, and indices have 32 bits.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)
