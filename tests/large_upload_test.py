@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Uploads one large array with one command and watches what the server's memory does meanwhile.
 
-The array is a block of random floats repeated to the size asked for, with one larger value planted near the end. The
-checks: SUM agrees with NumPy's in double precision, ARGMAX finds the planted value, and the server's peak resident
-memory grew by the buffer plus --slack-mib (CPU device) or by less than --slack-mib alone (GPU).
+The array is a block of random floats repeated to the size asked for, with one larger value planted
+near the end. The checks: SUM agrees with NumPy's in double precision, ARGMAX finds the planted
+value, and the server's peak resident memory grew by the buffer plus --slack-mib (CPU device) or by
+less than --slack-mib alone (GPU).
 """
 
 import argparse

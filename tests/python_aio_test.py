@@ -102,8 +102,8 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
         await self.t.put(self.a, "half")
 
     async def test_a_put_that_is_cancelled_while_its_buffer_is_made(self):
-        """The buffer is deleted as soon as the server has made it; the name can be put again at once,
-        and close() waits for it."""
+        """The buffer is deleted as soon as the server has made it; the name can be put again at
+        once, and close() waits for it."""
         data = np.zeros(2 << 20)
         for name, again in itertools.product(("made", None), (True, False)):
             async with await ts.aio.connect(self.server.address) as t:

@@ -47,7 +47,8 @@ class TlsTest(unittest.TestCase):
         with ts.connect(f"localhost:{port}", tls_ca=str(self.ca.cert)) as t:
             self.assertEqual(t.list("unnamed/"), [])
         for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}):
-            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused"):
+            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable,
+                                                               "certificate .*was refused"):
                 self.total(self.server, **SOON, **options)
         with self.assertRaisesRegex(ts.Unreachable, "TLS"):
             self.total(self.server, **SOON)

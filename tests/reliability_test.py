@@ -16,7 +16,8 @@ TEXT = (ROOT / "docs" / "reliability.md").read_text()
 def tables():
     """The rows of each table, as lists of cells; the first has the titles."""
     for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
-        rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+        rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
+                for row in table.splitlines()]
         yield rows[:1] + rows[2:]
 
 
@@ -83,12 +84,15 @@ class ReliabilityTest(unittest.TestCase):
         self.assertGreater(names, 100)
 
     def test_every_limit_has_its_line(self):
-        flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"', (ROOT / "server" / "options.cc").read_text())
+        flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"',
+                           (ROOT / "server" / "options.cc").read_text())
         limits = {f"--{flag}" for flag in flags
-                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|.*workers|watchdog", flag)}
+                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|.*workers"
+                                  r"|watchdog", flag)}
         self.assertGreater(len(limits), 20)
         (rows,) = [rows for titles, *rows in tables() if titles[0] == "limit"]
-        self.assertEqual(limits - {word for row in rows for word in re.findall(r"--[\w-]+", row[0])}, set())
+        self.assertEqual(limits - {word for row in rows
+                                   for word in re.findall(r"--[\w-]+", row[0])}, set())
 
 
 if __name__ == "__main__":
