@@ -153,17 +153,14 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
-  if (size <= kSlotBytes) {
+  // An observer of the progress may fail the upload, which one call could not take back.
+  if (size <= kSlotBytes && !options.progress) {
     if (absl::Status status = source(0, (*slots)->Bytes(0, size)); !status.ok()) return status;
     v1::UploadSharedRequest request;
     request.set_name(create.name());
     *request.mutable_spec() = create.spec();
     *request.mutable_source() = (*slots)->Range(0, size);
     buffer = Upload(request, options.cancel);
-    if (buffer.ok() && options.progress) {
-      if (absl::Status status = Guarded([&] { options.progress(size); }); !status.ok())
-        return status;
-    }
   } else {
     buffer = Fill(create, size, source, options, **slots);
   }

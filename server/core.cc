@@ -94,9 +94,10 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (limit == 0) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
                        absl::StrCat("nothing is left for buffers of device ", device->info().name,
-                                    ": of its memory ", device->FreeBytes(),
-                                    " bytes are free, and --host-memory and, where it is on, "
-                                    "--shared-memory-limit take all of it"),
+                                    ": ", device->FreeBytes(), " bytes of its memory are free",
+                                    device->info().backend == Backend::kCpu
+                                        ? ", and --host-memory and --shared-memory-limit take them"
+                                        : ""),
                        {{"field", "memory-limit"}, {"limit", "0"}});
     }
     if (limit > free) {

@@ -94,24 +94,37 @@ for batch in (1, 8, 64):
 # %% [markdown]
 # ## Far from the origin
 # This subtracts the mean of the vectors, and computes the distances to the best candidates again by
-# differences, in f64. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
+# differences, in f64. Where rounding may have hidden a closer vector, it compares the query with all
+# vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
 
 # %%
 def nearest(x, queries, k):
     """(squared distances, indices) of the k vectors of x that are nearest to each query."""
     centre = np.mean(x, axis=0, where=np.isfinite(x)).save()
-    around, asked = (x - centre).save(), t.put(queries) - centre
-    scores = ts.sum_squares(around, axis=1) - 2 * (asked @ around.T)
-    _, found = scores.topk(min(4 * k, len(x)), largest=False)
-    found = np.sort(found.numpy(), axis=1)
-    pairs = [(x[i], query) for query, some in zip(queries.astype("f8"), found) for i in some]
+    around, asked = (x - centre).save(), (t.put(queries) - centre).save()
+    norms = ts.sum_squares(around, axis=1).save()
+    scores, found = (norms - 2 * (asked @ around.T)).topk(min(4 * k, len(x)), largest=False)
+    scores, found = t.compute(scores, found)
+    # The smallest score that a vector outside the candidates can have, and its rounding.
+    sizes = ts.sum_squares(asked, axis=1).numpy().astype("f8")
+    last = scores[:, -1] + sizes
+    rounding = (x.shape[1] + 8) * np.finfo("f4").eps * (np.nanmax(norms).numpy() + sizes)
+
+    found.sort(axis=1)
+    queries, wide = queries.astype("f8"), x.astype("f8")
+    pairs = [(wide[i], query) for query, some in zip(queries, found) for i in some]
     squares = []
     for begin in range(0, len(pairs), 1000):  # A call has at most 4096 steps.
-        batch = pairs[begin : begin + 1000]
-        squares += t.compute(*[((row.astype("f8") - query) ** 2).sum() for row, query in batch])
+        squares += t.compute(*[((v - q) ** 2).sum() for v, q in pairs[begin : begin + 1000]])
     squares = np.reshape(squares, found.shape)
     order = np.argsort(squares, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(squares, order, 1), np.take_along_axis(found, order, 1)
+    squares = np.take_along_axis(squares, order, 1)
+    found = np.take_along_axis(found, order, 1)
+    # Compare a query with all vectors where rounding may have hidden a closer one.
+    for i in np.flatnonzero(~(last - rounding > squares[:, -1])):
+        distances = ((wide - queries[i]) ** 2).sum(axis=1)
+        squares[i], found[i] = t.compute(*distances.topk(k, largest=False))
+    return squares, found
 
 
 far = (100 + 0.01 * random.standard_normal((1000, 64))).astype("f4")
@@ -123,6 +136,12 @@ assert (found[:, 0] == itself).all() and (squares[:, 0] == 0).all() and not (fou
 differences = far.astype("f8") - asked.astype("f8")[:, None]
 assert (found == np.argsort((differences**2).sum(axis=2), axis=1)[:, :10]).all()
 print(f"{len(asked)} of {len(asked)} vectors find themselves first")
+
+apart = (0.01 * random.standard_normal((2000, 64))).astype("f4")
+apart[1000:] += 1000  # Two clouds: their mean is far from both.
+squares, found = nearest(t.put(apart), apart[990:1010], 10)
+assert (found[:, 0] == np.arange(990, 1010)).all() and (squares[:, 0] == 0).all()
+print("and so they do in two clouds far apart")
 
 # %%
 if options.plot:
