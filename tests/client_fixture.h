@@ -75,8 +75,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A port of this host that nobody has at the moment, and that no socket gets that asks for any
-// port: it is below those that Linux gives away. Processes begin at different ones.
+// A port of this host that nobody has at the moment, and that no socket gets that asks for any port:
+// it is below those that Linux gives away. Processes begin at different ones.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};

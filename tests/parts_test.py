@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Dot and Reduce of parts of arrays as an outsider sees them, on a server of several devices: the
-bits of the whole from parts on any of them, rows, and what is refused.
+"""Dot and Reduce of parts of arrays as an outsider sees them, on a server of several devices: the bits
+of the whole from parts on any of them, rows, and what is refused.
 
 usage: parts_test.py --server build/bin/tessera-server [--device cuda:0,cpu] [test ...]
 """
@@ -37,8 +37,7 @@ def reduce(op, x, **more):
 
 def bits(answer):
     value = answer.value
-    is_integer = value.WhichOneof("value") == "integer"
-    number = value.integer if is_integer else struct.pack("<d", value.real)
+    number = value.integer if value.WhichOneof("value") == "integer" else struct.pack("<d", value.real)
     return number, getattr(answer, "index", 0)
 
 
@@ -58,8 +57,7 @@ def test_bits_of_the_whole(server, client):
         for i, (first, end) in enumerate(zip(cuts, cuts[1:])):
             device = names[i % len(names)]
             parts.append((put(client, f"x{i}", x[first:end], device=device),
-                          put(client, f"y{i}", y[first:end], device=device),
-                          part(first, n)))  # fmt: skip
+                          put(client, f"y{i}", y[first:end], device=device), part(first, n)))  # fmt: skip
         for strategy in ("", "fixed_tree", "compensated"):
             for op in OPS:
                 if n == 0 and op in ("MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "VARIANCE", "STD"):
@@ -152,8 +150,7 @@ def test_refusals(server, client):
     assert attempt(result=o.into("new")).reason == "BAD_AXES"
 
     values = b"".join(
-        client.call("Reduce", **reduce("SUM", o.inline(np.ones(size, np.float32)),
-                                       part=where)).values
+        client.call("Reduce", **reduce("SUM", o.inline(np.ones(size, np.float32)), part=where)).values
         for size, where in ((4 * CHUNK, part(0, n)), (n - 4 * CHUNK, part(4 * CHUNK, n)))
     )
     good = dict(op="REDUCE_OP_SUM", part=part(0, n), dtype=1, values=values)

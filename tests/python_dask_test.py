@@ -119,9 +119,8 @@ class Rings(unittest.TestCase):
                     a = t.put(x, name=f"run{i}/x")
                     self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # unnamed ones as well
                     seen.add(ring.server(f"run{i}/y"))
-                    home = ring.server(f"run{i}/x")
                     other = ring.home(next(n for n in map("o{}".format, range(99))
-                                           if ring.server(n) != home))
+                                           if ring.server(n) != ring.server(f"run{i}/x")))  # fmt: skip
                     with self.assertRaises(ts.WrongHost) as error:
                         other[f"run{i}/x"]
                     self.assertEqual(error.exception.details["owner"], ring.server(f"run{i}/x"))
@@ -311,14 +310,12 @@ class SameBits(Local):
         return computed
 
     def test_whole_arrays(self):
-        for shape in ((300_000,), (70_001,), (401, 300), (1, 1, 90_000), (50, 60, 70), (3,), (1, 1),
-                      ()):
+        for shape in ((300_000,), (70_001,), (401, 300), (1, 1, 90_000), (50, 60, 70), (3,), (1, 1), ()):
             for dtype in ("f4", "f8", "f2", "i4", "i8"):
                 x = RNG.normal(scale=0.3 if dtype[0] == "f" else 900, size=shape).astype(dtype)
                 axis = next((i for i, extent in enumerate(shape) if extent != 1), 0)
                 chunks = tuple(
-                    random_chunks(extent) if i == axis else (extent,) for i,
-                    extent in enumerate(shape)
+                    random_chunks(extent) if i == axis else (extent,) for i, extent in enumerate(shape)
                 )
                 a, b = td.put(da.from_array(x, chunks=chunks)), _servers.own().put(x)
                 with self.subTest(shape=shape, dtype=dtype, chunks=chunks):
@@ -354,10 +351,8 @@ class SameBits(Local):
         x = RNG.integers(0, 200, 30_000).astype(np.uint8)
         a = td.put(da.from_array(x, chunks=7001))
         for made, expected in (
-            (td.sum(a), x.sum(dtype="i8")), (td.prod(a), x.prod(dtype="i8")),
-            (td.mean(a), x.mean()),
-            (td.sum(a > 9), (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()),
-            (td.dot(a > 9, a > 99), True),
+            (td.sum(a), x.sum(dtype="i8")), (td.prod(a), x.prod(dtype="i8")), (td.mean(a), x.mean()),
+            (td.sum(a > 9), (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()), (td.dot(a > 9, a > 99), True),
         ):  # fmt: skip
             got = made.compute(scheduler="threads")
             self.assertEqual((got, got.dtype), (expected, np.asarray(expected).dtype))
@@ -424,8 +419,7 @@ class SameBits(Local):
         b = _servers.own().put(x.astype("f4"))
         self.same((td.numpy(td.std(y, 1, ddof=np.float64(1))), b.std(1, ddof=1)))
         # Rows without elements.
-        a, b = td.put(da.zeros((4, 0), dtype="f4",
-                               chunks=(2, 0))), _servers.own().put(np.zeros((4, 0), "f4"))
+        a, b = td.put(da.zeros((4, 0), dtype="f4", chunks=(2, 0))), _servers.own().put(np.zeros((4, 0), "f4"))
         self.same(*((getattr(td, name)(a, 1), getattr(b, name)(1))
                     for name in ("sum", "prod", "mean", "var", "std")),
                   (td.var(a, 1, ddof=-1), b.var(1, ddof=-1)))
@@ -531,8 +525,7 @@ class Cluster(unittest.TestCase):
                 self.assertIsInstance(got, (np.ndarray, np.generic))
                 np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-4)
         for name, found, expected in (
-            ("matmul", a @ b, x @ y), ("dot", a.dot(b), x.dot(y)),
-            ("vector", a @ b[:, 0], x @ y[:, 0]),
+            ("matmul", a @ b, x @ y), ("dot", a.dot(b), x.dot(y)), ("vector", a @ b[:, 0], x @ y[:, 0]),
             ("tensordot", da.tensordot(a, b, ((1,), (0,))), np.tensordot(x, y, ((1,), (0,)))),
             ("both axes", da.tensordot(a, a, ((0, 1), (0, 1))), np.tensordot(x, x, 2)),
             ("slices", a[100:900:3, 50:250], x[100:900:3, 50:250]), ("reversed", a[::-1], x[::-1]),

@@ -73,8 +73,7 @@ class ReasonsTest(unittest.TestCase):
             error = getattr(ts, name)("text", "INTERNAL", "", {"figure": "1"}, 2.0)
             for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
                 self.assertIs(type(again), type(error))
-                self.assertEqual((str(again), again.details, again.retry_after),
-                                 (str(error), error.details, 2.0))
+                self.assertEqual((str(again), again.details, again.retry_after), (str(error), error.details, 2.0))
         unknown = _errors.make("text", "INTERNAL", "NEW", {})
         self.assertEqual(pickle.loads(pickle.dumps(unknown)).reason, "NEW")
 
@@ -212,8 +211,8 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(server.run(self.core(unnamed_ttl="2d")._lifetime()).seconds, 172800)
 
     def makers(self):
-        """What makes unnamed buffers: the method, and the steps, with a lifetime that the caller
-        gives where it can."""
+        """What makes unnamed buffers: the method, and the steps, with a lifetime that the caller gives
+        where it can."""
         x = _graph.Leaf(p.Buffer(name="x", version=1, dtype=1, shape=[1 << 20]))
         added = apply("add", (x, x.whole), constant(1))
         return (

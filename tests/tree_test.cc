@@ -394,8 +394,8 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
 
 // --- Parts ---
 
-// Where parts of n elements begin and end: at 0, at `count` random multiples of the chunk, some of
-// them perhaps equal, and at n.
+// Where parts of n elements begin and end: at 0, at `count` random multiples of the chunk, some of them
+// perhaps equal, and at n.
 std::vector<std::int64_t> RandomCuts(std::int64_t n, std::int64_t size, int count, Random& random) {
   const Tree tree = FixedTree(n, size);
   std::vector<std::int64_t> cuts = {0, n};

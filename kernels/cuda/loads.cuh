@@ -7,8 +7,8 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// kOnce, kAgain: of memory that nobody writes while the kernel runs; what is read once is kept out
-// of the L1 cache. kCoherent: of memory that may have been written since the kernel began, before a
+// kOnce, kAgain: of memory that nobody writes while the kernel runs; what is read once is kept out of
+// the L1 cache. kCoherent: of memory that may have been written since the kernel began, before a
 // fence of this thread's block.
 enum class Load { kOnce, kAgain, kCoherent };
 

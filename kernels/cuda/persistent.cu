@@ -47,7 +47,7 @@ void PersistentKernel::Begin(Entry entry, unsigned threads, const PersistentWork
   ++ticket_;
   work_ = work;
   if (entry == entry_ && threads == threads_ && !gone()) {
-    PostWork();
+    Ring();
   } else {
     if (entry_ != nullptr && !gone()) device_.DismissPersistent();  // the new one comes behind it
     entry_ = entry;
@@ -71,7 +71,7 @@ void PersistentKernel::Launch() {
   CUDA_CHECK_LAUNCH(PersistentKernel);
 }
 
-void PersistentKernel::PostWork() {
+void PersistentKernel::Ring() {
   unsigned char bytes[sizeof work_];
   std::memcpy(bytes, &work_, sizeof bytes);
   for (int i = 0; i < PersistentDoor::kWords; ++i) {

@@ -1,8 +1,8 @@
-// A kernel that stays on the device for a while after its work, and polls host memory for more:
-// what it finds there begins without a launch. A launch and the wait for its end take 9 us on an
-// H200, after 10 ms of rest 40; work for a kernel that stays takes 3.5 us of both (medians of 2000,
-// one block that folds two operands of 16 KiB; driver 580, 2026-11-24). It holds one block's share
-// of an SM, and leaves when anybody launches another kernel. Included by .cu files only.
+// A kernel that stays on the device for a while after its work, and polls host memory for more: what
+// it finds there begins without a launch. A launch and the wait for its end take 9 us on an H200,
+// after 10 ms of rest 40; work for a kernel that stays takes 3.5 us of both (medians of
+// 2000, one block that folds two operands of 16 KiB; driver 580, 2026-11-24). It holds one block's
+// share of an SM, and leaves when anybody launches another kernel. Included by .cu files only.
 #pragma once
 
 #include <chrono>
@@ -23,8 +23,8 @@ struct PersistentWork {
 
 // In page-locked memory between the host and one kernel.
 struct PersistentDoor {
-  // Host to kernel: the work in words of 16 bytes, which a thread reads at once, each with the
-  // ticket of the work behind its part.
+  // Host to kernel: the work in words of 16 bytes, which a thread reads at once, each with the ticket
+  // of the work behind its part.
   struct Word {
     std::uint32_t part[3];
     std::uint32_t ticket;
@@ -72,7 +72,7 @@ class PersistentKernel {
   bool gone() const;
   bool done() const;
   void Launch();
-  void PostWork();
+  void Ring();
 
   const CudaDevice& device_;
   Scalar& result_;
@@ -89,8 +89,8 @@ class PersistentKernel {
   bool waiting_ = false;
 };
 
-// Begins the fold of fixed_tree, with its bits, on the stream's persistent kernel. False, and
-// nothing has happened, unless there is one and the problem suits it: contiguous operands of up to
+// Begins the fold of fixed_tree, with its bits, on the stream's persistent kernel. False, and nothing
+// has happened, unless there is one and the problem suits it: contiguous operands of up to
 // kBatchBytes (kernels/batch.h), and no wish about the launch.
 bool BeginPersistent(const DotProblem& problem, CudaStream& stream);
 bool BeginPersistent(const ReduceProblem& problem, CudaStream& stream);

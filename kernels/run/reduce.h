@@ -17,9 +17,8 @@ absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n);
 inline DType ScalarDType(ReduceOp op, DType dtype) {
   return IsArg(op) ? dtype : ResultDType(op, dtype);
 }
-// Whether n elements of `size` bytes are a part that begins and ends at multiples of so many
-// elements or at the array's end, as metadata calls them. INVALID_ARGUMENT / BAD_PART {first,
-// elements, UNIT_NAME}.
+// Whether n elements of `size` bytes are a part that begins and ends at multiples of so many elements or
+// at the array's end, as metadata calls them. INVALID_ARGUMENT / BAD_PART {first, elements, UNIT_NAME}.
 absl::Status CheckPart(const ArrayPart& part, std::int64_t n, std::int64_t size, std::int64_t unit,
                        std::string_view unit_name);
 // Of the array that is folded.

@@ -30,9 +30,9 @@ __device__ PersistentDoor::Word ReadHost(const PersistentDoor::Word* word) {
 }
 
 // Waits for work behind that of start.ticket, which it replaces; one thread. False: it is time to
-// leave. Whoever looks at the door after it has said that it leaves, and finds work, does it all
-// the same: the host waits for the end of a kernel that has left, and then looks whether its work
-// is done.
+// leave. Whoever looks at the door after it has said that it leaves, and finds work, does it all the
+// same: the host waits for the end of a kernel that has left, and then looks whether its work is
+// done.
 __device__ bool Await(PersistentStart& start) {
   const std::uint64_t begin = Nanoseconds();
   for (bool leaving = false;; leaving = true) {

@@ -40,8 +40,7 @@ def sum(x: Any, axis: Any = None) -> Any:
 
     TypeError: the chunks are on no server. ValueError: the array is cut along another axis, which
     rechunk() puts right, or its outermost axis is to be folded, not counting axes of extent 1:
-    x.sum(axis) does that, with bits that depend on the chunks; or extents of chunks are not
-    known."""
+    x.sum(axis) does that, with bits that depend on the chunks; or extents of chunks are not known."""
     return _reduced("sum", x, axis)
 
 
@@ -67,13 +66,12 @@ def std(x: Any, axis: Any = None, ddof: float = 0) -> Any:
 
 
 def dot(x: Any, y: Any) -> Any:
-    """The sum of the products of two vectors with the same chunks; the rest as of sum().
-    ValueError: other shapes or chunks."""
+    """The sum of the products of two vectors with the same chunks; the rest as of sum(). ValueError:
+    other shapes or chunks."""
     for one in (x, y):
         _check(one)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(
-            f"dot of shapes {x.shape} and {y.shape}: two vectors as long as each other")
+        raise ValueError(f"dot of shapes {x.shape} and {y.shape}: two vectors as long as each other")
     if x.chunks != y.chunks:
         raise ValueError("the vectors are cut at different places: y.rechunk(x.chunks)")
     return _whole("dot", [x, y], 0)
@@ -83,8 +81,7 @@ def dot(x: Any, y: Any) -> Any:
 
 
 def _chunk_of(n: int, size: int) -> int:
-    """Elements of a chunk of the fixed tree of n elements of so many bytes
-    (kernels/fixed_tree.h)."""
+    """Elements of a chunk of the fixed tree of n elements of so many bytes (kernels/fixed_tree.h)."""
     row = 4096 // size
     total = -(-n // row)
     for rows, most in ((8, 8), (4, 4 * 256), (8, 8 * 512), (16, 16 * 512), (28, 28 * 640)):
@@ -151,8 +148,7 @@ def _rows(op: str, x: Any, axes: Tuple[int, ...], ddof: float) -> Any:
     cut = _cut(x)
     if any(axis <= cut for axis in axes):
         raise ValueError(
-            f"axis {cut} is the outermost one, along which arrays are cut: x.{_METHOD[op]}(axis)"
-            " folds"
+            f"axis {cut} is the outermost one, along which arrays are cut: x.{_METHOD[op]}(axis) folds"
             " it, with bits that depend on the chunks"
         )
     name = f"tessera-{op}-axes-" + dask.base.tokenize(x, axes, ddof)
@@ -222,8 +218,8 @@ def _whole(op: str, arrays: List[Any], ddof: float) -> Any:
 def _parts(
     graph: Dict[Any, Any], name: str, op: str, dtype: "np.dtype[Any]", arrays: List[Any], cut: int
 ) -> List[Tuple[Any, ...]]:
-    """What folds the chunks of the tree, in their order: functions of a strategy and of the values
-    of keys, and these keys."""
+    """What folds the chunks of the tree, in their order: functions of a strategy and of the values of
+    keys, and these keys."""
     x = arrays[0]
     n = x.size
     chunk = _chunk_of(n, dtype.itemsize)
@@ -330,8 +326,7 @@ def _fold_block(
     arrays = []
     for block in blocks:
         chunk = _on_server(block)
-        part = chunk if end - begin == chunk.size else chunk.reshape(-1)[begin:end]
-        arrays.append(_as(part, dtype))
+        arrays.append(_as(chunk if end - begin == chunk.size else chunk.reshape(-1)[begin:end], dtype))
     if arrays[-1]._session is not arrays[0]._session:
         arrays = [_servers.own().put(array.numpy(), dtype=dtype) for array in arrays]
     return _fold(op, dtype, elements, first, strategy, arrays)
