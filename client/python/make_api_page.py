@@ -20,8 +20,8 @@ PAGE = HERE.parents[1] / "docs" / "python_api.md"
 HEAD = """# The Python client: reference
 
 Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](python.md) comes first.
-In [`ts.aio`](#asyncio) the classes have the same methods, with the same errors, and those that talk
-to the server are awaited.
+In [`ts.aio`](#asyncio) the classes have the same methods, with the same errors, and those that talk to
+the server are awaited.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
@@ -36,8 +36,8 @@ SECTIONS = (
               *(("dask/_tree", name) for name in ("sum", "prod", "mean", "var", "std", "dot")))),
 )
 # What stands before the names of a module's functions, where that is not "ts.".
-SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
-          "dask/_tree": "tessera.dask.", "aio": "ts.aio."}
+SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.", "dask/_tree": "tessera.dask.",
+          "aio": "ts.aio."}
 # Classes that readers do not see by the name that they have in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
 
