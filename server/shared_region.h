@@ -56,7 +56,7 @@ class SharedRegion {
  private:
   friend class SharedRegions;
   // What a user has who shares.
-  struct Share {
+  struct UserQuotas {
     Quota count;
     Quota bytes;
   };
@@ -64,7 +64,7 @@ class SharedRegion {
   absl::Status Map(const Descriptor& file);
 
   // The memory goes before it counts as free, and is not mapped by then.
-  std::shared_ptr<Share> share_;  // null: without
+  std::shared_ptr<UserQuotas> user_quotas_;  // null: without
   Charge own_count_;
   Charge own_bytes_;
   Charge count_;
@@ -109,13 +109,13 @@ class SharedRegions {
                                                            const Tenant* tenant = nullptr) const;
 
  private:
-  absl::Status TakeShare(uid_t sharer, SharedRegion& region);
+  absl::Status TakeQuotas(uid_t sharer, SharedRegion& region);
 
   const std::vector<Device*> devices_;
   Budget& bytes_;
   Budget& count_;
   mutable std::mutex mutex_;
-  std::map<uid_t, std::shared_ptr<SharedRegion::Share>> shares_;
+  std::map<uid_t, std::shared_ptr<SharedRegion::UserQuotas>> user_quotas_;
   absl::flat_hash_map<std::string, std::shared_ptr<const SharedRegion>> regions_;
 };
 

@@ -106,8 +106,8 @@ class StreamExchange final {
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
   std::atomic<int> under_way_{3};  // the arrival, the end and Finish, whenever it begins
-  enum class Stage { kArriving, kServed, kCancelled };
-  std::atomic<Stage> stage_{Stage::kArriving};
+  enum class State { kArriving, kServed, kCancelled };
+  std::atomic<State> state_{State::kArriving};
 };
 
 }  // namespace tessera

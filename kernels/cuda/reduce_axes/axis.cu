@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   }
   walk.end = x + (outer * length - 1) * pitch + inner;
 
-  Chain<F, T> chains[kWide];
+  ThreadFold<F, T> chains[kWide];
   if constexpr (kWhole) {
     FoldWholeWalk<F>(walk, chains);
   } else {
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(kBlock)
 
   const T* const elements = reinterpret_cast<const T*>(run) + before;
   for (int o = static_cast<int>(threadIdx.x); o < groups * inner; o += kBlock) {
-    Chain<WideFold<F, T>, T> chain;
+    ThreadFold<WideFold<F, T>, T> chain;
     if (group % kWide == 0 && pitch == 1 && before == 0) {
       // Reads whole vectors of a row: single elements of several threads would lie in the same
       // bank.
