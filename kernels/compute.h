@@ -112,8 +112,6 @@ absl::Status BeginRequest(Stream& stream);
 // the budget does not count and which serves small requests without an allocation. Gives back even
 // when the wait fails.
 absl::Status EndRequest(Stream& stream);
-// Stream::SetLinger.
-absl::Status SetLinger(Stream& stream, std::chrono::microseconds linger);
 // Scratch memory on the stream until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
 // SCRATCH_EXHAUSTED {requested, free, total} when the stream's budget (Stream::SetScratchBudget)
 // has no room, before anything is allocated.
@@ -214,7 +212,6 @@ struct ScalarResult {
   Scalar value;
   bool integer = false;  // whether value.integer holds the result, else value.real
   Stats stats;
-  std::string values;  // of a part, which has them in place of a value
 };
 
 // Where an operation's array result goes: memory, or who is asked for it once everything that can
@@ -278,13 +275,9 @@ absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
                                        const RunOptions& options, const MapStage* in = nullptr);
-// part: null, or what x is of an array whose rows are to have the bits that they have there. A row
-// is all elements from the first of the axes on. INVALID_ARGUMENT / BAD_PART {first, elements,
-// row}: x is not whole rows of such an array, or the outermost axis is folded.
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
-                                    const RunOptions& options, const MapStage* in = nullptr,
-                                    const ArrayPart* part = nullptr);
+                                    const RunOptions& options, const MapStage* in = nullptr);
 absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options, const MapStage* out_of = nullptr);
@@ -298,30 +291,6 @@ absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
 absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int axis,
                               bool smallest, const Output& values, const Output& indices,
                               const RunOptions& options);
-
-// Dot and Reduce of parts of arrays: each folds those chunks of the whole arrays' fixed tree that
-// its operands are, and gives `values` in place of a value: one for each chunk, in order, of the
-// same number of bytes, whose meaning is the library's alone. The values of all chunks, one behind
-// the other, make the result: bit by bit that of RunDot and RunReduce on the whole arrays by the
-// same strategy, whatever the division and the devices; an array without elements is one part. The
-// strategies are fixed_tree, the default, and compensated. Where fixed_tree's result is not finite,
-// of F32 and BF16, of Dot and of SUM, MEAN and NORM_L1, that of the whole is compensated's: whoever
-// has all parts folds all of them once more, by that.
-//   INVALID_ARGUMENT / BAD_PART {first, elements, chunk}: the operands' elements do not begin and
-//     end at multiples of `chunk` elements or at the array's end, or the array has more than
-//     kMostPartBytes; {strategy}: it takes whole arrays alone; {expected, given}: bytes of the
-//     values of all chunks
-//   INVALID_ARGUMENT / BAD_DTYPE: elements of a byte
-inline constexpr std::int64_t kMostPartBytes = std::int64_t{1} << 46;  // chunks of 4 GiB
-absl::StatusOr<ScalarResult> RunDotPart(Stream& stream, const View& a, const View& b,
-                                        const ArrayPart& part, const RunOptions& options);
-absl::StatusOr<ScalarResult> RunReducePart(Stream& stream, const View& x, ReduceOp op,
-                                           const ArrayPart& part, const RunOptions& options);
-// The result. A Dot's values finish as kSum. The host computes it: the device only says which
-// strategies there are. Thread safe.
-absl::StatusOr<ScalarResult> FinishParts(const Device& device, DType dtype, ReduceOp op,
-                                         std::int64_t elements, std::string_view strategy,
-                                         std::string_view values);
 
 // Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous
 // and short.

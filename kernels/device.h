@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -228,10 +227,6 @@ class Stream {
   }
   void ExpectNothing() { expected_.store(0, std::memory_order_relaxed); }
   double expected_seconds() const { return expected_.load(std::memory_order_relaxed); }
-
-  // How long the device may stay ready for more after a small operation, which then begins sooner;
-  // 0, as in the beginning: not at all. REQUIRES: the stream has had no work yet.
-  virtual void SetLinger(std::chrono::microseconds) {}
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;

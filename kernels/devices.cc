@@ -264,10 +264,6 @@ absl::Status EndRequest(Stream& stream) {
   return Guard(stream.device(), [&] { stream.Trim(); });
 }
 
-absl::Status SetLinger(Stream& stream, std::chrono::microseconds linger) {
-  return Guard(stream.device(), [&] { stream.SetLinger(linger); });
-}
-
 absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return data;

@@ -1,6 +1,7 @@
-// The tree that the strategies fixed_tree and compensated sum along, here and nowhere else: its shape is
-// a function of the number of elements and the element's size, so that every grid, every GPU, the
-// CPU and any division of the chunks among devices give the same bits. To reproduce a result:
+// The tree that the strategies fixed_tree and compensated sum along, here and nowhere else: its
+// shape is a function of the number of elements and the element's size, so that every grid, every
+// GPU, the CPU and any division of the chunks among devices give the same bits. To reproduce a
+// result:
 //
 //   vector   16 bytes: V = 16 / size elements.
 //   row      256 vectors: W = 256 V elements, 4096 bytes. Element i stands in row i / W and, within
@@ -94,17 +95,6 @@ constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
 
 constexpr Tree FixedTree(std::int64_t n, std::int64_t size) {
   return MakeTree(n, size, TreeRows(n, size));
-}
-
-// The chunks [first, end) of the tree that elements [first, first + n) of its array are. REQUIRES:
-// they are whole chunks, of which the array's last may be short; or none.
-struct TreeChunks {
-  std::int64_t first;
-  std::int64_t end;
-};
-constexpr TreeChunks ChunksOf(const Tree& tree, std::int64_t first, std::int64_t n) {
-  if (tree.n == 0) return {0, 1};
-  return {(first + tree.chunk - 1) / tree.chunk, (first + n + tree.chunk - 1) / tree.chunk};
 }
 
 }  // namespace tessera

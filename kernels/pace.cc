@@ -199,11 +199,11 @@ double LeastBytes(const TopKProblem& p) {
 // Returns the seconds that one thread of a CPU needs to load an element of a view that is not
 // contiguous, row by row.
 double FindSeconds(const View& view) {
-  constexpr double kLine = 64, kPage = 4096, kNearCache = 1 << 19;
+  constexpr double kLine = 64, kPageBytes = 4096, kNearCache = 1 << 19;
   const auto size = static_cast<double>(SizeOf(view.dtype));
   const int rank = view.shape.rank;
   // Bytes from an element to its nearest neighbour, to the next element of its row, and in all.
-  double closest = kPage, innermost = size, all = size;
+  double closest = kPageBytes, innermost = size, all = size;
   for (int i = 0; i < rank; ++i) {
     if (view.shape[i] <= 1) continue;
     innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
@@ -213,7 +213,10 @@ double FindSeconds(const View& view) {
   const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
   // Neighbours in a row, or in a few short rows, share cache lines that are in a near cache.
   const bool near = innermost < kLine || (columns < 16 && closest < kLine);
-  const double element = near ? 0.4e-9 : all < kNearCache ? 1.3e-9 : closest < kPage ? 8e-9 : 18e-9;
+  const double element = near                   ? 0.4e-9
+                         : all < kNearCache     ? 1.3e-9
+                         : closest < kPageBytes ? 8e-9
+                                                : 18e-9;
   return element + 1.5e-9 / columns;
 }
 

@@ -72,12 +72,6 @@ struct DotProblem {
   Launch launch;
 };
 
-// Operands are elements [first, first + n), in row-major order, of arrays of so many elements.
-struct ArrayPart {
-  std::int64_t first = 0;
-  std::int64_t elements = 0;
-};
-
 struct MapProblem;
 
 // With a map, element i of x is element i of its result, and x is null.
@@ -267,11 +261,6 @@ struct Strategy {
   // there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
-  // Only of fixed_tree and compensated of Dot and Reduce: folds the chunks of the whole arrays'
-  // fixed tree that the operands are, and leaves their values, one behind the other and
-  // TreeWideBytes (kernels/tree_columns.h) each, in host memory that the device can write. No
-  // result. Operands may be views, and no map. Null: the strategy takes whole arrays alone.
-  void (*launch_part)(const Problem&, const ArrayPart&, void* values, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always
   // runs.
   std::string (*missing)(const Device&) = nullptr;

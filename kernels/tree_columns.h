@@ -11,8 +11,8 @@
 //   Finish                 leaves the value of an operation where the result goes
 // mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
-// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The strategies
-// fixed_tree then fold again with the kind of compensated, whose columns are double.
+// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The
+// strategies fixed_tree then fold again with the kind of compensated, whose columns are double.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -508,12 +508,6 @@ std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
 template <class Problem>
 Tree FixedTreeOf(const Problem& p) {
   return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
-}
-
-// The fixed tree of the whole array.
-template <class Problem>
-Tree FixedTreeOf(const Problem& p, const ArrayPart& part) {
-  return FixedTree(part.elements, static_cast<std::int64_t>(SizeOf(p.dtype)));
 }
 
 // What folding along the tree costs. value_bytes: TreeWideBytes where the values of chunks travel

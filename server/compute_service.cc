@@ -151,9 +151,6 @@ class OperationCall final : public DeviceCall {
   absl::StatusOr<ScalarResult> RunScalar(Stream& stream, const Views& views) {
     const Output nowhere(nullptr);
     absl::StatusOr<ScalarResult> result = RunWith(stream, views, {&nowhere, 1});
-    if (result.ok() && !result->values.empty()) {
-      if (absl::Status status = ChargeAnswer(result->values.size()); !status.ok()) return status;
-    }
     if (result.ok()) SetValue(request_, *result, response_);
     return result;
   }

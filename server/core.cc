@@ -1,6 +1,7 @@
 #include "server/core.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <new>
 #include <utility>
@@ -17,6 +18,10 @@ namespace {
 // For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10
 // Mbit/s.
 constexpr absl::Duration kDrainPause = absl::Seconds(5);
+
+// An idle worker polls for twice the mean interval of the last operations, if that is no longer
+// than this; otherwise it sleeps at once.
+constexpr std::chrono::microseconds kSpin{200};
 
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
@@ -134,25 +139,21 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto state = std::make_unique<DeviceState>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
-    auto compute = Executor::Start(
-        *device,
-        {.workers = options.workers,
-         .reserve = reserve,
-         .queue_length = options.queue,
-         .spin = absl::ToChronoMicroseconds(options.spin),
-         .scratch = &state->scratch,
-         .shares_loops = true,
-         .overrun = device->info().backend == Backend::kCpu
-                        ? absl::Seconds(options.max_operation_seconds)
-                        : absl::InfiniteDuration()},
-        [&](Stream& stream) {
-          absl::Status status;
-          if (options.warm_up) {
-            status = WarmUp(stream, state->pace, std::exchange(first_stream, false));
-          }
-          if (status.ok()) status = SetLinger(stream, absl::ToChronoMicroseconds(options.linger));
-          return status;
-        });
+    auto compute =
+        Executor::Start(*device,
+                        {.workers = options.workers,
+                         .reserve = reserve,
+                         .queue_length = options.queue,
+                         .spin = kSpin,
+                         .scratch = &state->scratch,
+                         .shares_loops = true,
+                         .overrun = device->info().backend == Backend::kCpu
+                                        ? absl::Seconds(options.max_operation_seconds)
+                                        : absl::InfiniteDuration()},
+                        [&](Stream& stream) -> absl::Status {
+                          if (!options.warm_up) return absl::OkStatus();
+                          return WarmUp(stream, state->pace, std::exchange(first_stream, false));
+                        });
     if (!compute.ok()) return compute.status();
     auto transfers =
         Executor::Start(*device, {.workers = options.transfer_workers,

@@ -7,6 +7,9 @@
 namespace tessera {
 namespace {
 
+// Operations of up to this time run on the thread that receives them, arrays that travel with them
+// included, while the device has nothing longer to do. Waking a worker takes longer.
+constexpr double kTinyMicroseconds = 10;
 // Up to which work is small, by the least time that it takes.
 constexpr double kSmallMicroseconds = 500;
 
@@ -48,9 +51,7 @@ void DeviceCall::Start() {
 }
 
 TaskSize DeviceCall::SizeOf(double least, bool may_be_tiny) {
-  const absl::Duration limit = core().options().inline_time;
-  if (may_be_tiny && limit > absl::ZeroDuration() && least <= absl::ToDoubleMicroseconds(limit))
-    return TaskSize::kTiny;
+  if (may_be_tiny && least <= kTinyMicroseconds) return TaskSize::kTiny;
   return least <= kSmallMicroseconds ? TaskSize::kSmall : TaskSize::kLarge;
 }
 

@@ -159,45 +159,6 @@ absl::StatusOr<Stage> StageOf(const Request& request, absl::Span<const View> wit
   return stage;
 }
 
-// --- Parts ---
-
-ArrayPart ToPart(const v1::Part& part) { return {part.first(), part.elements()}; }
-
-absl::Status BadPartField(std::string_view field, const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PART", message,
-                   {{"field", std::string(field)}});
-}
-
-// Its values are no array that other steps could see.
-ResultType OfPart() {
-  ResultType type;
-  type.scalar = true;
-  return type;
-}
-
-// Whether the request has the values of all parts in place of an operand.
-bool HasValues(const v1::ReduceRequest& request) {
-  return request.dtype() != v1::DTYPE_UNSPECIFIED || !request.values().empty();
-}
-
-// Whether the fields go together.
-absl::Status CheckPartFields(const v1::ReduceRequest& request) {
-  const auto with_values = [](std::string_view field) {
-    return BadPartField(field, absl::StrCat("'", Absl(field), "' does not go with values"));
-  };
-  if (HasValues(request)) {
-    if (!request.has_part())
-      return BadPartField(request.values().empty() ? "dtype" : "values",
-                          "they need part: of how many elements the array is");
-    if (request.part().first() != 0) return with_values("part.first");
-    if (request.has_x()) return with_values("x");
-    if (request.axes_size() > 0) return with_values("axes");
-  }
-  if (!request.has_part()) return absl::OkStatus();
-  if (request.has_expression()) return BadPartField("expression", "a part takes no expression");
-  return absl::OkStatus();
-}
-
 void SetScalar(const ScalarResult& result, v1::Scalar* out) {
   if (result.integer) {
     out->set_integer(result.value.integer);
@@ -214,40 +175,34 @@ NamedOperands OperandsOf(const v1::DotRequest& request) {
   return {{"a", &request.a()}, {"b", &request.b()}};
 }
 
-absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest& request, absl::Span<const View> x) {
-  if (request.has_part()) return OfPart();
+absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
   const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
   if (!same.ok()) return same.status();
   return ResultType{.scalar = true,
                     .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
 }
 
-absl::StatusOr<ScalarResult> Run(const v1::DotRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs, const RunOptions& options) {
-  if (request.has_part()) return RunDotPart(stream, x[0], x[1], ToPart(request.part()), options);
+absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
+                                 Outputs, const RunOptions& options) {
   return RunDot(stream, x[0], x[1], options);
 }
 
-void SetValue(const v1::DotRequest& request, const ScalarResult& result,
-              v1::DotResponse& response) {
-  if (request.has_part()) return response.set_values(result.values);
+void SetValue(const v1::DotRequest&, const ScalarResult& result, v1::DotResponse& response) {
   SetScalar(result, response.mutable_value());
 }
 
 // --- Reduce ---
 
 NamedOperands OperandsOf(const v1::ReduceRequest& request) {
-  if (!CheckPartFields(request).ok() || HasValues(request)) return {};
   return OperandsWith(request, {{"x", &request.x()}});
 }
 
 absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
                                         absl::Span<const View> x) {
   if (absl::Status status = CheckCounts(request); !status.ok()) return status;
-  if (absl::Status status = CheckPartFields(request); !status.ok()) return status;
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
-  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(HasValues(request) ? 0 : 1));
+  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
   if (!in.ok()) return in.status();
   if (request.axes_size() > 0) {
     return ArrayOf(
@@ -258,7 +213,6 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
                      "a result buffer needs axes; name all of them to fold all",
                      {{"field", "axes"}});
   }
-  if (request.has_part()) return OfPart();
   const absl::StatusOr<ArrayType> type = ReduceType(x[0], *op, in->get());
   if (!type.ok()) return type.status();
   return ResultType{.scalar = true, .arrays = {*type}};
@@ -268,18 +222,6 @@ absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& strea
                                  absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
-  const ArrayPart part = ToPart(request.part());
-  if (HasValues(request)) {
-    const absl::StatusOr<DType> dtype = FromProto(request.dtype(), "dtype");
-    if (!dtype.ok()) return dtype.status();
-    return FinishParts(stream.device(), *dtype, *op, part.elements, request.strategy(),
-                       request.values());
-  }
-  if (request.has_part()) {
-    if (request.axes_size() == 0) return RunReducePart(stream, x[0], *op, part, options);
-    return ArrayRun(
-        RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out[0], options, nullptr, &part));
-  }
   const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
   if (!in.ok()) return in.status();
   if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options, in->get());
@@ -289,7 +231,6 @@ absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& strea
 
 void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
               v1::ReduceResponse& response) {
-  if (request.has_part() && !HasValues(request)) return response.set_values(result.values);
   SetScalar(result, response.mutable_value());
   if (request.op() == v1::REDUCE_OP_ARGMIN || request.op() == v1::REDUCE_OP_ARGMAX)
     response.set_index(result.value.index);

@@ -346,26 +346,6 @@ void AddWork(CLI::App& app, Options& options) {
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
-  AddCount(
-      app, "transfer-workers",
-      "uploads and downloads that copy at once to or from a device; more take turns; each such "
-      "worker of a GPU has 2 MiB of page-locked memory",
-      1, 64, options.transfer_workers);
-  AddDuration(
-      app, "inline", "10us",
-      "operations, and programs of a few, of up to about so long run on the thread that receives "
-      "them while the device has nothing longer to do, arrays that travel with them included; 0: "
-      "never",
-      false, options.inline_time);
-  AddDuration(
-      app, "spin", "200us",
-      "an idle worker polls for twice the mean interval of the last operations, if that is no "
-      "longer than this; else, and with 0, it sleeps at once",
-      false, options.spin);
-  AddDuration(app, "linger", "2ms",
-              "how long a GPU stays ready for another small operation after one, on an SM that it "
-              "keeps until then, or until other work comes; 0: every operation is a launch",
-              false, options.linger);
   AddSeconds(app, "max-operation-seconds",
              "how long one operation may take, by estimate; 1e9, the most, is as good as no limit",
              options.max_operation_seconds);

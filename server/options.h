@@ -55,23 +55,18 @@ struct Options {
   // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
   // shared_memory_limit to a quarter of the memory of the host or control group.
   std::uint64_t host_memory = 1ull << 30;
-  std::uint64_t max_buffers = 100'000;                  // drafts included
-  std::uint64_t max_uploads = 128;                      // streams at once
-  std::uint64_t max_downloads = 128;                    // streams at once
-  std::uint64_t max_imports = 4;                        // from other servers, at once
-  std::size_t max_ranges = 4096;                        // that a draft's bytes may be in
-  std::uint32_t max_connections = 4096;                 // fewer when descriptors do not suffice
-  int max_streams = 1024;                               // calls at once on a connection
-  std::uint32_t queue = 1024;                           // operations that may wait, each device
-  std::uint64_t max_message = 4160ull << 10;            // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;                    // by estimate; of default strategies
-  double max_slow_operation_seconds = 5;                // of the others
-  int workers = 4;                                      // operations that run at once, each device
-  int transfer_workers = 2;                             // transfers that do so, each device
-  absl::Duration inline_time = absl::Microseconds(10);  // of operations that need no worker
-  absl::Duration spin = absl::Microseconds(200);        // of a worker without work, at most
-
-  absl::Duration linger = absl::Milliseconds(2);  // of a kernel that takes small operations
+  std::uint64_t max_buffers = 100'000;        // drafts included
+  std::uint64_t max_uploads = 128;            // streams at once
+  std::uint64_t max_downloads = 128;          // streams at once
+  std::uint64_t max_imports = 4;              // from other servers, at once
+  std::size_t max_ranges = 4096;              // that a draft's bytes may be in
+  std::uint32_t max_connections = 4096;       // fewer when descriptors do not suffice
+  int max_streams = 1024;                     // calls at once on a connection
+  std::uint32_t queue = 1024;                 // operations that may wait, each device
+  std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
+  double max_operation_seconds = 30;          // by estimate; of default strategies
+  double max_slow_operation_seconds = 5;      // of the others
+  int workers = 4;                            // operations that run at once, each device
 
   absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: for ever
   absl::Duration default_ttl = absl::InfiniteDuration();
@@ -79,7 +74,6 @@ struct Options {
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
-  absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS; without a flag
   absl::Duration drain_delay = absl::ZeroDuration();
   std::string ready_file;  // the server is not ready until it is made; empty: it is ready at once
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -95,6 +89,10 @@ struct Options {
   std::uint64_t shared_memory_limit = 4ull << 30;  // bytes of all regions
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
+
+  // Without flags: tests choose other values.
+  int transfer_workers = 2;                      // transfers that copy at once, each device
+  absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS
 
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;

@@ -237,7 +237,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
     spdlog::error(
         "the server needs {} threads more, and {} can be made: a limit of processes (ulimit -u, "
         "LimitNPROC=), of a control group (pids.max, TasksMax=, --pids-limit) or of addresses "
-        "(ulimit -v) is too small; --workers and --transfer-workers need fewer threads",
+        "(ulimit -v) is too small; a smaller --workers needs fewer threads",
         needed, possible);
     FlushLog(kLastLines);
     // Exit handlers are skipped: libraries would wait there for threads that could not be made.

@@ -90,12 +90,6 @@ bool HasExpression(const Request& request) {
   return false;
 }
 
-template <class Request>
-bool HasPart(const Request& request) {
-  if constexpr (requires { request.has_part(); }) return request.has_part();
-  return false;
-}
-
 // Of the step's arrays.
 Destinations DestinationsIn(const v1::Step& step) {
   Destinations destinations;
@@ -204,10 +198,6 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
 absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     absl::Status status;
-    if (HasPart(request)) {
-      status = MakeError(StatusCode::kInvalidArgument, "BAD_PART",
-                         "a part of an array is a call of its own", {{"field", "part"}});
-    }
     const NamedOperands operands = OperandsOf(request);
     step.sources.reserve(operands.size());
     step.views.reserve(operands.size());

@@ -10,8 +10,6 @@ usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME..
 A NAME picks the cases whose names contain it.
 """
 
-import argparse
-import concurrent.futures
 import contextlib
 import fcntl
 import json
@@ -19,25 +17,21 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 import threading
 import time
-import unittest
 import urllib.request
 
 import grpc
 import numpy as np
-from google.protobuf import descriptor_pb2, json_format
+from google.protobuf import json_format
 
 import outsider as o
-from outsider import Server, eventually, in_threads, inline, into, outcome_of, resident, view
+from outsider import Server, eventually, inline, into, outcome_of, resident, view
 
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)
@@ -83,13 +77,12 @@ def in_frames(request):
     return b"\0" + len(body).to_bytes(4, "big") + body
 
 
-class Case(unittest.TestCase):
+class Case(o.Case):
     maxDiff = 2000
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="abuse")
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        super().setUpClass()
         cls.shared = {}
 
     def start(self, *flags, expected=0, **how):
@@ -131,10 +124,6 @@ class Case(unittest.TestCase):
     def needs_cpu(self, why="a call that holds a worker for seconds takes the CPU device"):
         if o.Program.device != "cpu":
             self.skipTest(why)
-
-    def needs_exact_memory(self):
-        if o.Program.sanitized():
-            self.skipTest("a sanitized server takes memory of its own")
 
     # --- Checks -----------------------------------------------------------------------------------
 
@@ -260,7 +249,8 @@ class Case(unittest.TestCase):
         however long a chunk is on its way."""
         client = server.client(options=[("grpc.http2.bdp_probe", 0)])
         one = inline(ONE, view([8 << 20], [0]))
-        client.call("Add", a=one, b=one, result=into("big", replace=True))
+        if "big" not in client.names():
+            client.call("Add", a=one, b=one, result=into("big"))
         request = o.buffers.DownloadRequest(name="big")
         calls = []
         for _ in range(count):
@@ -272,6 +262,12 @@ class Case(unittest.TestCase):
     def one_upload():
         """A whole upload in one message."""
         return o.buffers.UploadRequest(name="u", data=ONE.tobytes(), spec=o.spec_of(ONE))
+
+    @staticmethod
+    def send(client, method, message):
+        """How a call of any kind ends whose request is this one message."""
+        call = client.channel.stream_stream(method)
+        return outcome_of(lambda: list(call(iter([message]), timeout=LONG_S)))
 
     def raw(self, server, **how):
         """A connection of HTTP/2 by hand."""
@@ -290,7 +286,7 @@ class BusyWorkerTest(Case):
 
     def setUp(self):
         self.needs_cpu()
-        flags = ("--workers", "1", "--queue", str(self.QUEUE), "--watchdog", "500ms")
+        flags = ("--workers", "1", "--queue", str(self.QUEUE), "--watchdog", "200ms")
         self.server = self.share(*PATIENT, *flags)
         self.client = self.server.client()
 
@@ -351,18 +347,6 @@ class BusyWorkerTest(Case):
         call.cancel()
         self.assert_eventually(lambda: used() <= before)
 
-    def test_a_small_request_of_many_parts_counts_as_what_it_takes(self):
-        client = self.client
-        self.hold_worker(client)
-        before = client.budget("host_memory").used
-        dot = o.compute.DotRequest(a=resident("s"), b=resident("s")).SerializeToString()
-        groups = b"\x7b\x7c" * 150  # of a field that no message has
-        call = client.channel.unary_unary(COMPUTE + "Dot").future(dot + groups)
-        self.addCleanup(call.cancel)
-        self.assert_becomes(1, self.waiting)
-        held = client.budget("host_memory").used - before
-        self.assertGreater(held, 150 * 50, f"{len(dot + groups)} bytes")
-
     def test_results_of_callers_who_gave_up_leave_nothing(self):
         client = self.client
         kept = client.put("kept", ONE)
@@ -376,21 +360,10 @@ class BusyWorkerTest(Case):
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
         self.assertEqual(client.download("kept"), ONE.tobytes())
 
-    def test_deleting_the_name_of_a_result_on_its_way_does_no_harm(self):
-        client = self.client
-        client.put("s", ONE, replace=True)
-        call = self.slow_product(client, seconds=0.3, result=into("c"))
-        self.assert_eventually(lambda: client.device().scratch_used_bytes > 0 or call.done())
-        deleted = client.attempt("DeleteBuffer", name="c").code
-        self.assertIn(deleted, ("OK", "NOT_FOUND"))
-        self.assert_ok(outcome_of(call))
-        self.assertEqual(client.names(), ["c", "s"] if deleted == "NOT_FOUND" else ["s"])
-
     def test_a_worker_that_is_busy_with_what_can_be_stopped_turns_nobodys_health(self):
         client = self.client
         call = self.hold_worker(client)
-        begin = time.monotonic()
-        while time.monotonic() - begin < 0.8:  # The watchdog has 0.5 s.
+        for _ in range(8):  # longer than the watchdog allows
             self.assertEqual(client.health(), 1)
             time.sleep(0.05)
         self.assertFalse(call.done())
@@ -437,24 +410,17 @@ class WorkTest(Case):
         rows = client.call("ListStrategies", operation="matmul").strategies
         return ["", *sorted({row.name for row in rows})]
 
-    def test_an_empty_product_is_not_walked_along(self):
+    def test_an_empty_operand_is_not_walked_along(self):
         client = self.share().client()
-        client.put("x", np.ones(16, np.float32))
-        huge = 1 << 40
+        client.put("x", ONE)
+        huge, far, back = 1 << 40, (1 << 63) - 1, -(1 << 63)
+        strides = ([1 << 62, 1], [1, 1 << 62], [far, far], [back, back], [far, back])
         for strategy in self.strategies(client):
             for a, b in (([huge, 0], [0, 0]), ([0, 3], [3, huge]), ([huge, 3], [3, 0])):
                 with self.subTest(strategy=strategy, a=a, b=b):
                     a, b = (resident("x", view(shape, [0, 0])) for shape in (a, b))
                     outcome = client.attempt("Matmul", a=a, b=b, strategy=strategy)
                     self.assertNotIn(outcome.code, ("DEADLINE_EXCEEDED", "CANCELLED"), outcome)
-        self.assert_serves(client)
-
-    def test_strides_of_an_empty_operand_lead_nowhere(self):
-        client = self.share().client()
-        client.put("x", ONE)
-        far, back = (1 << 63) - 1, -(1 << 63)
-        strides = ([1 << 62, 1], [1, 1 << 62], [far, far], [back, back], [far, back])
-        for strategy in self.strategies(client):
             for m, n in ((3, 4), (130, 130), (1, 4), (4, 1)):
                 for i, s in enumerate(strides):
                     ta, tb = bool(i & 1), bool(i & 2)
@@ -518,24 +484,6 @@ class WorkTest(Case):
         device = self.share().client().device()
         self.assertGreater(device.scratch_limit_bytes, 0)
         self.assertLessEqual(device.scratch_limit_bytes, device.memory_total_bytes)
-
-    def test_scratch_returns_after_every_kind_of_call(self):
-        client = self.share("--scratch-limit", "1Mi").client()
-        client.put("x", np.arange(1 << 14, dtype=np.float32).reshape(128, 128))
-        across = resident("x", view([128, 128], [1, 128]))
-        for code, rpc, fields in (
-            ("OK", "Dot", dict(a=across, b=across)),
-            ("OK", "Reduce", dict(x=across, op="REDUCE_OP_SUM")),
-            ("OK", "Reduce", dict(x=across, op="REDUCE_OP_MAX", axes=[0])),
-            ("OK", "Add", dict(a=across, b=across)),
-            ("OK", "Matmul", dict(a=across, b=across)),
-            ("OK", "WindowSum", dict(x=resident("x", view([1 << 13], [2])), radius=2)),
-            ("INVALID_ARGUMENT", "Dot", dict(a=across, b=across, strategy="guess")),
-            ("INVALID_ARGUMENT", "Dot", dict(a=across, b=inline(ONE))),
-        ):
-            outcome = client.attempt(rpc, **fields)
-            self.assertEqual(outcome.code, code, outcome)
-            self.assert_scratch_is_free(client)
 
     def test_a_result_larger_than_scratch_is_refused_with_figures(self):
         client = self.share("--scratch-limit", "1Mi").client()
@@ -631,8 +579,7 @@ class WorkTest(Case):
         def attempt(rpc, message, groups):
             """With that many fields that no message has; each takes dozens of bytes in memory."""
             message = message.SerializeToString() + b"\x7b\x7c" * groups
-            call = client.channel.unary_unary(COMPUTE + rpc)
-            return outcome_of(lambda: call(message, timeout=LONG_S))
+            return self.send(client, COMPUTE + rpc, message)
 
         def assert_is_refused(outcome):
             self.assert_fails(
@@ -656,36 +603,6 @@ class WorkTest(Case):
                 self.assert_ok(attempt(rpc, message, int(6 * o.MI / size)))
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
-    def test_the_last_replacement_wins(self):
-        client = self.share().client()
-        x = inline(np.eye(4, dtype=np.float32))
-        four = lambda i: np.full((4, 4), i, np.float32)
-
-        def result(i):
-            out = into("out", replace=True)
-            return client.call("Matmul", a=x, b=inline(four(i)), result=out).buffer
-
-        def upload(i):
-            return client.put("out", four(i), replace=True)
-
-        def copy(i):
-            client.put(f"source{i}", four(i), replace=True)
-            return client.call("CopyBuffer", source=f"source{i}", name="out", replace=True).buffer
-
-        versions = {}
-
-        def work(i):
-            for _ in range(20):
-                version = (result, upload, copy, result)[i](i).version
-                self.assertGreater(version, versions.get(i, 0))
-                versions[i] = version
-
-        in_threads(4, work)
-        version = client.call("GetBuffer", name="out").buffer.version
-        self.assertIn(version, versions.values())
-        winner = next(i for i, v in versions.items() if v == version)
-        self.assertEqual(client.download("out"), four(winner).tobytes())
-
 
 class MemoryTest(Case):
     def test_more_memory_than_there_is(self):
@@ -703,7 +620,8 @@ class MemoryTest(Case):
     def test_an_allocation_that_fails_is_an_answer(self):
         # The address space ends before the machine's memory does.
         self.needs_cpu("RLIMIT_AS does not bound the memory of a GPU")
-        self.needs_exact_memory()
+        if o.Program.sanitized():
+            self.skipTest("a sanitized server takes memory of its own")
         server = self.start("--memory-limit", "8Gi", prefix=("prlimit", "--as=6442450944"))
         client = server.client()
         big = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[7 << 28])
@@ -776,62 +694,30 @@ class MemoryTest(Case):
                 "Add": client.attempt("Add", a=one, b=one, result=into(f"d{i}", ttl=ttl)),
             }
 
-        for rpc, outcome in every_call({"seconds": 315_576_000_000}, 0).items():
-            with self.subTest(rpc):
-                if not outcome.ok:
-                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
-        json_format.MessageToJson(client.call("ListBuffers"))
-        bad = (
+        for i, ttl in enumerate((
+            {"seconds": 315_576_000_000},  # the longest that there is
             {"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
             {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {},
-        )  # fmt: skip
-        for i, ttl in enumerate(bad, 1):
+        )):  # fmt: skip
             for rpc, outcome in every_call(ttl, i).items():
                 with self.subTest(rpc, ttl=ttl):
-                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
-
-    def test_wrong_versions_change_nothing(self):
-        client = self.share().client()
-        ready = client.put("x", FOUR)
-        draft = client.create("y", FOUR)
-        client.upload([dict(name="y", data=NEW)])
-        wrong, x = draft.version + 1000, resident("x")
-        download = lambda: client.download("x", version=wrong)
-        copy = dict(source="x", name="z", source_version=wrong)
-        for actual, outcome in (
-            (draft, client.attempt("SealBuffer", name="y", version=wrong)),
-            (draft, client.try_upload([dict(name="y", data=OLD, version=wrong)])),
-            (ready, client.attempt("GetBuffer", name="x", version=wrong)),
-            (ready, client.attempt("UpdateBuffer", name="x", version=wrong)),
-            (ready, client.attempt("DeleteBuffer", name="x", version=wrong)),
-            (ready, outcome_of(download)),
-            (ready, client.attempt("CopyBuffer", **copy)),
-            (ready, client.attempt("Dot", a=resident("x", version=wrong), b=x)),
-        ):
-            self.assert_fails(
-                outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH",
-                expected=wrong, actual=actual.version,
-            )  # fmt: skip
-        self.assertEqual(client.download("x", version=ready.version), FOUR.tobytes())
-        client.call("SealBuffer", name="y", version=draft.version)
-        self.assertEqual(client.download("y"), NEW)
+                    if i > 0 or not outcome.ok:
+                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
+            json_format.MessageToJson(client.call("ListBuffers"))
 
     def test_sealing_again_checks_the_checksum(self):
         client = self.share().client()
         right = o.crc32c(NEW)
-        for reason, message, sums in (
-            ("", dict(crc32c=right), (right,)),
-            ("BAD_CHECKSUM", dict(crc32c=right), (1,)),
-            ("CHECKSUM_UNKNOWN", {}, (right,)),
+        for reason, message, crc32c in (
+            ("", dict(crc32c=right), right),
+            ("BAD_CHECKSUM", dict(crc32c=right), 1),
+            ("CHECKSUM_UNKNOWN", {}, right),
         ):
             version = client.create("x", FOUR, replace=True).version
             client.upload([dict(name="x", data=NEW, **message)])
-            sealed = client.call("SealBuffer", name="x", version=version).buffer
-            again = client.call("SealBuffer", name="x", version=version).buffer
-            self.assertEqual(again, sealed)
-            for crc32c in sums:
-                again = client.attempt("SealBuffer", name="x", version=version, crc32c=crc32c)
-                self.assertEqual(again.reason, reason)
+            seal = lambda **more: client.attempt("SealBuffer", name="x", version=version, **more)
+            self.assertEqual(seal().answer.buffer, seal().answer.buffer)
+            self.assertEqual(seal(crc32c=crc32c).reason, reason)
 
 
 class CountTest(Case):
@@ -943,10 +829,10 @@ class LogTest(Case):
     def hostile_calls(self, client, text):
         """Every place that takes text from a client."""
         one, spec = inline(ONE), o.spec_of(ONE)
-        device = o.spec_of(ONE, device=text)
+        named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
+        # The log takes ten lines a second: those of calls whose texts differ come first.
         return [
-            client.attempt("GetBuffer", name=text),
-            client.attempt("CreateBuffer", name="y", spec=device),
+            client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
             client.attempt("ListBuffers", page_token=text),
             client.attempt("Dot", a=one, b=one, strategy=text),
             client.attempt("ListStrategies", operation=text),
@@ -954,10 +840,7 @@ class LogTest(Case):
             client.try_upload([dict(name=text, data=b"1234")]),
             client.attempt("Add", a=one, b=one, result=into(text)),
             client.attempt("CopyBuffer", source=text, name="y"),
-            # The log takes ten lines a second.
-            client.attempt("DeleteBuffer", name=text),
-            client.attempt("SealBuffer", name=text),
-            client.attempt("UpdateBuffer", name=text),
+            *(client.attempt(rpc, name=text) for rpc in named),
             client.attempt("CopyBuffer", source="y", name=text),
             client.attempt("CreateBuffer", name=text, spec=spec),
             outcome_of(lambda: client.download(text)),
@@ -973,13 +856,8 @@ class LogTest(Case):
                     server = self.start("--log-level", "debug", "--log-format", form)
                     client = server.client()
                     outcomes = self.hostile_calls(client, text)
-                    for call in (
-                        client.channel.unary_unary(BUFFERS + "GetBuffer"),
-                        client.channel.unary_unary(COMPUTE + "ListStrategies"),
-                    ):
-                        outcomes.append(outcome_of(lambda call=call: call(body, timeout=LONG_S)))
-                    upload = client.channel.stream_unary(BUFFERS + "Upload")
-                    outcomes.append(outcome_of(lambda: upload(iter([body]), timeout=LONG_S)))
+                    outcomes += [self.send(client, BUFFERS + rpc, body)
+                                 for rpc in ("GetBuffer", "Upload")]  # fmt: skip
                     for outcome in outcomes:
                         self.assertNotIn(outcome.code, ("OK", "UNKNOWN"), outcome)
                         self.assertTrue(outcome.reason or outcome.code != "INTERNAL", outcome)
@@ -1095,21 +973,19 @@ class BrokenUploadTest(Case):
         judge.create("range", old)
         first = o.buffers.UploadRequest(name="range", offset=0, data=data).SerializeToString()
         self.assertFalse(outcome_of(lambda: raw(iter([first, second]), timeout=600)).ok)
+        for name in ("live", "range"):
+            judge.call("DeleteBuffer", name=name)
         self.assert_serves(judge)
 
-    def test_a_refused_message_is_not_the_end(self):
-        self.check(padded_message(9 * o.MI), os.urandom(64))
-
-    def test_a_message_above_the_limit_is_not_the_end(self):
-        self.check(padded_message(5 * o.MI), os.urandom(64))
-
-    def test_garbage_is_not_the_end(self):
-        self.check(b"\xff" * 50, os.urandom(64))
-
-    def test_half_a_message_is_not_the_end(self):
-        self.check(padded_message(1000)[:-500], os.urandom(64))
-
-    def test_a_compressed_message_is_not_the_end(self):
+    def test_messages_that_are_refused_are_not_the_end(self):
+        for what, second in (
+            ("larger than gRPC takes", padded_message(9 * o.MI)),
+            ("above the limit", padded_message(5 * o.MI)),
+            ("garbage", b"\xff" * 50),
+            ("half a message", padded_message(1000)[:-500]),
+        ):
+            with self.subTest(what):
+                self.check(second, os.urandom(64))
         # gRPC sends what does not shrink as it is: the random first message, not the second.
         self.check(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
@@ -1176,21 +1052,6 @@ class IdleUploadTest(Case):
         self.assert_ok(outcome_of(running))
         self.assertEqual(client.names(), ["slow"])
 
-    def test_sealing_a_draft_that_is_gone(self):
-        client = self.client
-        old = client.put("x", FOUR)
-        version = client.create("x", FOUR, replace=True).version
-        write = [dict(name="x", offset=0, data=NEW, version=version)]
-        client.try_upload(write)  # it may be gone already
-        self.assert_eventually(lambda: not client.call("GetBuffer", name="x").drafts)
-        self.assertEqual(client.budget("buffers").used, 1)
-        self.assert_fails(client.attempt("SealBuffer", name="x"), "NOT_FOUND", "BUFFER_NOT_FOUND")
-        outcome = client.attempt("SealBuffer", name="x", version=version)
-        self.assertIn(outcome.reason, ("BUFFER_NOT_FOUND", "VERSION_MISMATCH"), outcome)
-        self.assertFalse(client.try_upload(write).ok, "data went to a draft that is gone")
-        self.assertEqual(client.call("GetBuffer", name="x").buffer.version, old.version)
-        self.assertEqual(client.download("x"), FOUR.tobytes())
-
     def test_half_open_connections(self):
         client, server = self.client, self.server
         request = o.buffers.UploadRequest(
@@ -1215,29 +1076,12 @@ class IdleUploadTest(Case):
         self.assert_serves(client)
         self.assert_empty(client)
 
-    def test_idle_uploads_hold_little_memory(self):
-        self.needs_exact_memory()
-        server, stop, count = self.share(*METRICS), threading.Event(), 40
-        client, data = server.client(), bytes(3 * o.MI)
-        uploaded = lambda: self.metric(server, "tessera_transfer_bytes_total", 'direction="upload"')
-        client.create("x", np.frombuffer(data, np.float32))
-        write = dict(name="x", offset=0, data=data)
-        client.upload([write] * 8)
-        before, begin = server.rss(), uploaded()
-        clients = [server.client() for _ in range(4)]
-        streams = [self.idle_upload(clients[i % 4], stop, write) for i in range(count)]
-        self.assert_eventually(lambda: uploaded() - begin >= count * len(data))
-        self.assert_grew_less(count * len(data) // 3, before, server.rss)
-        self.assertEqual(client.budget("uploads").used, count)
-        for stream in streams:
-            stream.cancel()
-
 
 class UnreadTest(Case):
     """Of downloads and of other responses that their callers do not read."""
 
     def setUp(self):
-        flags = ("--download-timeout", "3s", "--host-memory", "32Mi")
+        flags = ("--download-timeout", "2s", "--host-memory", "32Mi")
         self.server = self.share(*flags, *METRICS)
         self.client = self.server.client()
 
@@ -1261,7 +1105,7 @@ class UnreadTest(Case):
         size = o.MI
         while client.budget("downloads").used == 2:
             size += len(next(slow).data)
-            time.sleep(0.4)
+            time.sleep(0.2)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
@@ -1294,27 +1138,18 @@ class UnreadTest(Case):
                 self.assert_eventually(lambda: self.held() < 1000, "nothing ends the calls")
         self.assert_serves(client)
 
-    def test_small_answers_that_cannot_leave(self):
+    def test_small_responses_that_nobody_reads_end(self):
         # What a response takes is held as long as gRPC holds it, and no longer than the timeout.
         wide = inline(ONE, view([12000], [0]))
-        raw = self.raw(self.server, window=0)
-        raw.call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
+        raw = [self.raw(self.server, window=0) for _ in range(3)]
+        raw[0].call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
         self.assert_eventually(lambda: self.held() >= 48000, "the response was not charged")
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
+        raw[1].call(BUFFERS + "Upload", self.one_upload())
+        # Of a method that needs no token. No bytes: of any type, a message without fields.
+        raw[2].call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
+        for one in raw:
+            self.assertIsNotNone(one.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
         self.assert_eventually(lambda: self.held() < 1000)
-        self.assert_serves(self.client)
-
-    def test_the_response_to_an_upload_that_nobody_reads(self):
-        raw = self.raw(self.server, window=0)
-        raw.call(BUFFERS + "Upload", self.one_upload())
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
-        self.assert_serves(self.client)
-
-    def test_an_answer_that_needs_no_token_and_nobody_reads(self):
-        raw = self.raw(self.server, window=0)
-        # No bytes: of any type, a message without fields.
-        raw.call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
-        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
         self.assert_serves(self.client)
 
     def test_requests_are_let_go_of_when_they_are_answered(self):
@@ -1333,11 +1168,11 @@ class StoppedTest(Case):
         """Nor does it lose the device, though the clock goes on for longer than a hang may last:
         for the watchdog's time and four times that of an operation."""
         self.needs_cpu()
-        ring = pathlib.Path(self.folder) / "ring"
+        ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
         server = self.start(
-            "--upload-timeout", "2500ms", "--download-timeout", "2500ms", "--workers", "1",
-            "--watchdog", "1s", "--max-operation-seconds", "0.4",
+            "--upload-timeout", "1800ms", "--download-timeout", "1800ms", "--workers", "1",
+            "--watchdog", "200ms", "--max-operation-seconds", "0.4",
             "--max-slow-operation-seconds", "0.4", "--ring", str(ring), "--ring-name", "a",
         )  # fmt: skip
         client, go_on = server.client(), threading.Event()
@@ -1357,7 +1192,7 @@ class StoppedTest(Case):
         calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
         self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
-        time.sleep(2.8)  # The server counts a second and more as an absence.
+        time.sleep(2)  # The server counts a second and more as an absence.
         ring.write_text("a host-a:2\n")
         server.signal(signal.SIGCONT)
         # It looks at this file after it has looked for idle streams.
@@ -1394,67 +1229,48 @@ class MessageTest(Case):
         execute = field(1, field(1, dot))
         upload = field(1, b"y") + field(2, o.spec_of(ONE).SerializeToString() + groups)
         long_name = field(1, b"x" * (5 << 20))
-        channel = client.channel
-
-        def unary(method, message):
-            return outcome_of(lambda: channel.unary_unary(method)(message, timeout=LONG_S))
-
-        def download(message):
-            call = channel.unary_stream(BUFFERS + "Download")
-            return outcome_of(lambda: list(call(message, timeout=LONG_S)))
-
+        ask = lambda *call: self.send(client, *call)
         full = ("RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED")
         bad = ("INVALID_ARGUMENT", "BAD_MESSAGE")
-        stream = channel.stream_unary(BUFFERS + "Upload")
         for what, expected, outcome in (
-            ("Dot", full, unary(COMPUTE + "Dot", dot + groups)),
-            ("a shape", full, unary(COMPUTE + "Dot", shape)),
-            ("Execute", full, unary(COMPUTE + "Execute", execute + groups)),
-            ("GetBuffer", full, unary(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
-            ("Upload", bad, outcome_of(lambda: stream(iter([upload]), timeout=LONG_S))),
-            ("Download", bad, download(field(1, b"x") + groups)),
-            ("a large Download", bad, download(long_name)),
+            ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
+            ("a shape", full, ask(COMPUTE + "Dot", shape)),
+            ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
+            ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
+            ("Upload", bad, ask(BUFFERS + "Upload", upload)),
+            ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
+            ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
         ):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
         # None of them has been parsed, which takes 100 MiB: gRPC holds 4 MiB, and their pieces.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
-        self.assertEqual(unary(check, groups).code, "INVALID_ARGUMENT")
-        self.assertTrue(unary(check, b"").ok)
+        self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")
+        self.assertTrue(ask(check, b"").ok)
         # A few fields that a newer client knows do no harm.
         few = groups[: 32 << 10]
         for method, message in (("Dot", dot), ("Execute", execute)):
-            self.assert_ok(unary(COMPUTE + method, message + few), method)
+            self.assert_ok(ask(COMPUTE + method, message + few), method)
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
     def test_messages_that_are_none(self):
         client = self.share().client()
-        kinds = {(0, 0): "unary_unary", (1, 0): "stream_unary", (0, 1): "unary_stream"}
         for module in (o.buffers, o.compute):
-            proto = descriptor_pb2.FileDescriptorProto()
-            module.DESCRIPTOR.CopyToProto(proto)
-            (service,) = proto.service
-            for method in service.method:
-                kind = kinds[method.client_streaming, method.server_streaming]
-                call = getattr(client.channel, kind)(f"/tessera.v1.{service.name}/{method.name}")
-                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01"]
-                bad.append(b"\x0a\x7f" + bytes(400))  # its memory is counted first
+            (service,) = module.DESCRIPTOR.services_by_name.values()
+            for method in service.methods:
+                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01",
+                       b"\x08" + b"\xff" * 10 + b"\x01",
+                       b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
                 if service.name == "BufferService" and method.name != "ListBuffers":
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
                     with self.subTest(method.name, request=request):
-                        sent = iter([request]) if method.client_streaming else request
-                        answer = lambda m=sent, call=call: call(m, timeout=LONG_S)
-                        if method.server_streaming:
-                            outcome = outcome_of(lambda answer=answer: list(answer()))
-                        else:
-                            outcome = outcome_of(answer)
-                        self.assert_fails(
-                            outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", method=method.name
-                        )
+                        path = f"/{service.full_name}/{method.name}"
+                        outcome = self.send(client, path, request)
+                        bad_message = ("INVALID_ARGUMENT", "BAD_MESSAGE")
+                        self.assert_fails(outcome, *bad_message, method=method.name)
                         self.assertIn(f"no valid {method.name}Request", outcome.text)
-        check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
-        outcome = outcome_of(lambda: check(b"\xff", timeout=LONG_S))
+        outcome = self.send(client, "/grpc.health.v1.Health/Check", b"\xff")
         self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
         self.assertIn("no valid HealthCheckRequest", outcome.text)
         self.assert_serves(client)
@@ -1489,45 +1305,17 @@ class MessageTest(Case):
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         self.assert_serves(judge)
 
-    def test_the_largest_inline_result_arrives(self):
-        client = self.share().client()
-        limit = client.info().limits.max_inline_result_bytes
-        self.assertGreater(limit, 3 << 20)
-        n = limit // 4
-        element = lambda *shape: inline(3 * ONE, view(shape, [0] * len(shape)))
-        wide, more = element(n), element(n + 1)
-        for rpc, value, fields in (
-            ("Add", 6, dict(a=wide, b=wide)),
-            ("WindowSum", 3, dict(x=wide, radius=0)),
-            ("Reduce", 3, dict(x=element(1, n), op="REDUCE_OP_SUM", axes=[0])),
-            ("Matmul", 9, dict(a=element(n, 1), b=element(1, 1))),
-        ):
-            tensor = self.assert_ok(client.attempt(rpc, **fields), f"{rpc} of {n} elements:").tensor
-            self.assertEqual(tensor.data, np.full(n, value, np.float32).tobytes(), rpc)
-        outcome = client.attempt("Add", a=more, b=more)
-        self.assert_fails(outcome, "INVALID_ARGUMENT", "RESULT_TOO_LARGE")
-        self.assertIn(str(limit), outcome.text)
-
 
 class ErrorTest(Case):
     def test_errors_name_the_operand(self):
         client = self.share().client()
-        x = np.arange(6, dtype=np.float32)
-        version = client.put("x", x).version + 5
-        client.create("open", x)
-        short = o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
-        untyped = o.compute.Tensor(shape=[1], data=b"1234")
-        good = resident("x")
+        client.put("x", FOUR)
+        client.create("open", FOUR)
+        good, short = resident("x"), o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
         for reason, operand in (
-            ("BAD_VIEW", resident("x", view([6], offset=1))),
-            ("BAD_VIEW", resident("x", view([6], [-1]))),
-            ("BAD_VIEW", resident("x", view([6], [2**62]))),
+            ("BAD_VIEW", resident("x", view([4], offset=1))),
             ("BAD_OPERAND", o.compute.Operand(tensor=short)),
-            ("BAD_DTYPE", o.compute.Operand(tensor=untyped)),
-            ("BAD_OPERAND", o.compute.Operand()),
-            ("BUFFER_NOT_FOUND", resident("none")),
             ("BUFFER_NOT_READY", resident("open")),
-            ("VERSION_MISMATCH", resident("x", version=version)),
         ):
             for rpc, which, fields in (
                 *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
@@ -1535,10 +1323,8 @@ class ErrorTest(Case):
                 ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
                 ("WindowSum", "x", dict(x=operand, radius=1)),
             ):
-                with self.subTest(rpc, reason=reason, which=which):
-                    outcome = client.attempt(rpc, **fields)
-                    self.assertEqual(outcome.reason, reason, outcome)
-                    self.assertEqual(outcome.metadata.get("operand"), which, outcome)
+                outcome = client.attempt(rpc, **fields)
+                self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
     def test_messages_say_which_value_is_wrong(self):
         """What a person reads says which value is wrong and what is allowed."""
@@ -1622,19 +1408,17 @@ class ErrorTest(Case):
                 least, most = (allowed.min, allowed.max) if row.HasField(knob) else (0, 0)
                 self.assertLessEqual(least, most, row)
                 for value in {0, least, most, most + 1, max(least - 1, 0), 2**32 - 1}:
-                    with self.subTest(row.operation, strategy=row.name, knob=knob, value=value):
-                        outcome = client.attempt(
-                            rpc, launch={knob: value}, strategy=row.name, **fields
-                        )
-                        # Strategies of the tensor cores want 16-bit operands, others large ones.
-                        if outcome.reason == "STRATEGY_UNSUPPORTED":
-                            continue
-                        if value == 0 or least <= value <= most:
-                            self.assert_ok(outcome)
-                            continue
-                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_LAUNCH", value=value)
-                        self.assertIn(knob, outcome.metadata["field"])
-                        refused += 1
+                    outcome = client.attempt(rpc, launch={knob: value}, strategy=row.name, **fields)
+                    # Strategies of the tensor cores want 16-bit operands, others large ones.
+                    if outcome.reason == "STRATEGY_UNSUPPORTED":
+                        continue
+                    what = (row.operation, row.name, knob, value, outcome)
+                    if value == 0 or least <= value <= most:
+                        self.assertTrue(outcome.ok, what)
+                        continue
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_LAUNCH", value=value)
+                    self.assertIn(knob, outcome.metadata["field"], what)
+                    refused += 1
         self.assertGreater(refused, 10)
 
 
@@ -1642,12 +1426,6 @@ class ErrorTest(Case):
 
 
 class ConnectionTest(Case):
-    def test_idle_connections_are_closed(self):
-        server = self.start("--connection-idle", "1s")
-        raw = self.raw(server)
-        self.assertIsNotNone(raw.find_frame(o.GOAWAY, LONG_S), "no GOAWAY")
-        self.assert_serves(server.client())
-
     def test_requests_that_come_a_byte_at_a_time(self):
         server = self.share()
         client = server.client()
@@ -1667,27 +1445,6 @@ class ConnectionTest(Case):
                     one.send(o.frame(o.DATA, 0, 1, b"\x0a"))
             self.assert_serves(client)
         self.assert_grew_less(len(raw) * size // 2, before, server.rss)
-
-    def test_garbage(self):
-        server = self.share()
-        client = server.client()
-        generator = random.Random(5)
-        draw, settings = generator.randrange, o.PREFACE + o.frame(o.SETTINGS, 0, 0)
-        frames = lambda: b"".join(
-            o.frame(draw(12), draw(256), draw(6), generator.randbytes(draw(60))) for _ in range(20)
-        )
-        sockets = []
-        for data in [generator.randbytes(draw(1, 3000)) for _ in range(60)] + [
-            settings + frames() for _ in range(60)
-        ]:
-            sockets.append(server.socket())
-            with contextlib.suppress(OSError):
-                sockets[-1].sendall(data)
-        self.assert_serves(client)
-        for one in sockets:
-            one.close()
-        self.assert_serves(client)
-        self.assert_eventually(lambda: client.budget("connections").used <= 2)
 
     def test_streams_reset_at_once(self):
         server = self.share()
@@ -1744,41 +1501,25 @@ class ConnectionTest(Case):
         # What they have sent is 32 KiB each.
         self.assert_steady(server, die, count * 16 << 10)
 
-    def open_reflection(self, client, request, stop):
-        """A stream of reflection that rests after the request, until stop is set."""
-
-        def messages():
-            yield request
-            stop.wait(600)
-
-        method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        call = client.channel.stream_stream(method)(messages(), timeout=600)
-        self.addCleanup(stop.set)
-        return call
-
     def test_open_reflection_streams_take_no_threads(self):
         server = self.share()
         client, stop = server.client(), threading.Event()
+        self.addCleanup(stop.set)
+
+        def messages():
+            yield LIST_SERVICES
+            stop.wait(600)
+
         self.assert_serves(client)
         before = server.threads()
-        calls = [self.open_reflection(client, LIST_SERVICES, stop) for _ in range(100)]
+        method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        reflect = client.channel.stream_stream(method)
+        calls = [reflect(messages(), timeout=600) for _ in range(100)]
         for call in calls:
             self.assertIn(b"tessera.v1.ComputeService", next(call))
         self.assertLess(server.threads() - before, 24, "threads more for 100 reflection streams")
         stop.set()
         self.assertEqual([list(call) for call in calls], [[]] * 100)
-
-    def test_reflection_takes_small_requests(self):
-        server = self.share()
-        client, stop = server.client(), threading.Event()
-        self.assert_serves(client)
-        before, size = server.rss(), 7 * o.MI
-        large = field(4, b"x" * size)  # { file_containing_symbol: "xx..." }
-        for _ in range(10):
-            call = self.open_reflection(client, large, stop)
-            outcome = outcome_of(lambda call=call: next(call))
-            self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
-        self.assert_grew_less(10 * size // 2, before, server.rss)
 
     def test_no_reflection(self):
         client = self.start("--no-reflection").client()
@@ -1868,17 +1609,18 @@ class TooManyStreamsTest(Case):
 
 
 class DrainTest(Case):
-    def test_a_signal_counts_before_the_server_listens(self):
-        log = pathlib.Path(self.folder) / "starting.log"
-        with open(log, "wb") as stream:
-            process = subprocess.Popen(
-                [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-            )
+    def begin(self, listen, *shell, **streams):
+        """A server that need not listen yet."""
+        command = [*shell, o.Program.path, "--listen", listen, "--device", o.Program.device]
+        process = subprocess.Popen(command, **streams)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
+        return process
+
+    def test_a_signal_counts_before_the_server_listens(self):
+        log = self.folder / "starting.log"
+        with open(log, "wb") as stream:
+            process = self.begin("127.0.0.1:0", stdout=stream, stderr=stream)
 
         def catches():
             status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
@@ -1890,13 +1632,8 @@ class DrainTest(Case):
         self.assertEqual(process.wait(LONG_S), 0, "exit code")
 
     def test_closed_standard_streams_are_no_sockets(self):
-        path = pathlib.Path(self.folder) / "closed.sock"
-        process = subprocess.Popen(
-            ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", o.Program.path, "--no-warm-up"]
-            + ["--listen", f"unix:{path}", "--device", o.Program.device]
-        )
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
+        path = self.folder / "closed.sock"
+        process = self.begin(f"unix:{path}", "bash", "-c", 'exec "$@" <&- >&- 2>&-', "-")
         self.assert_eventually(path.exists, "the server did not start")
         for number in range(3):
             target = os.readlink(f"/proc/{process.pid}/fd/{number}")
@@ -1913,13 +1650,12 @@ class DrainTest(Case):
 
     def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
         """Callers see UNAVAILABLE at most."""
-        server = self.start()
-        clients = [server.client() for _ in range(4)]
-        done = [0] * 4
+        server, done = self.start(), [0] * 4
 
         def work(i):
+            client = server.client()
             while True:
-                outcome = outcome_of(lambda: clients[i].dot_of_ones(timeout=600))
+                outcome = outcome_of(lambda: client.dot_of_ones(timeout=600))
                 if not outcome.ok:
                     self.assertEqual(outcome.code, "UNAVAILABLE", outcome)
                     return
@@ -1927,7 +1663,7 @@ class DrainTest(Case):
                 if done[i] == 50 and i == 0:
                     server.signal()
 
-        in_threads(4, work)
+        o.in_threads(4, work)
         self.assertEqual(server.wait(LONG_S), 0)
 
 
@@ -1936,7 +1672,7 @@ class SlowDrainTest(Case):
         """They are readers of a download or of a response, also of the response to an upload."""
         # The shorter of --download-timeout and what a stream may stand still for in a drain.
         servers, calls = [], []
-        for timeout in ("2s", "60s"):
+        for timeout in ("3s", "60s"):
             server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")
             servers.append(server)
             calls += self.unread_downloads(server)
@@ -1947,9 +1683,8 @@ class SlowDrainTest(Case):
             ):
                 raw.call(*call)
                 self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
-        for server in servers:
             server.signal()
-        for server, limit in zip(servers, ("2s", "5s")):
+        for server, limit in zip(servers, ("3s", "5s")):
             self.assertEqual(server.wait(LONG_S * o.Program.patience()), 0, "exit code")
             self.assertIn(f"waits no longer than {limit} for a stream", server.log())
         for call in calls:
@@ -1962,7 +1697,7 @@ class SlowDrainTest(Case):
         size = o.MI
         while "UNAVAILABLE DRAINING" not in server.log():
             size += len(next(slow).data)
-            time.sleep(0.9)
+            time.sleep(0.3)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
         self.assertEqual(server.wait(LONG_S), 0, "exit code")
@@ -1989,61 +1724,5 @@ class SlowDrainTest(Case):
         self.assertEqual(server.wait(LONG_S), 0, "exit code")
 
 
-# --- Running --------------------------------------------------------------------------------------
-
-
-class Report(unittest.TestResult):
-    """Prints a line for each case when it has ended."""
-
-    def startTest(self, test):
-        super().startTest(test)
-        self.began = time.monotonic()
-        self.before = len(self.failures) + len(self.errors), len(self.skipped)
-
-    def stopTest(self, test):
-        super().stopTest(test)
-        failed, skipped = self.before
-        verdict = "skipped" if len(self.skipped) > skipped else "ok"
-        if len(self.failures) + len(self.errors) > failed:
-            verdict = "FAILED"
-        name = f"{type(test).__name__}.{test._testMethodName}"
-        print(f"{verdict:8}{time.monotonic() - self.began:6.1f} s  {name}", flush=True)
-
-
-def run(case, names):
-    """The cases of a class whose names contain one of the names."""
-    chosen = [
-        case(name)
-        for name in unittest.defaultTestLoader.getTestCaseNames(case)
-        if not names or any(part in f"{case.__name__}.{name}" for part in names)
-    ]
-    report = Report()
-    unittest.TestSuite(chosen).run(report)
-    for test, text in report.failures + report.errors:
-        print(f"{test}\n{text}", flush=True)
-    return report
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    o.Program.path = os.path.abspath(arguments.server)
-    o.Program.device = arguments.device
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            # Those that wait longest are the last ones here.
-            classes = reversed(Case.__subclasses__())
-            reports = list(pool.map(lambda case: run(case, arguments.names), classes))
-    ran = sum(report.testsRun for report in reports)
-    failed = sum(len(report.failures) + len(report.errors) for report in reports)
-    skipped = sum(len(report.skipped) for report in reports)
-    print(f"{ran} cases, {failed} failures, {skipped} skipped")
-    return 0 if ran and not failed else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    o.main(jobs=6, by_class=True)

@@ -207,9 +207,9 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Other workers, no work on the threads of the queues, rates that were measured."""
+    """Other numbers of workers, and rates that were measured."""
     mine = suite(server)
-    for flags in (["--workers=1", "--inline=0", "--spin=0"], ["--workers=8", "--no-warm-up=false"]):
+    for flags in (["--workers=1"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(server.log_path.parent, *flags)
         try:
             mine.check_alone(other)

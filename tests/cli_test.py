@@ -1,16 +1,10 @@
 #!/usr/bin/env python3
-"""The real `tessera` command against a real server on loopback, every value checked with NumPy.
+"""The real `tessera` command against a real server on loopback, every value checked with NumPy."""
 
-usage: cli_test.py --server build/bin/tessera-server --cli build/bin/tessera [--device cuda:0] [-k
-part of a name ...]
-"""
-
-import fcntl
 import io
 import json
 import os
 import pathlib
-import pty
 import queue
 import select
 import signal
@@ -18,7 +12,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import termios
 
 import grpc
 import numpy as np
@@ -26,6 +19,7 @@ import numpy as np
 import outsider as o
 from outsider import eventually
 from relay import Relay
+from terminal import Terminal
 
 EMPTY = np.zeros((0, 4), "<f4")
 
@@ -113,38 +107,21 @@ class CliCase(o.Case):
     def load(self, name):
         return np.load(self.folder / name)
 
-    def on_terminal(self, *arguments, columns=80, server=None, watch=None, **variables):
+    def on_terminal(self, *arguments, server=None, watch=None, **more):
         """What the command writes on a terminal; watch gets the terminal before it is read."""
-        leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = self.start_cli(*arguments, server=server, stdout=follower, stderr=follower,
-                                 env=o.environment(**variables))
-        os.close(follower)
-        shown = b""
+        server = server or self.server.address
+        terminal = Terminal(o.Program.cli, "--server", server, *arguments, cwd=self.folder, **more)
+        self.addCleanup(terminal.close)
         if watch is not None:
-            watch(leader)
-        try:
-            while block := os.read(leader, 4096):
-                shown += block
-        except OSError:  # the terminal's other end is closed
-            pass
-        os.close(leader)
-        self.assertEqual(process.wait(60), 0, shown)
-        return shown.decode()
+            watch(terminal.mine)
+        self.assertEqual(terminal.wait(), 0, terminal.text)
+        return terminal.text.decode()
 
-    def held_put(self, *arguments):
-        """An upload of an array that has begun and goes on once the relay is no longer silent: the
-        process and the relay."""
-        relay = Relay(self.server.address)
+    def relay(self, **how):
+        relay = Relay(self.server.address, **how)
         self.addCleanup(relay.close)
         self.addCleanup(relay.silent.clear)
-        process = self.start_cli("put", *arguments, "--name", "x", server=relay.where,
-                                 stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.stderr.close)
-        self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 20, pause=0))
-        relay.silent.set()
-        self.assertIsNone(process.poll(), "the upload has ended too early")
-        return process, relay
+        return relay
 
     def bench(self, *arguments):
         """The report, with what holds for every report checked."""
@@ -154,27 +131,20 @@ class CliCase(o.Case):
                                         "traffic"])
         self.assertEqual(report["device"], o.Program.device)
         self.assertIs(report["agree"], True)
-        names = [row["name"] for row in report["strategies"]]
-        self.assertIn(report["reference"], names)
+        self.assertIn(report["reference"], [row["name"] for row in report["strategies"]])
         ceiling = report["ceiling"]
-        if ceiling is not None:
-            self.assertEqual(list(ceiling), ["rate", "source"])
         for row in report["strategies"]:
             self.assertEqual(list(row), ["name", "calls", "median_us", "min_us", "max_us", "rate",
                                          "share", "roundoff", "difference", "agrees"])
             self.assertLessEqual(row["calls"], report["repeat"])
-            self.assertLessEqual(row["min_us"], row["median_us"])
-            self.assertLessEqual(row["median_us"], row["max_us"])
+            times = [row[f"{which}_us"] for which in ("min", "median", "max")]
+            self.assertEqual(times, sorted(times))
             self.assertAlmostEqual(row["rate"] * row["median_us"] * 1e-6, report["work"],
                                    delta=1e-6 * report["work"])
-            if ceiling is None:
-                self.assertIsNone(row["share"])
-            else:
-                self.assertAlmostEqual(row["share"], row["rate"] / ceiling["rate"])
+            share = ceiling and row["rate"] / ceiling["rate"]
+            self.assertAlmostEqual(row["share"], share)
             self.assertIs(row["agrees"], True)
-        for skipped in report["skipped"]:
-            self.assertEqual(list(skipped), ["name", "reason"])
-        self.assertEqual([b["name"] for b in self.json("ls", "tessera-cli/")["buffers"]], [])
+        self.assertEqual(self.json("ls", "tessera-cli/")["buffers"], [])
         return report
 
     def runs_here(self, operation, dtype):
@@ -236,6 +206,10 @@ class CliTest(CliCase):
         self.assertIn("tessera-server", self.cli("info"))
         rows = self.json("strategies", "dot")["strategies"]
         self.assertEqual({row["operation"] for row in rows}, {"dot"})
+        for row in rows:
+            self.assertEqual(row["available"], not row["needs"], row)
+            if row["backend"] == "cuda" and o.Program.device == "cpu":
+                self.assertEqual(row["needs"], "a CUDA device")
         self.assertIn("cpu_serial", self.cli("strategies"))
         self.assertEqual(self.cli("health"), "serving\n")
         self.assertRegex(self.cli("--version"), r"^\d+\.\d+\.\d+\n$")
@@ -250,30 +224,19 @@ class CliTest(CliCase):
         self.assertAlmostEqual(float(self.cli("dot", "x", "x")), np.sum(exact * exact), delta=1e-4)
         for op, value in (("sum", exact.sum()), ("mean", exact.mean()), ("min", x.min()),
                           ("max", x.max()), ("norm_l1", np.abs(exact).sum()),
-                          ("norm_l2", np.linalg.norm(exact)), ("sum_squares", (exact**2).sum())):
+                          ("norm_l2", np.linalg.norm(exact)), ("sum_squares", (exact**2).sum()),
+                          ("variance", exact.var()), ("all", 1), ("any", 1)):
             self.assertAlmostEqual(float(self.cli("reduce", op, "x")), value, delta=1e-5, msg=op)
         self.assertEqual(int(self.cli("reduce", "argmin", "x")), x.argmin())
+        rows = self.json("reduce", "all", "x", "--axes", "1")
+        self.assertEqual((rows["dtype"], rows["data"]), ("i32", [1] * 30))
         answer = self.json("reduce", "argmax", "x", "--strategy", "cpu_serial", "--timing")
         self.assertEqual((answer["index"], answer["value"]), (x.argmax(), x.max()))
         self.assertEqual(answer["stats"]["strategy"], "cpu_serial")
         self.assertGreater(answer["stats"]["kernel_us"], 0)
         self.assertGreater(answer["traffic"]["sent_bytes"], 0)
 
-    def test_slices_and_views(self):
-        x = np.arange(3 * 4 * 5, dtype="<f8").reshape(3, 4, 5)
-        self.put("x", x)
-        for text in ("[1]", "[:, 2]", "[..., ::-1]", "[-1, 1:3, ::2]", "[0:2, ::-2, 4]",
-                     "[2, 3, 4]", "[1:1]"):
-            expected = eval("x" + text)  # the syntax is NumPy's own
-            answer = self.json("add", "x" + text, "x" + text)
-            self.assertEqual(answer["shape"], list(expected.shape), text)
-            self.assertEqual(answer["data"], (2 * expected).tolist(), text)
-        answer = self.json("add", "x@0:2x3:0x1", "x@5:2x3:5x1")
-        self.assertEqual(answer["data"], (x[0, 0, :3] + x[0, 1:3, :3]).tolist())
-        self.put("one", np.float64(2))
-        self.assertEqual(float(self.cli("dot", "x@7", "one")), 14)
-
-    def test_matmul_add_and_where_results_go(self):
+    def test_windows_matmul_add_and_where_results_go(self):
         random = np.random.default_rng(2)
         a, b = (random.standard_normal(s).astype("<f4") for s in ((50, 20), (30, 20)))
         self.put("a", a)
@@ -284,6 +247,8 @@ class CliTest(CliCase):
         out = self.cli("matmul", f"file:{b_file}", "a", "--transpose-b", "--out", "c", "--ttl",
                        "5m")
         self.assertEqual(out, "c: f32 [30, 50], 5.9 KiB on cpu\n")
+        ints = "file:" + self.save("ints", np.array([1, 2, 3], "<i4"))
+        self.assertEqual(self.cli("window-sum", ints, "--radius", 1), "[3 6 5]\n")
         self.cli("add", "c", "c", "--out", "c", "--replace")
         np.testing.assert_allclose(self.get("c"), 2 * product.T, rtol=1e-4, atol=1e-5)
         answer = self.json("reduce", "argmin", "c", "--axes", "-1", "--keep-dims")
@@ -308,22 +273,11 @@ class CliTest(CliCase):
         self.put("zero", np.zeros((2, 2)))
         self.assertEqual(self.cli("add", "x", "zero"), "[[  1. -2.5]\n [ nan  inf]]\n")
         self.assertEqual(self.json("add", "x", "zero")["data"], [[1.0, -2.5], ["NaN", "Infinity"]])
+        self.assertEqual(self.json("add", "x[..., ::-1]", "zero")["data"][0], [-2.5, 1])
+        self.assertEqual(self.json("add", "x@1:1x2:0x-1", "zero[:1]")["data"], [[-2.5, 1]])
         self.put("long", np.arange(2000.0))
         self.assertEqual(self.cli("add", "long", "zero@0:2000:0"),
                          "[   0.    1.    2. ... 1997. 1998. 1999.]\n")
-
-    def test_logical_reductions_and_variance(self):
-        x = np.random.default_rng(3).standard_normal((30, 40)).astype("<f4")
-        self.put("x", x)
-        self.assertAlmostEqual(float(self.cli("reduce", "variance", "x")), np.var(x, dtype="f8"),
-                               places=6)
-        self.assertEqual(self.cli("reduce", "all", "x"), "1\n")
-        x[3, 4] = 0
-        self.put("y", x)
-        self.assertEqual(self.cli("reduce", "all", "y"), "0\n")
-        self.assertEqual(self.json("reduce", "any", "y")["value"], 1)
-        rows = self.json("reduce", "all", "y", "--axes", "1")
-        self.assertEqual((rows["dtype"], rows["data"]), ("i32", x.all(1).astype(int).tolist()))
 
     def test_cp(self):
         x = (100 * np.random.default_rng(4).standard_normal((30, 40))).astype("<f4")
@@ -331,27 +285,19 @@ class CliTest(CliCase):
         self.assertEqual(self.cli("cp", "x", "y"),
                          f"y: f32 [30, 40], 4.7 KiB on {o.Program.device}\n")
         np.testing.assert_array_equal(self.get("y"), x)
-        for text in ("[1]", "[:, 2]", "[::-2, 5:7]", "[2, 3]", "[1:1]"):
-            buffer = self.json("cp", "x" + text, "y", "--replace")["buffer"]
-            expected = eval("x" + text)
-            self.assertEqual((buffer["name"], buffer["shape"]), ("y", list(expected.shape)), text)
-            np.testing.assert_array_equal(self.get("y"), expected)
+        buffer = self.json("cp", "x[::-2, 5:7]", "y", "--replace")["buffer"]
+        self.assertEqual((buffer["name"], buffer["shape"]), ("y", [15, 2]))
+        np.testing.assert_array_equal(self.get("y"), x[::-2, 5:7])
         self.cli("cp", "x@0:40x30:1x40", "y", "--replace", "--ttl", "10m")
         np.testing.assert_array_equal(self.get("y"), x.T)
         self.assertIsNotNone(self.json("info", "y")["buffer"]["expire_time"])
-        for dtype in ("f8", "f2", "i4", "i8"):
-            name = {"f8": "f64", "f2": "f16", "i4": "i32", "i8": "i64"}[dtype]
+        for dtype, name in (("f8", "f64"), ("f2", "f16"), ("i4", "i32"), ("i8", "i64")):
             self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", o.Program.device)
             np.testing.assert_array_equal(self.get("y"), x.astype(dtype))
-        # bf16, which NumPy lacks: there and back drops all but eight bits of the significand.
-        self.cli("cp", "x", "y", "--replace", "--dtype", "bf16")
-        self.cli("cp", "y", "y", "--replace", "--dtype", "f32")
-        np.testing.assert_allclose(self.get("y"), x, rtol=2**-8)
         # A link outlives its source, and is as large.
         self.assertIn("4.7 KiB", self.cli("cp", "x", "same", "--link", "--ttl", "10m"))
         self.cli("rm", "x")
         np.testing.assert_array_equal(self.get("same"), x)
-        self.fails(4, "BAD_LINK", "", "cp", "same[1]", "z", "--link")
 
     def test_import(self):
         other = self.serve("--import-from", "127.0.0.1:*")
@@ -376,6 +322,10 @@ class CliTest(CliCase):
                      "result": "sum"}},
             {"dot": {"a": "x[0]", "b": "x[1]"}},
             {"matmul": {"a": "x", "b": "x", "transpose_b": True, "out_dtype": "f32"}},
+            {"topk": {"x": "x", "k": 4, "values": "scratch", "indices": "scratch"}},
+            {"map": {"operands": ["step:5", "step:5.indices"], "expression": "a + b"}},
+            {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
+            {"window-sum": {"x": "step:5.indices@0:4:1", "radius": 1}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -386,12 +336,18 @@ class CliTest(CliCase):
         self.assertTrue(np.array_equal(self.get("sum"), product.ravel()[5:8] + x.ravel()[:3]))
         self.assertEqual(steps[3]["value"], float(x[0] @ x[1]))
         self.assertEqual(steps[4]["data"], product.tolist())
+        self.assertTrue(steps[5]["values"]["scratch"] and steps[5]["indices"]["scratch"])
+        self.assertEqual(steps[6]["data"], (x[:, :1:-1] + [5, 4, 3, 2]).tolist())
+        self.assertEqual(steps[7]["values"]["data"], [0, 1])
+        self.assertEqual(self.get("i").tolist(), [0, 1])
+        self.assertEqual((steps[8]["dtype"], steps[8]["data"]), ("i64", [9, 12, 9, 5]))
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
-        self.cli("rm", "sum")
+        self.cli("rm", "sum", "i")
         lines = self.cli("run", path).splitlines()
         self.assertEqual(lines[0], "0: in scratch memory")
         self.assertEqual(lines[3], f"3: {int(x[0] @ x[1])}")
+        self.assertIn("in scratch memory", lines[lines.index("5: in scratch memory") + 1])
 
     def test_errors_of_programs(self):
         self.put("x", np.ones(3, np.float32))
@@ -402,36 +358,21 @@ class CliTest(CliCase):
         self.assertIn("step: 1", process.stderr)
         steps = json.loads(self.run_cli("--json", "run", path).stdout)["steps"]
         self.assertEqual(steps[1]["error"]["reason"], "BUFFER_NOT_FOUND")
-        for text in ("", "[]", "{}", '{"steps": 3}', '{"steps": [3]}', '{"steps": [{"dot": 3}]}',
-                     '{"steps": [{"dot": {"a": "x", "c": "x"}}]}', '{"steps": [{"guess": {}}]}',
-                     '{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', "{" * 100000):
+        for text, says in (
+                ("", ""), ("[]", ""), ('{"steps": 3}', ""), ('{"steps": [3]}', ""),
+                ('{"steps": [{"dot": 3}]}', ""), ('{"steps": [{"dot": {"a": "x", "c": "x"}}]}', ""),
+                ('{"steps": [{"guess": {}}]}', ""),
+                ('{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', ""), ("{" * 100000, ""),
+                ('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
+                ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
             path.write_text(text)
-            self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", path)
-        self.all_fail(4, *(("BAD_PROGRAM", "a program is JSON", "run", wrong)
-                           for wrong in (self.folder, "missing.json")))
-        for text, says in (('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
-                           ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
-            path.write_text(text)
-            error = self.fails(4, "BAD_PROGRAM", '{"steps": [', "run", path)
+            error = self.fails(4, "BAD_PROGRAM", 'a program is JSON', "run", path)
             self.assertIn(says, error["message"])
             self.assertNotIn("exception", error["message"])
-        for operand in ("step:x", "step:-1", "step:", "step:0[1]", "step:0.values"):
-            path = self.program({"reduce": {"op": "sum", "x": operand}})
-            self.fails(4, "BAD_OPERAND", "", "run", path)
-
-    def test_window_sum(self):
-        x = np.random.default_rng(5).standard_normal(1000)
-        self.put("x", x)
-        expected = np.convolve(x, np.ones(7))[3:-3]
-        self.cli("window-sum", "x", "--radius", 3, "-o", "y.npy")
-        np.testing.assert_allclose(self.load("y.npy"), expected, atol=1e-12)
-        out = self.cli("window-sum", "x[::-1]", "--radius", 3, "--out", "y")
-        self.assertEqual(out, f"y: f64 [1000], 7.8 KiB on {o.Program.device}\n")
-        np.testing.assert_allclose(self.get("y"), expected[::-1], atol=1e-12)
-        ints = "file:" + self.save("ints", np.array([1, 2, 3], "<i4"))
-        answer = self.json("window-sum", ints, "--radius", 1, "--timing")
-        self.assertEqual((answer["dtype"], answer["data"]), ("i64", [3, 6, 5]))
-        self.assertGreater(answer["stats"]["kernel_us"], 0)
+        self.all_fail(4, *(("BAD_PROGRAM", "a program is JSON", "run", wrong)
+                           for wrong in (self.folder, "missing.json")))
+        path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
+        self.fails(4, "BAD_OPERAND", "", "run", path)
 
     # NumPy has no such function; a stable sort orders as TopK does, NaN behind all numbers.
     def topk(self, x, k, smallest=False, axis=-1):
@@ -442,21 +383,16 @@ class CliTest(CliCase):
     def test_topk(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
         self.put("x", x)
-        for flags, how in (((), {}), (("--smallest",), {"smallest": True}),
-                           (("--axis", 0), {"axis": 0}), (("--axis=-2", "--smallest"),
-                                                          {"axis": 0, "smallest": True})):
-            values, indices = self.topk(x, 5, **how)
+        for flags, how in (((), {}), (("--axis=-2", "--smallest"), {"axis": 0, "smallest": True})):
             answer = self.json("topk", "x", "--k", 5, *flags)
-            for name, dtype, expected in (("values", "f32", values), ("indices", "i64", indices)):
+            for name, dtype, expected in zip(("values", "indices"), ("f32", "i64"),
+                                             self.topk(x, 5, **how)):
                 self.assertEqual(answer[name]["dtype"], dtype)
                 self.assertEqual(answer[name]["shape"], list(expected.shape))
                 self.assertEqual(answer[name]["data"], expected.tolist(), flags)
         self.assertEqual(self.cli("topk", "x[0, :5]", "--k", 2),
                          "{}\n{}\n".format(*self.topk(x[0, :5], 2)))
         values, indices = self.topk(x, 7)
-        self.cli("topk", "x", "--k", 7, "-o", "values.npy", "--indices-output", "indices.npy")
-        np.testing.assert_array_equal(self.load("values.npy"), values)
-        np.testing.assert_array_equal(self.load("indices.npy"), indices)
         command = ("topk", "x", "--k", 7, "--out", "v", "--indices-out", "i")
         self.assertEqual(self.cli(*command),
                          f"v: f32 [30, 7], 840 B on {o.Program.device}\n"
@@ -468,24 +404,20 @@ class CliTest(CliCase):
         self.assertEqual(answer["indices"]["buffer"]["name"], "i")
         self.assertIsNotNone(answer["values"]["buffer"]["expire_time"])
         self.assertGreater(answer["stats"]["kernel_us"], 0)
-        self.assertEqual(answer["stats"]["moved_bytes"], 0)
         lines = self.cli("topk", "x[0]", "--k", 2, "--indices-out", "i", "--replace").splitlines()
         self.assertEqual(lines[0], str(self.topk(x[0], 2)[0]))
-        for k in (0, 41, -1, 1 << 40):
-            self.fails(4, "BAD_K", "1 to 4096", "topk", "x", f"--k={k}")
-        self.fails(4, "BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2)
-        one_file = ("-o", "one.npy", "--indices-output", "one.npy")
-        for flags in (("--replace",), ("--ttl", "5m"), ("-o", "-"), one_file):
-            self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags)
+        self.all_fail(4, *(("BAD_K", "1 to 4096", "topk", "x", f"--k={k}") for k in (0, 1 << 40)),
+                      ("BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2))
+        for flags in ("--replace", "--ttl 5m", "-o -", "-o one.npy --indices-output one.npy"):
+            self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags.split())
 
     def test_large_results_of_topk_go_to_files(self):
         x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)
         self.put("x", x)
-        values, indices = self.topk(x, 900)
         self.fails(4, "RESULT_TOO_LARGE", "--out NAME", "topk", "x", "--k", 900)
         self.cli("topk", "x", "--k", 900, "-o", "v.npy", "--indices-output", "i.npy")
-        np.testing.assert_array_equal(self.load("v.npy"), values)
-        np.testing.assert_array_equal(self.load("i.npy"), indices)
+        for name, want in zip("vi", self.topk(x, 900)):
+            np.testing.assert_array_equal(self.load(f"{name}.npy"), want)
         self.assertEqual(self.names(), ["x"])
 
     def test_demo_classifies_by_one_program(self):
@@ -498,32 +430,10 @@ class CliTest(CliCase):
         self.assertEqual(sorted(self.names()), [f"digits/{kind}" for kind in kinds],
                          "what is between the steps has no name")
 
-    def test_topk_in_programs(self):
-        x = np.random.default_rng(10).standard_normal((6, 50))
-        self.put("x", x)
-        path = self.program(
-            {"topk": {"x": "x", "k": 4, "values": "scratch", "indices": "scratch"}},
-            {"map": {"operands": ["step:0", "step:0.indices"], "expression": "a + b"}},
-            {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
-            {"window-sum": {"x": "step:0.indices@0:4:1", "radius": 1}})
-        values, indices = self.topk(x, 4)
-        steps = self.json("run", path)["steps"]
-        self.assertTrue(steps[0]["values"]["scratch"] and steps[0]["indices"]["scratch"])
-        self.assertEqual(steps[0]["stats"]["moved_bytes"], 0)
-        self.assertEqual(steps[1]["data"], (values + indices).tolist())
-        self.assertEqual(steps[2]["values"]["data"], self.topk(x[0], 2, True)[0].tolist())
-        np.testing.assert_array_equal(self.get("i"), self.topk(x[0], 2, True)[1])
-        self.assertEqual(steps[3]["data"], np.convolve(indices[0], [1, 1, 1])[1:-1].tolist())
-        self.cli("rm", "i")
-        lines = self.cli("run", path).splitlines()
-        self.assertEqual(lines[:2], ["0: in scratch memory", "in scratch memory"])
-
     def neighbours(self, vectors, queries, k):
         """Squared distances and indices of the nearest vectors, by the definition."""
         x, q = (a.astype("f8" if a.dtype.kind == "f" else a.dtype) for a in (vectors, queries))
-        distances = ((q[:, None] - x) ** 2).sum(axis=2)
-        values, indices = self.topk(distances, k, smallest=True)
-        return values, indices, distances
+        return self.topk(((q[:, None] - x) ** 2).sum(axis=2), k, smallest=True)
 
     def test_search(self):
         random = np.random.default_rng(11)
@@ -534,17 +444,16 @@ class CliTest(CliCase):
                 queries[2] = vectors[123]
                 self.put("vectors", vectors)
                 self.put("queries", queries)
-                values, indices, _ = self.neighbours(vectors, queries, 6)
-                for operand in ("queries", "file:upload.npy"):
-                    answer = self.json("search", "vectors", "--queries", operand, "--k", 6)
-                    self.assertEqual(answer["indices"]["data"], indices.tolist())
-                    self.assertEqual(answer["indices"]["dtype"], "i64")
-                    found = np.array(answer["distances"]["data"])
-                    np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
-                    self.assertGreaterEqual(found.min(), 0)
-                    self.assertEqual(found[2, 0], 0)
-                    # In floating point, distances of 0 are computed again by differences.
-                    self.assertEqual(answer["calls"], 1 if dtype == "i4" else 2)
+                values, indices = self.neighbours(vectors, queries, 6)
+                answer = self.json("search", "vectors", "--queries", "file:upload.npy", "--k", 6)
+                self.assertEqual(answer["indices"]["data"], indices.tolist())
+                self.assertEqual(answer["indices"]["dtype"], "i64")
+                found = np.array(answer["distances"]["data"])
+                np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
+                self.assertGreaterEqual(found.min(), 0)
+                self.assertEqual(found[2, 0], 0)
+                # In floating point, distances of 0 are computed again by differences.
+                self.assertEqual(answer["calls"], 1 if dtype == "i4" else 2)
                 products = queries.astype("f8") @ vectors.T.astype("f8")
                 values, indices = self.topk(products, 6)
                 answer = self.json("search", "vectors", "--queries", "queries", "--k", 6,
@@ -553,7 +462,7 @@ class CliTest(CliCase):
                 np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
                                            atol=1e-4)
         # Windows of both, printed and saved: what was put last is i4.
-        values, indices, _ = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
+        values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
         self.cli(*words, "-o", "i.npy", "--distances-output", "d.npy")
@@ -567,40 +476,24 @@ class CliTest(CliCase):
         queries = random.integers(-8_000, 8_000, (q, 4)).astype("<i4")
         self.put("vectors", vectors)
         self.put("queries", queries)
-        answer = self.json("search", "vectors", "--queries", "file:upload.npy", "--k", 2)
+        answer = self.json("search", "vectors", "--queries", "queries", "--k", 2)
         # Each query has n products and n sums of them with the norms. One call is of norms.
         scratch = min(2 << 30, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
         block = scratch // (16 * n)
         self.assertEqual(answer["calls"], -(-q // block) + 1)
-        self.assertEqual(self.json("search", "vectors", "--queries", "queries", "--k",
-                                   2)["indices"], answer["indices"])
         for i in (0, block - 1, block, q - 1):
-            values, indices, _ = self.neighbours(vectors, queries[i:i + 1], 2)
+            values, indices = self.neighbours(vectors, queries[i:i + 1], 2)
             self.assertEqual(answer["indices"]["data"][i], indices[0].tolist())
             self.assertEqual(answer["distances"]["data"][i], values[0].tolist())
         self.assertEqual(len(answer["indices"]["data"]), q)
         self.assertEqual(self.names(), ["queries", "vectors"])
 
     def little_scratch(self, limit, **arrays):
-        """A server with so much scratch memory, which has the arrays."""
+        """A server with this limit of scratch memory, which has the arrays."""
         server = self.serve("--scratch-limit", limit)
         for name, array in arrays.items():
             self.put(name, array, server=server.address)
         return server.address
-
-    def search_in_scratch_memory(self, limit, vectors, queries, *words):
-        address = self.little_scratch(limit, vectors=vectors, queries=queries)
-        return self.json("search", "vectors", "--queries", "queries", *words, server=address)
-
-    def test_a_search_of_16_bits_makes_no_f32_of_its_vectors(self):
-        random = np.random.default_rng(13)
-        vectors = random.integers(-8, 8, (20_000, 64)).astype("<f2")  # 5 MB as f32
-        queries = random.integers(-8, 8, (2, 64)).astype("<f2")
-        values, indices, _ = self.neighbours(vectors, queries, 5)
-        answer = self.search_in_scratch_memory("4Mi", vectors, queries, "--k", 5)
-        self.assertEqual(answer["indices"]["data"], indices.tolist())
-        self.assertEqual(answer["distances"]["data"], values.tolist())
-        self.assertEqual(answer["calls"], 1)
 
     def test_a_search_of_one_query_among_many_vectors_takes_several_calls(self):
         random = np.random.default_rng(14)
@@ -608,24 +501,29 @@ class CliTest(CliCase):
         vectors = random.integers(-8, 8, (n, 3)).astype("<f4")
         vectors[-1] = vectors[70_000] = vectors[5]
         queries = np.array([vectors[5], [50, 50, 50]], "<f4")
-        values, indices, _ = self.neighbours(vectors, queries, 4096)
-        self.assertIn(n - 1, indices[0])
+
+        def check(result, want, calls, queries, *words):
+            server = self.little_scratch("1Mi", vectors=vectors, queries=queries)
+            answer = self.json("search", "vectors", "--queries", "queries", *words, server=server)
+            found = [answer[name]["data"] for name in (result, "indices")]
+            self.assertEqual(found, [part[: len(queries)].tolist() for part in want])
+            self.assertEqual(answer["calls"], calls)
+
+        want = self.neighbours(vectors, queries, 4096)
+        self.assertIn(n - 1, want[1][0])
         for count in (1, 2):
-            answer = self.search_in_scratch_memory("1Mi", vectors, queries[:count], "--k",
-                                                   4096)
-            self.assertEqual(answer["indices"]["data"], indices[:count].tolist())
-            self.assertEqual(answer["distances"]["data"], values[:count].tolist())
             # With several queries, norms are computed once. The first query has more neighbours at
             # distance 0 than are asked for, and is compared again by differences.
-            self.assertEqual(answer["calls"], count * parts + (count > 1) + parts)
-        n += 65_535  # two parts, whose scores are the products
-        vectors = np.resize(vectors, (n, 3))
-        products = queries.astype("f8") @ vectors.T.astype("f8")
-        values, indices = self.topk(products, 3)
-        answer = self.search_in_scratch_memory("1Mi", vectors, queries, "--k", 3, "--metric", "dot")
-        self.assertEqual(answer["indices"]["data"], indices.tolist())
-        self.assertEqual(answer["products"]["data"], values.tolist())
-        self.assertEqual(answer["calls"], 2 * 2)
+            calls = count * parts + (count > 1) + parts
+            check("distances", want, calls, queries[:count], "--k", 4096)
+        # Two parts, whose scores are the products.
+        vectors = np.resize(vectors, (n + 65_535, 3))
+        want = self.topk(queries.astype("f8") @ vectors.T.astype("f8"), 3)
+        check("products", want, 2 * 2, queries, "--k", 3, "--metric", "dot")
+        # Vectors of 16 bits are not made f32.
+        vectors = random.integers(-8, 8, (20_000, 16)).astype("<f2")
+        queries = random.integers(-8, 8, (1, 16)).astype("<f2")
+        check("distances", self.neighbours(vectors, queries, 5), 1, queries, "--k", 5)
 
     def test_a_search_far_from_the_origin(self):
         """Vectors find themselves, and their neighbours by the differences, wherever they lie."""
@@ -635,8 +533,10 @@ class CliTest(CliCase):
         outlier[999] = -1e9
         lost = near.copy()
         lost[999, 3], lost[998, 4] = np.nan, np.inf
-        for case, vectors in (("far", near.astype("f4")), ("two clouds", (sign * near).astype("f4")),
-                              ("an outlier", outlier.astype("f4")), ("no numbers", lost.astype("f4")),
+        for case, vectors in (("far", near.astype("f4")),
+                              ("two clouds", (sign * near).astype("f4")),
+                              ("an outlier", outlier.astype("f4")),
+                              ("no numbers", lost.astype("f4")),
                               ("squares that vanish", (1e-25 * cloud).astype("f4")),
                               ("squares too large", (1e25 * cloud).astype("f4")),
                               ("f64", 1e9 * near), ("f16", (3 * cloud + 1000).astype("f2")),
@@ -646,7 +546,7 @@ class CliTest(CliCase):
                 queries = vectors[:60:3]
                 self.put("vectors", vectors)
                 with np.errstate(all="ignore"):
-                    values, indices, _ = self.neighbours(vectors.astype("f8"), queries, 5)
+                    values, indices = self.neighbours(vectors.astype("f8"), queries, 5)
                 for k in (1, 5):
                     answer = self.json("search", "vectors", "--queries", "vectors[:60:3]", "--k", k)
                     self.assertEqual(answer["indices"]["data"], indices[:, :k].tolist())
@@ -656,12 +556,11 @@ class CliTest(CliCase):
     def test_a_vector_with_nan_comes_last(self):
         self.put("vectors", np.array([[1, 0], [0.9, 0.1], [np.nan, 0]], "<f4"))
         self.put("queries", np.array([[1, 0]], "<f4"))
-        for metric, results, values in (("l2", "distances", [0, 0.02]), ("dot", "products", [1, 0.9])):
+        for metric in ("l2", "dot"):
             for k in (1, 2, 3):
-                answer = self.json("search", "vectors", "--queries", "queries", "--k", k, "--metric",
-                                   metric)
+                answer = self.json("search", "vectors", "--queries", "queries", "--k", k,
+                                   "--metric", metric)
                 self.assertEqual(answer["indices"]["data"], [[0, 1, 2][:k]])
-                np.testing.assert_allclose(answer[results]["data"][0][:2], values[:k], rtol=1e-6)
 
     def test_a_search_reads_its_arrays_as_they_were(self):
         """One that is replaced between its calls is an error, and not read as another."""
@@ -685,10 +584,8 @@ class CliTest(CliCase):
                 return far.unary_unary(method)(request, timeout=20)
 
             with o.answering(forward) as near:
-                process = self.run_cli("--json", "search", "vectors", "--queries", "queries", "--k",
-                                       2, server=near)
-            self.assertNotEqual(process.returncode, 0)
-            error = json.loads(process.stdout)["error"]
+                words = ("search", "vectors", "--queries", "queries", "--k", 2)
+                error = json.loads(self.run_cli("--json", *words, server=near).stdout)["error"]
             self.assertEqual(error["reason"], "VERSION_MISMATCH", error)
 
     def test_errors_of_search(self):
@@ -702,25 +599,19 @@ class CliTest(CliCase):
                            "--k", 1)
         self.assertIn(f"f32 and queries f64: a search takes both of one type, {types}",
                       error["message"])
-        for name, own, wide in (("i64", "<i8", "f64"), ("u8", "u1", "i32"), ("i8", "i1", "i32"),
-                                ("bool", "?", "i32")):
+        for name, own, wide in (("i64", "<i8", "f64"), ("u8", "u1", "i32"), ("bool", "?", "i32")):
             self.put(name, np.ones((2, 3), own))
             for words in ((name, "--queries", "x"), ("x", "--queries", name)):
                 error = self.fails(4, "BAD_DTYPE", "tessera info", "search", *words, "--k", 1)
                 self.assertIn(f"a search takes {types}, and {name} is {name}", error["message"])
             self.assertIn(f"'tessera cp NAME COPY --dtype {wide}'", error["message"])
-            self.cli("cp", name, "copy", "--dtype", wide, "--replace")
-            answer = self.json("search", "copy", "--queries", "copy", "--k", 1)
-            self.assertEqual(answer["distances"]["data"], [[0], [0]])
-        self.assertIn(types, self.cli("search", "--help"))
-        for code, reason, hint, vectors, queries, k in (
-                (4, "BAD_SHAPE", "tessera info", "x", "line", 1),
-                (4, "BAD_SHAPE", "tessera info", "x", "wide", 1),
-                (3, "BUFFER_NOT_FOUND", "tessera ls", "x", "q", 1),
-                (4, "BAD_K", "1 to 4096", "x", "x", 0),
-                (4, "BAD_K", "1 to 4096", "x", "x", 11),
-                (4, "BAD_K", "1 to 4096", "none", "x", 1)):
-            self.fails(code, reason, hint, "search", vectors, "--queries", queries, "--k", k)
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "search", "x", "--queries", "q", "--k", 1)
+        self.all_fail(4, *(
+            (reason, hint, "search", vectors, "--queries", queries, "--k", k)
+            for reason, hint, vectors, queries, k in (
+                ("BAD_SHAPE", "tessera info", "x", "line", 1),
+                ("BAD_SHAPE", "tessera info", "x", "wide", 1), ("BAD_K", "1 to 4096", "x", "x", 0),
+                ("BAD_K", "1 to 4096", "x", "x", 11), ("BAD_K", "1 to 4096", "none", "x", 1))))
         answer = self.json("search", "x", "--queries", "none", "--k", 2)
         self.assertEqual(answer["distances"]["shape"], [0, 2])
         self.fails(2, "BAD_OPTION", "--help", "search", "x", "--queries", "x", "--k", 1, "-o", "-")
@@ -733,23 +624,16 @@ class CliTest(CliCase):
         np.testing.assert_array_equal(self.load("z.npy"), (x - y) * 2 + abs(x[:, 0:1]))
         out = self.cli("map", "f32(a // 3 ** 2)", "x", "--out", "z")
         self.assertEqual(out, f"z: f32 [3, 4], 48 B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("z"), (x // 9).astype("<f4"))
         answer = self.json("map", "where(a == 0 or not a < 2, -a, 0.5)", "y", "--timing")
         self.assertEqual((answer["dtype"], answer["data"]), ("f64", [0.5, 0, 0.5, -3]))
         self.assertGreater(answer["stats"]["kernel_us"], 0)
-        self.fails(4, "BAD_EXPRESSION", "--help", "map", "a +", "x")
-        path = self.program(
-            {"map": {"operands": ["x", "y"], "expression": "a * b", "result": "scratch"}},
-            {"map": {"operands": ["step:0"], "expression": "sqrt(abs(a))"}})
-        steps = self.json("run", path)["steps"]
-        np.testing.assert_allclose(steps[1]["data"], np.sqrt(abs(x * y)))
+        self.all_fail(4, ("BAD_EXPRESSION", "--help", "map", "a +", "x"),
+                      ("BAD_EXPRESSION", "--help", "reduce", "sum", "x", "--expression", "a +"))
 
     def test_expressions_of_reduce_and_matmul(self):
         x, y = np.arange(12.0).reshape(3, 4) - 5, np.array([1.0, 0, -2, 3])
         self.put("x", x)
         self.put("y", y)
-        answer = self.json("reduce", "sum", "x", "--expression", "(a - b) ** 2", "--with", "y")
-        self.assertEqual(answer["value"], ((x - y) ** 2).sum())
         self.assertEqual(self.cli("reduce", "sum", "x", "--expression", "a > b", "--with", "y"),
                          f"{(x > y).sum()}\n")
         answer = self.json("reduce", "max", "x", "--axes", "1", "--expression", "a * b + c",
@@ -760,162 +644,67 @@ class CliTest(CliCase):
         want = np.maximum(x @ x.T + x[:, 0], 0).astype("<f4")
         np.testing.assert_array_equal(self.load("z.npy"), want)
         self.assertEqual(self.run_cli("reduce", "sum", "x", "--with", "y").returncode, 2)
-        self.fails(4, "BAD_EXPRESSION", "--help", "reduce", "sum", "x", "--expression", "a +")
         path = self.program(
             {"reduce": {"op": "mean", "x": "x", "axes": [0], "result": "scratch"}},
-            {"reduce": {"op": "sum", "x": "x", "expression": "(a - b) ** 2", "with": ["step:0"]}})
+            {"reduce": {"op": "sum", "x": "x", "expression": "(a - b) ** 2", "with": ["step:0"]}},
+            {"map": {"operands": ["x", "step:0"], "expression": "a * b"}})
         steps = self.json("run", path)["steps"]
         self.assertAlmostEqual(steps[1]["value"], ((x - x.mean(0)) ** 2).sum())
+        np.testing.assert_allclose(steps[2]["data"], x * x.mean(0))
 
-    def test_truth_values(self):
+    def test_types_of_a_byte(self):
         mask = np.array([[True, False, True], [False, False, True]])
         self.put("mask", mask)
-        np.testing.assert_array_equal(self.get("mask"), mask)
-        self.assertEqual(self.get("mask").dtype, np.dtype(bool))
-        self.cli("map", "not a", "mask", "-o", "not.npy")
-        np.testing.assert_array_equal(self.load("not.npy"), ~mask)
         self.assertEqual(self.cli("reduce", "sum", "mask"), "3\n")
-        self.assertEqual(self.json("reduce", "mean", "mask", "--axes", "1")["data"],
-                         mask.mean(1).tolist())
-        self.assertEqual(self.json("map", "a", "mask")["data"], mask.tolist())
+        self.assertEqual(self.json("map", "not a", "mask")["data"], (~mask).tolist())
         self.assertEqual(self.cli("map", "a", "mask[0]"), "[ true false  true]\n")
-        self.cli("cp", "mask", "numbers", "--dtype", "f16")
-        np.testing.assert_array_equal(self.get("numbers"), mask.astype("<f2"))
-        self.cli("cp", "numbers", "again", "--dtype", "bool")
-        np.testing.assert_array_equal(self.get("again"), mask)
-        self.cli("put", "--random", "ones", "--shape", "5", "--dtype", "bool", "--name", "ones")
-        self.assertEqual(self.cli("reduce", "all", "ones"), "1\n")
-
-    def test_integers_of_a_byte(self):
-        for dtype, name in (("u1", "u8"), ("i1", "i8")):
-            x = np.arange(-100, 140, dtype="i2").astype(dtype).reshape(12, 20)
+        numbers = np.arange(240)
+        for dtype, name in (("?", "bool"), ("u1", "u8"), ("i1", "i8")):
+            x = (numbers - (name == "i8") * 120).astype(dtype)
             self.put("x", x)
-            self.assertEqual(self.get("x").dtype, np.dtype(dtype))
-            np.testing.assert_array_equal(self.get("x"), x)
-            self.assertEqual(self.json("ls")["buffers"][0]["dtype"], name)
-            self.assertEqual(self.cli("reduce", "sum", "x"), f"{x.sum(dtype=int)}\n")
-            self.assertEqual(self.json("map", "a + 1", "x")["data"], (x.astype(int) + 1).tolist())
-            self.cli("map", f"{name}(a // 2)", "x", "-o", "half.npy")
-            np.testing.assert_array_equal(self.load("half.npy"), x // 2)
-            self.cli("cp", "x", "wide", "--dtype", "f32")
-            np.testing.assert_array_equal(self.get("wide"), x.astype("<f4"))
-            self.cli("cp", "wide", "x", "--dtype", name, "--replace")
-            np.testing.assert_array_equal(self.get("x"), x)
-            self.cli("put", "--random", "normal", "--shape", "5000", "--dtype", name, "--name",
-                     "random", "--replace")
-            self.assertGreater(len(np.unique(self.get("random"))), 120)
-            error = self.fails(4, "BAD_DTYPE", "tessera info", "topk", "x", "--k", "2")
-            self.assertIn("cast them before", error["message"])
-            self.cli("rm", "x", "wide", "random")
-
-    def test_every_strategy_by_name(self):
-        """Whole numbers, on which every type and every order of summation is exact."""
-        random = np.random.default_rng(6)
-        # Rows for few rows, columns or steps along k are among them: m is small.
-        x, m = random.integers(-3, 4, 250), random.integers(-3, 4, (7, 7))
-        window = np.convolve(x, np.ones(5, int))[2:-2]
-        calls = {  # by operation: the step, how to read its answer, and the answer
-            "dot": (dict(dot=dict(a="x", b="x")), "value", (x * x).sum()),
-            "reduce": (dict(reduce=dict(op="sum", x="x")), "value", x.sum()),
-            "reduce_axes": (dict(reduce=dict(op="max", x="m", axes=[0])), "data",
-                            m.max(0).tolist()),
-            "matmul": (dict(matmul=dict(a="m", b="m")), "data", (m @ m).tolist()),
-            "add": (dict(add=dict(a="x", b="x")), "data", (2 * x).tolist()),
-            "window_sum": (dict(window_sum=dict(x="x", radius=2)), "data", window.tolist()),
-            "map": (dict(map=dict(operands=["x"], expression="where(a > 0, a * 2, a)")), "data",
-                    np.where(x > 0, 2 * x, x).tolist()),
-            "top_k": (dict(top_k=dict(x="m", k=3)), "indices", self.topk(m, 3)[1].tolist()),
-        }
-        rows = self.json("strategies")["strategies"]
-        self.assertEqual({row["operation"] for row in rows}, set(calls))
-        backend = o.Program.device.split(":")[0]
-        # Some names stand for a row on each kind of device; only this device's can be asked for.
-        here = {(row["operation"], row["name"]) for row in rows if row["backend"] == backend}
-        rows = [row for row in rows
-                if row["backend"] == backend or (row["operation"], row["name"]) not in here]
-        ran = set()
-        for dtype in ("f32", "f64", "f16", "bf16", "i32", "i64"):
-            for name, array in (("x", x), ("m", m)):
-                self.put(name, array)
-                self.cli("cp", name, name, "--replace", "--dtype", dtype)
-            steps = []
-            for row in rows:
-                ((step, fields),) = calls[row["operation"]][0].items()
-                steps.append({step: {**fields, "strategy": row["name"]}})
-            run = self.run_cli("--json", "run", self.program(*steps))
-            answers = json.loads(run.stdout)["steps"]
-            self.assertEqual(len(answers), len(rows))
-            for row, answer in zip(rows, answers):
-                operation, name = row["operation"], row["name"]
-                _, key, expected = calls[operation]
-                error = answer.get("error", {})
-                with self.subTest(operation=operation, strategy=name, dtype=dtype):
-                    if operation == "matmul" and dtype == "i64":
-                        self.assertIn(error["reason"], ("BAD_DTYPE", "STRATEGY_UNSUPPORTED"))
-                    elif not row["available"]:
-                        self.assertEqual(error["reason"], "STRATEGY_UNSUPPORTED")
-                        if dtype == "f32":  # the device is asked about first
-                            self.assertIn(f"it needs {row['needs']}", error["message"])
-                    elif dtype not in row["dtypes"]:
-                        self.assertEqual(error["reason"], "STRATEGY_UNSUPPORTED")
-                        self.assertIn("operands of", error["message"])
-                        self.assertEqual(error["metadata"]["strategy"], name)
-                    else:
-                        found = answer[key]["data"] if key == "indices" else answer[key]
-                        self.assertEqual(found, expected)
-                        self.assertEqual(answer["stats"]["strategy"], name)
-                        self.assertEqual(answer["stats"]["device"], o.Program.device)
-                        ran.add((operation, name))
-        for row in rows:
-            known = (row["operation"], row["name"])
-            if row["backend"] == backend:
-                self.assertTrue(known in ran or row["needs"], known)
-            else:
-                self.assertNotIn(known, ran)
-                needs = "a CUDA device" if row["backend"] == "cuda" else "the CPU device"
-                self.assertEqual(row["needs"], needs)
+            self.assertEqual(self.json("info", "x")["buffer"]["dtype"], name)
+            back = self.get("x")
+            self.assertEqual(back.dtype, x.dtype)
+            np.testing.assert_array_equal(back, x)
+            self.cli("cp", "x", "wide", "--dtype", "f32", "--replace")
+            self.cli("cp", "wide", "back", "--dtype", name, "--replace")
+            np.testing.assert_array_equal(self.get("back"), x)
+        self.cli("put", "--random", "normal", "--shape", 5000, "--dtype", "i8", "--name", "random")
+        self.assertGreater(len(np.unique(self.get("random"))), 120)
+        error = self.fails(4, "BAD_DTYPE", "tessera info", "topk", "x", "--k", "2")
+        self.assertIn("cast them before", error["message"])
 
     # --- Comparing strategies ------------------------------------------------------------------
 
     def test_chart_of_bench(self):
         self.put("x", np.ones(100_000))
         command = ("bench", "dot", "x", "x", "--repeat", 3)
-        self.assertGreater(self.bench(*command[1:])["ceiling"]["rate"], 0)
         lines = self.cli(*command).splitlines()
-        self.assertEqual(lines[0], f"dot of x and x, f64 [100000] on {o.Program.device}")
-        self.assertEqual(lines[1], "median device time of 3 calls in turn")
+        self.assertEqual(lines[:2], [f"dot of x and x, f64 [100000] on {o.Program.device}",
+                                     "median device time of 3 calls in turn"])
         self.assertRegex(lines[2], r"^ceiling: \d+\.\d GB/s, reading, as the server's dot of two ")
-        self.assertEqual(lines[4].split(), ["STRATEGY", "TIME", "us", "GB/s", "CEILING"])
         for line, name in zip(lines[5:], self.runs_here("dot", "f64")):
             self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
             self.assertLessEqual(len(line), 80)
         self.assertEqual(lines[-1], "All answers agree within the strategies' error bounds.")
         # A terminal has blocks when it takes them, and its own width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
-            shown = self.on_terminal(*command, columns=50, LC_ALL=locale)
-            rows = shown.splitlines()[5:]
+            rows = self.on_terminal(*command, columns=50, LC_ALL=locale).splitlines()[5:]
             rows = rows[:rows.index("")]
             self.assertTrue(any(row.endswith(filled) and len(row) == 50 for row in rows), rows)
 
     # --- Failures ------------------------------------------------------------------------------
 
     def test_usage(self):
-        for arguments in ((), ("nonsense",), ("dot", "x"), ("reduce", "magic", "x"),
-                          ("put", "x.npy", "--ttl", "soon"), ("--timeout", "-3", "ls"),
-                          ("put", "--random", "normal", "--name", "x"), ("put",),
-                          ("add", "a", "b", "--out", "c", "-o", "d.npy"),
-                          ("add", "a", "b", "--replace"), ("reduce", "sum", "x", "--axes", "a"),
-                          ("reduce", "sum", "x", "--out", "y"), ("cp", "x"),
-                          ("cp", "x", "y", "--dtype", "f8"), ("window-sum", "x"), ("bench",),
-                          ("topk", "x"), ("topk", "x", "--k", "all"), ("search", "x", "--k", 3),
-                          ("topk", "x", "--k", 1, "--out", "y", "-o", "y.npy"),
-                          ("search", "x", "--queries", "q", "--k", 3, "--metric", "cosine"),
-                          ("bench", "sort", "x"), ("bench", "dot", "x"),
-                          ("bench", "reduce", "magic", "x"),
-                          ("bench", "dot", "x", "x", "--repeat", "0")):
-            self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
+        for line in (
+                "", "dot x", "reduce magic x", "put x.npy --ttl soon", "--timeout -3 ls", "put",
+                "put --random normal --name x", "add a b --out c -o d.npy", "add a b --replace",
+                "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
+                "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
+                "topk x --k 1 --out y -o y.npy", "search x --queries q --k 3 --metric cosine",
+                "bench sort x", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
+            self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (
-                ("'tessera nope' is no command; there are put, get,", "nope"),
                 ("'tessera nope' is no command; there are put, get,", "nope", "x"),
                 ("'tessera bench nope' is no command; there are dot, reduce,", "bench", "nope"),
                 (r"'tessera \x1b[31m' is no command", "\x1b[31m"),
@@ -926,12 +715,8 @@ class CliTest(CliCase):
             self.assertTrue(process.stderr.startswith(says), process.stderr)
         self.assertNotIn("complete,", self.run_cli("nope").stderr)
         self.assertIn("List the strategies", self.cli("--help"))
-        for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot",
-                        "reduce", "matmul", "add", "window-sum", "map", "topk", "search", "bench",
-                        "health"):
-            self.assertIn("Exit codes:", self.cli(command, "--help"))
-        for command in ("dot", "reduce", "matmul", "add", "window-sum", "map", "topk"):
-            self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
+        for command in ("put", "search", "bench", "bench topk"):
+            self.assertIn("Exit codes:", self.cli(*command.split(), "--help"))
 
     def test_values_that_are_no_numbers_or_too_large(self):
         self.put("x", np.zeros(3, "<f4"))
@@ -939,16 +724,12 @@ class CliTest(CliCase):
         far = 10**20
         for says, *arguments in (
                 (f"--timeout: 'nan' {forms}, or inf", "--timeout", "nan", "ls"),
-                (f"--interval: 'nan' {forms}\n", "top", "--once", "--interval", "nan"),
                 (f"--interval: 'inf' {forms}\n", "top", "--once", "--interval", "inf"),
                 (f"--ttl: 'nan' {forms}\n", "put", "upload.npy", "--ttl", "nan"),
-                (f"--ttl: 'inf' {forms}\n", "put", "upload.npy", "--ttl", "inf"),
                 (f"--ttl: '1e300' {forms}\n", "cp", "x", "y", "--ttl", "1e300"),
-                (f"--radius: '{far}' does not fit", "window-sum", "x", "--radius", far),
                 (f"--radius: '-{far}' does not fit", "window-sum", "x", f"--radius=-{far}"),
                 (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
                 (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
-                (f"--k: '{far}' does not fit", "bench", "topk", "x", "--k", far),
                 (f"--version: '{2**64}' does not fit", "rm", "x", "--version", 2**64),
                 (f"--seed: '{far}' does not fit", "put", "--random", "ones", "--shape", 3, "--name",
                  "y", "--seed", far)):
@@ -957,26 +738,24 @@ class CliTest(CliCase):
             self.assertTrue(process.stderr.startswith(says), process.stderr)
         self.cli("--timeout", "inf", "window-sum", "x", "--radius", 2**63 - 1)
 
-    def test_ports_are_those_of_tcp(self):
+    def test_addresses_that_are_none_are_refused_at_once(self):
         host, port = self.server.address.split(":")
         wrong = f"{host}:{int(port) + 65536}"
-        for servers in (wrong, f"{self.server.address},{wrong}", f"{host}:{10**30}"):
-            process = self.run_cli("health", server=servers)
-            self.assertEqual(process.returncode, 2, process.stdout)
-            self.assertIn("has a port above 65535", process.stderr)
-
-    def test_addresses_that_are_none_are_refused_at_once(self):
-        for address in ("http://127.0.0.1:50051", "localhost:http", "localhost", "gpu:0", "unix:"):
+        for address, says in (
+                ("http://127.0.0.1:1", "'http://127.0.0.1:1' is no address of a server"),
+                (f"{self.server.address},{wrong}", "has a port above 65535")):
             process = self.run_cli("--timeout", "inf", "ls", server=address)
             self.assertEqual(process.returncode, 2, process.stderr)
-            self.assertIn(f"'{address}' is no address of a server", process.stderr)
+            self.assertIn(says, process.stderr)
 
     def test_blanks_and_marks_at_the_ends_of_variables_and_files(self):
         token = self.folder / "token"
         token.write_bytes(b"\xef\xbb\xbf a-token \r\n")
         for variables in (dict(TESSERA_SERVER=f"\ufeff {self.server.address}\n"),
-                          dict(TESSERA_SERVER=self.server.address, TESSERA_TOKEN="\ufeffa-token \r\n"),
-                          dict(TESSERA_SERVER=self.server.address, TESSERA_TOKEN_FILE=f"{token}\n")):
+                          dict(TESSERA_SERVER=self.server.address,
+                               TESSERA_TOKEN="\ufeffa-token \r\n"),
+                          dict(TESSERA_SERVER=self.server.address,
+                               TESSERA_TOKEN_FILE=f"{token}\n")):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 
@@ -994,17 +773,14 @@ class CliTest(CliCase):
             self.assertIn(reason, process.stderr)
 
     def test_health_of_a_process_on_a_free_port(self):
-        for listen in ("127.0.0.1:0", "127.0.0.1:0,unix:/nowhere"):
-            # Whatever the program is, it was given this flag.
-            process = subprocess.Popen(["/bin/sh", "-c", "read line", "sh", "--listen", listen],
-                                       stdin=subprocess.PIPE)
-            try:
-                asked = self.run_cli("health", "--process", process.pid)
-            finally:
-                process.communicate()
-            self.assertEqual(asked.returncode, 2, asked.stderr)
-            self.assertIn("was to take a free port", asked.stderr)
-            self.assertIn("--server", asked.stderr)
+        # Whatever the program is, it was given this flag.
+        command = ["/bin/sh", "-c", "read line", "sh", "--listen", "127.0.0.1:0,unix:/nowhere"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            asked = self.run_cli("health", "--process", process.pid)
+            process.communicate()
+        self.assertEqual(asked.returncode, 2, asked.stderr)
+        self.assertIn("was to take a free port", asked.stderr)
+        self.assertIn("--server", asked.stderr)
 
     def test_advice_leads_somewhere(self):
         """The server's log has nothing of what the client itself refuses."""
@@ -1016,95 +792,66 @@ class CliTest(CliCase):
         self.assertNotIn("tls_ca", process.stderr)
         self.assertNotIn("log", process.stderr)
 
-    def test_errors_of_files(self):
-        self.fails(3, "FILE_NOT_FOUND", "path", "put", "nothing.npy")
-        (self.folder / "text.npy").write_text("hello")
-        self.fails(4, "BAD_NPY", "numpy.save", "put", "text.npy")
-        self.fails(4, "BAD_DTYPE", "", "put", self.save("complex", np.zeros(3, "c8")))
-        self.fails(4, "BAD_DTYPE", "", "put", self.save("big", np.zeros(3, ">f4")))
-        self.put("x", np.zeros(3))
-        self.fails(5, "FILE_ERROR", "path", "get", "x", "-o", "no/such/folder/x.npy")
-
     def test_errors_of_operations(self):
         self.put("x", np.zeros(3, "<f4"))
         self.put("y", np.zeros(4, "<f4"))
         ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
         large = "file:" + self.save("large", np.zeros(1 << 20))
         put = ("put", "upload.npy", "--name")
+        (self.folder / "text.npy").write_text("hello")
         self.all_fail(
             3,
+            ("FILE_NOT_FOUND", "path", "put", "nothing.npy"),
             ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
             ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"),
-            ("BUFFER_NOT_FOUND", "tessera ls", "cp", "nothing", "z"),
         )
         self.all_fail(
             4,
             ("BAD_SHAPE", "tessera info", "dot", "x", "y"),
             ("BAD_VIEW", "tessera info", "dot", "x[5]", "y"),
-            ("BAD_VIEW", "tessera info", "dot", "x@1:3:1", "x"),
             ("BAD_OPERAND", "NAME[", "dot", "x[", "y"),
             ("UNKNOWN_STRATEGY", "cpu_serial", "dot", "x", "x", "--strategy", "magic"),
             ("BAD_RADIUS", "--radius", "window-sum", "x", "--radius=-1"),
-            ("BAD_SHAPE", "tessera info", "window-sum", ints, "--radius", 1),
             ("BAD_LAUNCH", "without the option", "dot", "x", "x", "--strategy", "cpu_serial",
              "--block-size", 32),
             ("BAD_OPERAND", "", "cp", ints, "z"),
-            ("BAD_VIEW", "tessera info", "cp", "x@1:3:1", "z"),
+            ("BAD_LINK", "", "cp", "x[1]", "z", "--link"),
             ("BAD_NAME", "128 characters", *put, "a b"),
             ("BAD_DEVICE", "info", *put, "z", "--device", "tpu"),
             ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
+            ("BAD_NPY", "numpy.save", "put", "text.npy"),
+            ("BAD_DTYPE", "", "put", self.save("complex", np.zeros(3, "c8"))),
         )
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))
         self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",
                    "cpu_library")
+        self.fails(5, "FILE_ERROR", "path", "get", "x", "-o", "no/such/folder/x.npy")
         self.fails(6, "QUOTA_EXCEEDED", "4 GiB requested", "put", "--random", "zeros", "--shape",
                    1 << 30, "--name", "z")
 
     def test_unreachable_server(self):
         address = "127.0.0.1:1"
-        process = self.run_cli("ls", "--timeout", "0.5", server=address)
+        process = o.run(o.Program.cli, "--timeout", "0.5", "health",
+                        env=o.environment(TESSERA_SERVER=address))
         self.assertEqual(process.returncode, 7)
         self.assertIn(f"is tessera-server running at {address}", process.stderr)
         self.assertIn("the connection is refused", process.stderr)
         process = self.run_cli("ls", "--timeout", "0.5", server="no-such-name.invalid:1")
         self.assertIn("the name does not resolve", process.stderr)
-        process = o.run(o.Program.cli, "--timeout", "0.5", "health",
-                        env=o.environment(TESSERA_SERVER=address))
-        self.assertEqual(process.returncode, 7)
-        self.assertIn(address, process.stderr)
-
-    def test_a_server_that_starts_later(self):
-        relay = Relay("127.0.0.1:1")
-        self.addCleanup(relay.close)
-        waiting = self.start_cli("put", "--random", "ones", "--shape", 100, "--name", "x",
-                                 server=relay.where, stdout=subprocess.DEVNULL)
-        self.assertTrue(relay.refused.wait(20))
-        relay.address = self.server.address.split(":")
-        self.assertEqual(waiting.wait(30), 0)
-        self.assertEqual(self.cli("reduce", "sum", "x"), "100\n")
 
     def test_an_interrupted_upload_leaves_nothing(self):
         for streams in (1, 4):
-            process, relay = self.held_put("--random", "zeros", "--shape", 1 << 24, "--streams",
-                                           streams)
+            relay = self.relay()
+            process = self.start_cli("put", "--random", "zeros", "--shape", 1 << 24, "--streams",
+                                     streams, "--name", "x", server=relay.where,
+                                     stderr=subprocess.DEVNULL)
+            self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 20, pause=0))
+            relay.silent.set()
             process.send_signal(signal.SIGINT)
             relay.silent.clear()
             self.assertEqual(process.wait(30), 8)
             self.assertTrue(eventually(lambda: not self.names(), 10))
-
-    def test_a_file_that_shrinks_is_an_error(self):
-        for fortran_order in (False, True):
-            for streams in (1, 4):
-                file = self.folder / "shrinks.npy"
-                np.lib.format.open_memmap(file, "w+", "<f4", (4096, 4096), fortran_order)
-                process, relay = self.held_put(file, "--streams", streams)
-                os.truncate(file, 100_000)
-                relay.silent.clear()
-                _, errors = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 4, errors)
-                self.assertIn("became shorter while it was read: BAD_NPY", errors)
-                self.assertTrue(eventually(lambda: not self.names(), 10))
 
     def test_no_control_character_reaches_the_terminal(self):
         header = b"{'descr': '\x1b[31m\xc2\x9b\x07', 'fortran_order': False, 'shape': (1,), }\n"
@@ -1130,18 +877,19 @@ class CliTest(CliCase):
     def test_arrays_go_to_pipes_and_standard_output(self):
         x = np.arange(300_000, dtype="<f4")
         self.put("x", x)
-        for path in ("-", "/dev/stdout", "/dev/fd/1"):
-            for command, expected in ((("get", "x"), x), (("add", "x[:5]", "x[:5]"), 2 * x[:5])):
-                process = self.start_cli(*command, "-o", path, stdout=subprocess.PIPE)
-                array = np.load(io.BytesIO(process.communicate()[0].split(b"/dev/fd/1:")[0]))
-                self.assertEqual(process.returncode, 0)
-                np.testing.assert_array_equal(array, expected)
         # A redirection appends where the shell says so.
         with open(self.folder / "out", "wb") as out:
             out.write(b"before")
             out.flush()
             self.assertEqual(self.start_cli("get", "x", "-o", "-", stdout=out).wait(60), 0)
-        self.assertEqual((self.folder / "out").read_bytes()[:12], b"before\x93NUMPY")
+        written = (self.folder / "out").read_bytes()
+        self.assertEqual(written[:6], b"before")
+        np.testing.assert_array_equal(np.load(io.BytesIO(written[6:])), x)
+        for path in ("-", "/dev/stdout", "/dev/fd/1"):
+            process = self.start_cli("add", "x[:5]", "x[:5]", "-o", path, stdout=subprocess.PIPE)
+            array = np.load(io.BytesIO(process.communicate()[0].split(b"/dev/fd/1:")[0]))
+            self.assertEqual(process.returncode, 0)
+            np.testing.assert_array_equal(array, 2 * x[:5])
         fifo = self.folder / "fifo"
         os.mkfifo(fifo)
         with open(self.folder / "copy.npy", "wb") as copy:
@@ -1189,27 +937,19 @@ class CliTest(CliCase):
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
         get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
-        ended = o.run("sh", "-c", lay_links, "sh", *get, cwd=self.folder)
+        ended = o.run("sh", "-c", lay_links, "sh", *get, cwd=self.folder, umask=0o027)
         self.assertEqual(ended.returncode, 0, ended.stderr)
         self.assertTrue((self.folder / "out.npy.part").is_symlink())
         self.assertEqual(victim.read_text(), "precious")
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())
         np.testing.assert_array_equal(np.load(out), np.arange(3.0))
-        out.unlink()
-        for name in self.parts():
-            (self.folder / name).unlink()
-        # As the user's mask has it.
-        self.assertEqual(o.run(*get, cwd=self.folder, umask=0o027).returncode, 0)
-        self.assertEqual(out.stat().st_mode & 0o777, 0o640)
-        self.assertEqual(self.parts(), [])
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's mask has it.
 
     def test_an_interrupted_download_leaves_no_file(self):
         self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            relay = Relay(self.server.address, hold=o.MI)
-            self.addCleanup(relay.close)
-            self.addCleanup(relay.silent.clear)
+            relay = self.relay(hold=o.MI)
             process = self.start_cli("get", "x", "-o", "large.npy", server=relay.where,
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.assertTrue(relay.silent.wait(20))
@@ -1219,20 +959,9 @@ class CliTest(CliCase):
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
 
-    def test_no_limit_of_time(self):
-        x = np.arange(2_000_000.0)
-        self.save("in", x)
-        for words in (("--streams", 1), ("--streams", 3), ("--no-checksums",)):
-            put = ("--timeout", "inf", "put", "in.npy", "--name", "x", "--replace")
-            self.cli(*put, *words)
-            for flags in (("--timeout", "inf"), ("--no-checksums",)):
-                self.cli("get", "x", "-o", "out.npy", *flags)
-                np.testing.assert_array_equal(self.load("out.npy"), x)
-
     def test_progress_is_for_terminals(self):
         put = ("put", "--random", "zeros", "--shape", 1 << 25, "--name", "x", "--replace")
-        relay = Relay(self.server.address)
-        self.addCleanup(relay.close)
+        relay = self.relay()
 
         def piece(terminal):
             """Lets a piece of the upload pass: whether the command has written something."""
@@ -1259,17 +988,13 @@ class BenchTest(CliCase):
     def test_bench_of_every_operation(self):
         random = np.random.default_rng(7)
         n, side = 100_000, 60
-        for dtype in ("f32", "bf16", "i32"):
-            for name, array in (("x", random.standard_normal(n)), ("y", random.standard_normal(n)),
-                                ("m", random.standard_normal((side, side)))):
-                self.put(name, 9 * array)
+        for dtype, size, wide in (("f32", 4, 4), ("bf16", 2, 2), ("i32", 4, 8)):
+            for name, shape in (("x", n), ("y", n), ("m", (side, side))):
+                self.put(name, 9 * random.standard_normal(shape))
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
-            size = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
-            wide = 8 if dtype == "i32" else size
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
-                    ("reduce", ("reduce", "variance", "x"), "B/s", n * size),
                     ("reduce", ("reduce", "argmin", "x[::-1]"), "B/s", n * size),
                     ("reduce_axes", ("reduce", "sum", "m", "--axes", "0"), "B/s",
                      side * side * size + side * wide),
@@ -1278,7 +1003,6 @@ class BenchTest(CliCase):
                     ("add", ("add", "x", "y"), "B/s", 3 * n * size),
                     ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
                      n * size + n * wide),
-                    ("map", ("map", "where(a < b, a * a, b) - a", "x", "y"), "B/s", 3 * n * size),
                     ("map", ("map", "f64(a) * b + exp(c - c)", "m", "m[0]", "m"), "B/s",
                      side * side * (size + 8) + side * size),
                     ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
@@ -1315,18 +1039,16 @@ class BenchTest(CliCase):
                 self.assertEqual(",".join(row["name"] for row in report["strategies"]), strategies)
 
     def test_bench_of_almost_nothing(self):
+        self.put("none", EMPTY)
+        self.bench("matmul", "none", "none", "--transpose-b", "--repeat", 1)
         for shape in ((), (0,)):
             self.put("x", np.full(shape, 2.5, "<f4"))
             for arguments in (("dot", "x", "x"), ("reduce", "product", "x"), ("add", "x", "x")):
                 self.bench(*arguments, "--repeat", 1)
-        self.put("none", EMPTY)
-        for flag in ("--transpose-b", "--transpose-a"):
-            self.bench("matmul", "none", "none", flag, "--repeat", 1)
-        self.fails(4, "EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none")
 
     def test_errors_of_bench(self):
         self.put("x", np.zeros(3, "<f4"))
-        self.put("y", np.zeros(4, "<f4"))
+        self.put("none", EMPTY)
         ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
         dot = ("bench", "dot", "x", "x", "--strategy")
         self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "bench", "dot", "x", "nothing")
@@ -1336,14 +1058,9 @@ class BenchTest(CliCase):
         self.all_fail(
             4,
             ("UNKNOWN_STRATEGY", "cpu_serial", *dot, "cpu_serial,magic"),
-            ("BAD_SHAPE", "tessera info", "bench", "dot", "x", "y"),
-            ("BAD_SHAPE", "tessera info", "bench", "matmul", "x", "y"),
-            ("BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2"),
-            ("BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1"),
+            ("EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none"),
             ("BAD_K", "--k", "bench", "topk", "x", "--k", 4),
-            ("BAD_SHAPE", "tessera info", "bench", "map", "a + b", "x", "y"),
             ("BAD_EXPRESSION", "", "bench", "map", "a +", "x"),
-            ("BAD_EXPRESSION", "", "bench", "map", "a + b", "x"),
         )
         if o.Program.device == "cpu":
             self.fails(4, "BAD_LAUNCH", "without the option", *dot, "cpu_serial", "--block-size",
@@ -1356,18 +1073,18 @@ class ShardsTest(CliCase):
     FLAGS, DEVICE = (), "cpu:0,cpu:1,cpu:2"
 
     def test_placement(self):
-        random = ("--random", "normal", "--shape", 50000)
-        self.assertIn("on cpu:0,cpu:1,cpu:2",
-                      self.cli("put", "--name", "x", *random, "--placement", "all"))
-        self.cli("put", "--name", "alone", *random)
+        put = ("put", "--random", "normal", "--shape", "250x200", "--name")
+        self.assertIn("on cpu:0,cpu:1,cpu:2", self.cli(*put, "x", "--placement", "all"))
+        self.cli(*put, "alone")
         self.cli("cp", "x", "y", "--placement", "cpu:2,cpu:1")
         self.cli("cp", "x", "z", "--device", "cpu:1")
         self.cli("cp", "x", "same")
+        self.cli("add", "x", "same", "--out", "sum", "--placement", "cpu:1,cpu:0")
         places = {b["name"]: [s["device"] for s in b["shards"]] or b["device"]
                   for b in self.json("ls")["buffers"]}
         self.assertEqual(places, {"x": ["cpu:0", "cpu:1", "cpu:2"], "y": ["cpu:2", "cpu:1"],
                                   "z": "cpu:1", "same": ["cpu:0", "cpu:1", "cpu:2"],
-                                  "alone": "cpu:0"})
+                                  "alone": "cpu:0", "sum": ["cpu:1", "cpu:0"]})
         self.assertRegex(self.cli("ls"), r"y .* cpu:2,cpu:1 ")
         self.assertIn("cpu:2,cpu:1", self.cli("info", "y"))
         shards = self.json("info", "y")["buffer"]["shards"]
@@ -1377,47 +1094,20 @@ class ShardsTest(CliCase):
         self.assertEqual((alone["stats"]["devices"], shared["stats"]["devices"]), (1, 3))
         timed = self.run_cli("dot", "x", "x", "--timing")
         self.assertIn("on cpu:0 and 2 more", timed.stderr)
-
-    def test_results_are_placed(self):
-        matrix = ("--random", "normal", "--shape", "200x200", "--replace")
-        self.cli("put", "--name", "a", *matrix, "--placement", "all")
-        self.cli("put", "--name", "b", *matrix)
-        product = self.json("matmul", "a", "b", "--out", "c", "--placement", "all")
-        self.assertEqual(product["stats"]["devices"], 3)
-        shards = self.json("info", "c")["buffer"]["shards"]
-        self.assertEqual([s["device"] for s in shards], ["cpu:0", "cpu:1", "cpu:2"])
-        self.cli("add", "a", "c", "--out", "sum", "--placement", "cpu:1,cpu:0")
-        self.assertIn("cpu:1,cpu:0", self.cli("info", "sum"))
-        alone = self.run_cli("matmul", "a", "b", "--placement", "all")
-        self.assertEqual(alone.returncode, 2, alone.stderr)
-
-    def test_refused(self):
-        put = ("put", "--name", "x", "--random", "ones", "--shape", 9)
-        self.fails(4, "BAD_PLACEMENT", "info", *put, "--placement", "cpu:0,cpu:0")
-        self.fails(4, "BAD_DEVICE", "info", *put, "--placement", "cpu:0,tpu")
-        both = self.run_cli(*put, "--placement", "all", "--device", "cpu:0")
-        self.assertEqual(both.returncode, 2, both.stderr)
+        self.fails(4, "BAD_PLACEMENT", "info", *put, "w", "--placement", "cpu:0,cpu:0")
+        for wrong in ((*put, "w", "--placement", "all", "--device", "cpu:0"),
+                      ("add", "x", "x", "--placement", "all")):
+            self.assertEqual(self.run_cli(*wrong).returncode, 2, wrong)
 
 
 class DraftsTest(CliCase):
-    """What clients that were killed leave behind, on a server that knows versions."""
-
-    def killed_upload(self):
-        """A replacement by ranges whose client dies in the middle; the draft's version."""
-        before = {d["version"] for d in self.json("info", "x")["drafts"]}
-        process, relay = self.held_put("--random", "zeros", "--shape", 1 << 24, "--streams", 4,
-                                       "--replace")
-        process.kill()
-        process.wait()
-        relay.silent.clear()
-        (new,) = {d["version"] for d in self.json("info", "x")["drafts"]} - before
-        return new
-
-    def test_a_killed_replacement_is_seen_and_dropped_and_in_nobodys_way(self):
+    def test_a_draft_is_seen_and_dropped_and_in_nobodys_way(self):
+        """As an upload of several streams leaves it whose client is killed."""
         x = np.arange(1000.0)
         self.put("x", x)
         live = self.json("info", "x")["buffer"]["version"]
-        first, second = self.killed_upload(), self.killed_upload()
+        stub = self.server.client()
+        first, second = (stub.create("x", x, replace=True).version for _ in range(2))
         self.assertEqual([d["version"] for d in self.json("info", "x")["drafts"]], [first, second])
         self.assertIn(f"draft    version {first}, writing, ", self.cli("info", "x"))
         np.testing.assert_array_equal(self.get("x"), x)

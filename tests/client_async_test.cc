@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -60,14 +59,12 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(info.Get()->devices_size(), 1);
   EXPECT_EQ(answers.Get()->results(0).dot().value().real(), 14);
 
-  absl::Notification done;
-  double value = 0;
-  client_.Async().Dot("x", "x", {}, [&](absl::StatusOr<v1::DotResponse> answer) {
-    value = answer.ok() ? answer->value().real() : -1;
-    done.Notify();
-  });
-  done.WaitForNotification();
-  EXPECT_EQ(value, 14);
+  const absl::Status blocking = client_.Dot("x", "nothing").status();
+  const Traffic before = client_.traffic();
+  EXPECT_EQ(client_.Async().Dot("x", "nothing").Get().status(), blocking);
+  EXPECT_EQ(ErrorReason(blocking), "BUFFER_NOT_FOUND");
+  EXPECT_GT(client_.traffic().sent_bytes, before.sent_bytes);
+  EXPECT_GT(client_.traffic().received_bytes, before.received_bytes);
 }
 
 TEST_F(AsyncTest, BuffersAreCopiedAndDeleted) {
@@ -133,19 +130,6 @@ TEST_F(AsyncTest, ACallbackMayBeginTheNextCall) {
   EXPECT_EQ(left, 0);
 }
 
-TEST_F(AsyncTest, ErrorsAreThoseOfBlockingCalls) {
-  const absl::Status blocking = client_.Dot("x", "nothing").status();
-  EXPECT_EQ(client_.Async().Dot("x", "nothing").Get().status(), blocking);
-  EXPECT_EQ(ErrorReason(blocking), "BUFFER_NOT_FOUND");
-}
-
-TEST_F(AsyncTest, TheirTrafficCounts) {
-  const Traffic before = client_.traffic();
-  ASSERT_TRUE(client_.Async().Dot("x", "x").Get().ok());
-  EXPECT_GT(client_.traffic().sent_bytes, before.sent_bytes);
-  EXPECT_GT(client_.traffic().received_bytes, before.received_bytes);
-}
-
 TEST_F(AsyncTest, AnswersAreTakenOnceAndExceptionsOfCallbacksAreDropped) {
   Future<v1::DotResponse> dot = client_.Async().Dot("x", "x");
   EXPECT_TRUE(dot.Get().ok());
@@ -168,14 +152,6 @@ TEST_F(AsyncTest, AnswersAreTakenOnceAndExceptionsOfCallbacksAreDropped) {
   EXPECT_TRUE(client_.Async().Dot("x", "x").Get().ok());
 }
 
-TEST_F(AsyncTest, ItsCallsGoOnWhenTheClientMoves) {
-  AsyncClient async = client_.Async();
-  Future<v1::DotResponse> dot = async.Dot("x", "x");
-  Client moved = std::move(client_);
-  EXPECT_TRUE(dot.Get().ok());
-  EXPECT_TRUE(async.Dot("x", "x").Get().ok());
-}
-
 TEST(AsyncWithoutServer, EndsAfterItsConnectTimeoutOrWhenItIsCancelled) {
   ClientOptions options = FastOptions("127.0.0.1:" + std::to_string(FreePort()));
   options.connect_timeout = absl::Milliseconds(300);
@@ -185,41 +161,16 @@ TEST(AsyncWithoutServer, EndsAfterItsConnectTimeoutOrWhenItIsCancelled) {
   options.connect_timeout = absl::Seconds(60);
   Client patient(options);
   Future<v1::DotResponse> dot = patient.Async().Dot("x", "x");
-  const absl::Time start = absl::Now();
   dot.Cancel();
   EXPECT_EQ(dot.Get().status(), absl::CancelledError("the caller cancelled the call"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-// A server whose one worker waits for the test.
-class BusyAsyncTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto device = std::make_unique<FakeDevice>();
-    device_ = device.get();
-    Options options = TcpOptions();
-    options.workers = 1;
-    options.queue = 1;
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::move(device));
-    server_ = std::make_unique<TestServer>(options, std::move(devices));
-    client_ = std::make_unique<Client>(FastOptions(server_->address()));
-    ASSERT_TRUE(PutFloats(*client_, "x", {1, 2, 3}).ok());
-    device_->Close(FakeDevice::Step::kBegin);
-  }
-  void TearDown() override { device_->Open(); }
-
-  FakeDevice* device_ = nullptr;
-  std::unique_ptr<TestServer> server_;
-  std::unique_ptr<Client> client_;
-};
+class BusyAsyncTest : public WithABusyServer {};
 
 TEST_F(BusyAsyncTest, ACallEndsAtItsDeadline) {
-  const absl::Time start = absl::Now();
   const auto answer = client_->Async().Dot("x", "x", {.timeout = absl::Milliseconds(200)}).Get();
   EXPECT_EQ(answer.status(),
             absl::DeadlineExceededError("no answer within 200ms, the call's deadline"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
 TEST_F(BusyAsyncTest, ACallIsCancelledOnTheServerToo) {
@@ -254,10 +205,8 @@ TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
     });
   }
   ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
-  const absl::Time start = absl::Now();
   client_.reset();
   EXPECT_EQ(cancelled, 4) << "every callback has returned";
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
 // --- Programs ------------------------------------------------------------------------------------
@@ -299,35 +248,28 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
 }
 
 TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
-  OperationOptions squares;
-  squares.expression = ((Element(0) - Element(1)) * (Element(0) - Element(1))).ToMessage();
+  const Expr difference = Element(0) - Element(1);
   Program program;
   const ProgramStep mean = program.Reduce(ReduceOp::kMean, "x");
-  squares.with = {mean};
-  program.Name("deviations", program.Reduce(ReduceOp::kSum, "x", {}, false, squares));
-  OperationOptions above;
-  above.expression = (Element(0) > 1.5).ToMessage();
-  program.Name("above", program.Reduce(ReduceOp::kSum, "x", {}, false, above));
+  program.Name("deviations", program.Reduce(ReduceOp::kSum, "x", {}, false,
+                                            {.expression = (difference * difference).ToMessage(),
+                                             .with = {mean}}));
+  program.Name("above", program.Reduce(ReduceOp::kSum, "x", {}, false,
+                                       {.expression = (Element(0) > 1.5).ToMessage()}));
   const auto results = ProgramResults::Execute(client_, program);
   ASSERT_TRUE(results.ok()) << results.status();
   EXPECT_EQ(*results->Real("deviations"), 2);  // of 1, 2, 3
   EXPECT_EQ(*results->Integer("above"), 2);
 
-  v1::Tensor row;
-  row.set_dtype(v1::DTYPE_F32);
+  v1::Tensor row = Floats({3, 4});
+  row.mutable_shape()->Clear();
   row.add_shape(1);
   row.add_shape(2);
-  const float values[] = {3, 4};
-  row.set_data(values, sizeof values);
-  OperationOptions bias;
-  bias.expression = (Element(0) * Element(1) - 1).ToMessage();
-  bias.with = {Operand(row)};
-  const auto product = client_.Matmul(row, row, true, false, {}, bias);
+  const auto product = client_.Matmul(
+      row, row, true, false, {},
+      {.expression = (Element(0) * Element(1) - 1).ToMessage(), .with = {Operand(row)}});
   ASSERT_TRUE(product.ok()) << product.status();
-  float found[4];
-  ASSERT_EQ(product->tensor().data().size(), sizeof found);
-  std::memcpy(found, product->tensor().data().data(), sizeof found);
-  EXPECT_THAT(found, ::testing::ElementsAre(26, 47, 35, 63));
+  EXPECT_THAT(Values<float>(product->tensor()), ::testing::ElementsAre(26, 47, 35, 63));
 }
 
 TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {
@@ -339,11 +281,10 @@ TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {
   program.Name("places", program.Map({best.indices()}, Element(0) * 10));
   const ProgramStep smallest = program.TopK("x", 2, true);
   program.Name("where", smallest.indices());
-  OperationOptions kept;
-  kept.target = ResultBuffer{"kept/values"};
-  kept.indices_target = ResultBuffer{"kept/indices"};
   EXPECT_FALSE(program.has_target());
-  const ProgramStep stored = program.TopK("x", 1, false, std::nullopt, kept);
+  const ProgramStep stored = program.TopK(
+      "x", 1, false, std::nullopt,
+      {.target = ResultBuffer{"kept/values"}, .indices_target = ResultBuffer{"kept/indices"}});
   EXPECT_TRUE(program.has_target());
   const auto results = ProgramResults::Execute(client_, program);
   ASSERT_TRUE(results.ok()) << results.status();
@@ -377,18 +318,10 @@ TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
   ASSERT_EQ(sums.size(), operands.size());
   for (int i = 0; i < kCount; ++i) {
     const auto k = static_cast<std::size_t>(i);
-    if (i == 17) {
-      EXPECT_EQ(ErrorReason(dots[k].status()), "BUFFER_NOT_FOUND");
-    } else {
-      ASSERT_TRUE(dots[k].ok()) << dots[k].status();
-      EXPECT_EQ(dots[k]->value().real(), i + 5);
-    }
-    if (i == 23) {
-      EXPECT_EQ(ErrorReason(sums[k].status()), "BUFFER_NOT_FOUND");
-    } else {
-      ASSERT_TRUE(sums[k].ok()) << sums[k].status();
-      EXPECT_EQ(sums[k]->value().real(), i + 2);
-    }
+    EXPECT_EQ(ErrorReason(dots[k].status()), i == 17 ? "BUFFER_NOT_FOUND" : "");
+    EXPECT_EQ(ErrorReason(sums[k].status()), i == 23 ? "BUFFER_NOT_FOUND" : "");
+    EXPECT_EQ(dots[k].ok() ? dots[k]->value().real() : i + 5, i + 5);
+    EXPECT_EQ(sums[k].ok() ? sums[k]->value().real() : i + 2, i + 2);
   }
   // Or than a message has room for.
   const Operand large = Floats(std::vector<float>(1 << 17, 1));
@@ -415,16 +348,6 @@ class HandleTest : public AsyncTest {
   bool Exists(const std::string& name) { return client_.GetBuffer(name).ok(); }
 };
 
-TEST_F(HandleTest, DeletesWithTheHandleIfAskedTo) {
-  {
-    const ResidentBuffer kept = Make("kept", false);
-    const ResidentBuffer deleted = Make("deleted", true);
-    EXPECT_EQ(client_.Dot(kept, deleted)->value().real(), 5);
-  }
-  EXPECT_TRUE(Eventually([&] { return !Exists("deleted"); }));
-  EXPECT_TRUE(Exists("kept"));
-}
-
 TEST_F(HandleTest, MeansItsOwnVersionAndNoOther) {
   {
     const ResidentBuffer handle = Make("y", true);
@@ -438,11 +361,14 @@ TEST_F(HandleTest, MeansItsOwnVersionAndNoOther) {
 
 TEST_F(HandleTest, Moves) {
   ResidentBuffer first = Make("a", true);
+  EXPECT_EQ(client_.Dot(first, first)->value().real(), 5);
   ResidentBuffer second = std::move(first);
   EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(second.name(), "a");
+  second = Make("kept", false);
   second = Make("b", true);
   EXPECT_TRUE(Eventually([&] { return !Exists("a"); }));
+  EXPECT_TRUE(Exists("kept"));
   EXPECT_TRUE(Exists("b"));
   const v1::Buffer released = second.Release();
   EXPECT_FALSE(second);

@@ -66,6 +66,19 @@ inline absl::StatusOr<v1::Buffer> PutFloats(Client& client, const std::string& n
                        FromMemory(bytes), {.replace = true});
 }
 
+// What a download brings.
+inline std::string Get(Client& client, const std::string& name,
+                       const DownloadOptions& options = {}) {
+  std::string data;
+  const auto append = [&](const v1::Buffer&, std::string_view bytes) {
+    data += bytes;
+    return absl::OkStatus();
+  };
+  const auto buffer = client.Download(name, append, options);
+  EXPECT_TRUE(buffer.ok()) << buffer.status();
+  return data;
+}
+
 // A small inline array.
 inline v1::Tensor Floats(const std::vector<float>& values) {
   v1::Tensor tensor;
@@ -75,8 +88,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A port of this host that nobody has at the moment, and that no socket gets that asks for any port:
-// it is below those that Linux gives away. Processes begin at different ones.
+// A free port of this host, below those that Linux gives to sockets that ask for any. Processes
+// begin at different ones.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};
@@ -94,14 +107,32 @@ inline int FreePort() {
   }
 }
 
+// A server whose one worker waits for the test before each operation.
+class WithABusyServer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Options options = TcpOptions();
+    options.workers = 1;
+    options.queue = 1;
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.emplace_back(device_);
+    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    client_ = std::make_unique<Client>(FastOptions(server_->address()));
+    ASSERT_TRUE(PutFloats(*client_, "x", {1, 2, 3}).ok());
+    device_->Close(FakeDevice::Step::kBegin);
+  }
+  void TearDown() override { device_->Open(); }
+
+  FakeDevice* const device_ = new FakeDevice;  // the server's
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<Client> client_;
+};
+
 #ifdef TESSERA_SERVER
 // The server as a process of its own, to be killed, stopped and started again at its address.
 class ServerProcess {
  public:
-  explicit ServerProcess(std::vector<std::string> flags = {})
-      : address_("127.0.0.1:" + std::to_string(FreePort())), flags_(std::move(flags)) {
-    Start();
-  }
+  ServerProcess() : address_("127.0.0.1:" + std::to_string(FreePort())) { Start(); }
   ~ServerProcess() { End(SIGKILL); }
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -112,7 +143,6 @@ class ServerProcess {
   void Start() {
     std::vector<std::string> words = {TESSERA_SERVER, "--listen", address_,      "--device", "cpu",
                                       "--workers",    "2",        "--log-level", "off"};
-    words.insert(words.end(), flags_.begin(), flags_.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -152,7 +182,6 @@ class ServerProcess {
 
  private:
   const std::string address_;
-  const std::vector<std::string> flags_;
   pid_t pid_ = 0;
 };
 #endif

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,35 +51,24 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-TEST(TwoServers, NoCallIsLostWhenOneIsKilledUnderLoad) {
+// One after the other ends by a signal while clients call, and starts again.
+void EndUnderLoad(int signal) {
   ServerProcess a, b;
   Client client(FastOptions(a.address() + "," + b.address()));
   Load load(client, 4);
   for (ServerProcess* server : {&a, &b, &a}) {
     const int before = load.calls();
     EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
-    server->End(SIGKILL);
-    const int killed = load.calls();
-    EXPECT_TRUE(Eventually([&] { return load.calls() > killed + 200; }));
+    server->End(signal);
+    const int ended = load.calls();
+    EXPECT_TRUE(Eventually([&] { return load.calls() > ended + 200; }));
     server->Start();
   }
   load.End();
   EXPECT_EQ(load.failures(), 0);
 }
-
-TEST(TwoServers, NoCallIsLostInARollingRestart) {
-  ServerProcess a, b;
-  Client client(FastOptions(a.address() + "," + b.address()));
-  Load load(client, 4);
-  for (ServerProcess* server : {&a, &b}) {
-    const int before = load.calls();
-    EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
-    server->End(SIGTERM);
-    server->Start();
-  }
-  load.End();
-  EXPECT_EQ(load.failures(), 0);
-}
+TEST(TwoServers, NoCallIsLostWhenOneIsKilledUnderLoad) { EndUnderLoad(SIGKILL); }
+TEST(TwoServers, NoCallIsLostInARollingRestart) { EndUnderLoad(SIGTERM); }
 
 TEST(TwoServers, OneThatHangsIsLeftForTheOther) {
   ServerProcess a, b;
@@ -104,43 +92,39 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
-// Nobody knows whether the one that was killed has made the buffer.
-TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
+// What becomes of CreateBuffer where the server that a client uses, of two, hangs and gets another
+// signal when the call has begun.
+absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   ServerProcess a, b;
-  Client client(FastOptions(a.address() + "," + b.address()));
-  v1::BufferSpec spec;
-  spec.set_dtype(v1::DTYPE_F32);
-  ASSERT_TRUE(client.CreateBuffer("first", spec).ok());
+  options.server = a.address() + "," + b.address();
+  Client client(options);
+  EXPECT_TRUE(PutFloats(client, "first", {1}).ok());
   ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
   chosen.Signal(SIGSTOP);
-  std::thread killer([&, before = chosen.Unread()] {
+  std::thread other([&, before = chosen.Unread()] {
     EXPECT_TRUE(Eventually([&] { return chosen.Unread() > before; })) << "the call has begun";
-    chosen.End(SIGKILL);
+    if (signal == SIGKILL) return chosen.End(SIGKILL);
+    absl::SleepFor(2 * options.attempt_timeout);
+    chosen.Signal(signal);
   });
-  EXPECT_EQ(ErrorReason(client.CreateBuffer("x", spec).status()), "CONNECTION_LOST");
-  killer.join();
-  EXPECT_EQ(ErrorReason(client.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
+  v1::BufferSpec spec;
+  spec.set_dtype(v1::DTYPE_F32);
+  const absl::Status made = client.CreateBuffer("x", spec).status();
+  other.join();
+  EXPECT_EQ(client.GetBuffer("x").ok(), made.ok());
+  return made;
+}
+
+// Nobody knows whether the one that was killed has made the buffer.
+TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
+  EXPECT_EQ(ErrorReason(CreateMeanwhile(FastOptions(""), SIGKILL)), "CONNECTION_LOST");
 }
 
 // Another one would not know what the one that hangs has made.
 TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
-  ServerProcess a, b;
-  ClientOptions options = FastOptions(a.address() + "," + b.address());
+  ClientOptions options = FastOptions("");
   options.attempt_timeout = absl::Milliseconds(40);
-  Client client(options);
-  ASSERT_TRUE(PutFloats(client, "first", {1}).ok());
-  ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
-  chosen.Signal(SIGSTOP);
-  std::thread waker([&, before = chosen.Unread()] {
-    EXPECT_TRUE(Eventually([&] { return chosen.Unread() > before; })) << "the call has begun";
-    absl::SleepFor(2 * options.attempt_timeout);
-    chosen.Signal(SIGCONT);
-  });
-  v1::BufferSpec spec;
-  spec.set_dtype(v1::DTYPE_F32);
-  const auto made = client.CreateBuffer("x", spec);
-  EXPECT_TRUE(made.ok()) << made.status();
-  waker.join();
+  EXPECT_EQ(CreateMeanwhile(options, SIGCONT), absl::OkStatus());
 }
 
 // The end of a handle deletes its buffer wherever it may be.
@@ -191,18 +175,6 @@ TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
   std::string out(4, 0);
   EXPECT_NE(start(client.Download("x", absl::MakeSpan(out)).status()), "");
   EXPECT_EQ(ErrorMetadata(client.Dot("x", "x").status())["name"], "x");
-}
-
-TEST(OneServer, TheExampleOfTheReadme) {
-  ServerProcess server;
-  const std::string command = std::string(TESSERA_README_EXAMPLE) + " " + server.address();
-  FILE* const output = ::popen(command.c_str(), "r");
-  ASSERT_NE(output, nullptr);
-  std::string line(200, '\0');
-  line.resize(std::fread(line.data(), 1, line.size(), output));
-  EXPECT_EQ(::pclose(output), 0);
-  EXPECT_EQ(line, "250000 by fixed_tree, the square of 500\n");
-  EXPECT_TRUE(Client(FastOptions(server.address())).ListBuffers()->empty());
 }
 
 TEST(OneServer, TransfersToOneThatHangsEnd) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -51,16 +52,6 @@ class ClientTest : public ::testing::Test {
     ASSERT_TRUE(buffer.ok()) << buffer.status();
   }
 
-  std::string Get(const std::string& name) {
-    std::string data;
-    const auto buffer = client_.Download(name, [&](const v1::Buffer&, std::string_view bytes) {
-      data += bytes;
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    return data;
-  }
-
   TestServer server_;
   Client client_;
 };
@@ -68,23 +59,21 @@ class ClientTest : public ::testing::Test {
 // --- Transfers -----------------------------------------------------------------------------------
 
 TEST_F(ClientTest, RoundTripsOfEveryTypeSizeAndNumberOfStreams) {
-  UploadOptions options;
-  options.chunk_bytes = 4096;
-  options.replace = true;
-  for (DType dtype :
-       {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64}) {
+  for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kU8}) {
     for (std::int64_t elements : {0, 1, 511, 512, 2048, 2049, 10007}) {
       for (int streams : {1, 4}) {
-        options.streams = streams;
         const std::string data = Pattern(static_cast<std::size_t>(elements) * SizeOf(dtype));
         std::uint64_t sent = 0;
-        options.progress = [&](std::uint64_t bytes) { sent = bytes; };
+        const UploadOptions options = {.replace = true,
+                                       .chunk_bytes = 4096,
+                                       .streams = streams,
+                                       .progress = [&](std::uint64_t bytes) { sent = bytes; }};
         const auto buffer = client_.Upload("x", dtype, {elements}, FromMemory(data), options);
         ASSERT_TRUE(buffer.ok()) << buffer.status();
         EXPECT_EQ(buffer->state(), v1::Buffer::STATE_READY);
         EXPECT_EQ(buffer->size_bytes(), data.size());
         EXPECT_EQ(sent, data.size());
-        EXPECT_EQ(Get("x"), data);
+        EXPECT_EQ(Get(client_, "x"), data);
       }
     }
   }
@@ -100,25 +89,22 @@ TEST_F(ClientTest, UploadOptions) {
   EXPECT_TRUE(buffer->has_expire_time());
   EXPECT_EQ(buffer->device(), "cpu");
   EXPECT_THAT(buffer->shape(), ElementsAre(10, 100));
+  buffer = client_.UpdateBuffer("a/b", std::nullopt);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_FALSE(buffer->has_expire_time());
+  buffer = client_.UpdateBuffer("a/b", absl::Seconds(100));
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_TRUE(buffer->has_expire_time());
 
-  buffer = client_.Upload("a/b", DType::kF32, {1000}, FromMemory(data));
-  EXPECT_EQ(buffer.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_EXISTS");
-  options.replace = true;
-  buffer = client_.Upload("a/b", DType::kF32, {1000}, FromMemory(data), options);
-  EXPECT_TRUE(buffer.ok()) << buffer.status();
-
-  options.device = "cuda:99";
-  EXPECT_EQ(
-      ErrorReason(client_.Upload("c", DType::kF32, {1000}, FromMemory(data), options).status()),
-      "BAD_DEVICE");
-  EXPECT_EQ(ErrorReason(client_.Upload("c", DType::kF32, {-1}, FromMemory(data)).status()),
-            "BAD_SHAPE");
-  options = {};
-  options.chunk_bytes = 100;
-  EXPECT_EQ(
-      ErrorReason(client_.Upload("c", DType::kF32, {1000}, FromMemory(data), options).status()),
-      "BAD_OPTION");
+  const auto reason = [&](std::int64_t elements, const UploadOptions& with) {
+    return ErrorReason(
+        client_.Upload("a/b", DType::kF32, {elements}, FromMemory(data), with).status());
+  };
+  EXPECT_EQ(reason(1000, {}), "BUFFER_EXISTS");
+  EXPECT_EQ(reason(1000, {.replace = true}), "");
+  EXPECT_EQ(reason(1000, {.replace = true, .device = "cuda:99"}), "BAD_DEVICE");
+  EXPECT_EQ(reason(-1, {}), "BAD_SHAPE");
+  EXPECT_EQ(reason(1000, {.chunk_bytes = 100}), "BAD_OPTION");
 }
 
 TEST_F(ClientTest, SourcesOfAnotherSizeAreRefusedBeforeAnythingIsSent) {
@@ -183,7 +169,7 @@ TEST_F(ClientTest, DownloadsByRanges) {
                   .Upload("x", DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
                           FromMemory(data), {.streams = 2})
                   .ok());
-  for (const int streams : {1, 3, 4, 100}) {
+  for (const int streams : {1, 3, 100}) {
     std::string out(data.size(), '\0');
     std::atomic<std::size_t> bytes{0};
     const auto buffer = client_.DownloadRanges(
@@ -209,8 +195,14 @@ TEST_F(ClientTest, DownloadsByRanges) {
   };
   EXPECT_EQ(client_.DownloadRanges("x", refusing, {.streams = 4}).status(),
             absl::DataLossError("the disk broke"));
-  const ResidentBuffer held = client_.Hold(client_.GetBuffer("x")->buffer());
   std::string out(data.size(), '\0');
+  const auto reason = [&](const char* name, const DownloadOptions& window) {
+    return ErrorReason(client_.Download(name, absl::MakeSpan(out), window).status());
+  };
+  EXPECT_EQ(reason("x", {.limit = 7}), "BAD_RANGE");
+  EXPECT_EQ(reason("x", {.offset = data.size() + 1}), "BAD_RANGE");
+  EXPECT_EQ(reason("y", {}), "BUFFER_NOT_FOUND");
+  const ResidentBuffer held = client_.Hold(client_.GetBuffer("x")->buffer());
   EXPECT_TRUE(client_.Download(held, absl::MakeSpan(out), {.streams = 2}).ok());
   ASSERT_TRUE(PutFloats(client_, "x", {1}).ok());
   for (const int streams : {1, 2}) {
@@ -249,7 +241,11 @@ static_assert(kMoveOnly<Client, ResidentBuffer, RingClient, Future<v1::DotRespon
 
 TEST_F(ClientTest, AClientMovesWithItsCallsAndLeavesNothing) {
   Put("x", {1, 2, 3});
+  AsyncClient async = client_.Async();
+  Future<v1::DotResponse> begun = async.Dot("x", "x");
   Client moved = std::move(client_);
+  EXPECT_TRUE(begun.Get().ok());
+  EXPECT_TRUE(async.Dot("x", "x").Get().ok());
   EXPECT_EQ(moved.Dot("x", "x")->value().real(), 14);
   const auto fails = [](const absl::Status& status) {
     return status.code() == absl::StatusCode::kFailedPrecondition &&
@@ -274,48 +270,6 @@ TEST_F(ClientTest, AClientMovesWithItsCallsAndLeavesNothing) {
   EXPECT_TRUE(fails(ring.For("x").Dot("x", "x").status()));  // NOLINT(bugprone-use-after-move)
 }
 
-TEST_F(ClientTest, AFailingSourceLeavesNoBuffer) {
-  for (int streams : {1, 3}) {
-    UploadOptions options;
-    options.chunk_bytes = 1024;
-    options.streams = streams;
-    const auto buffer = client_.Upload(
-        "x", DType::kF32, {100000},
-        [&](std::uint64_t offset, absl::Span<char>) {
-          if (offset < 200000) return absl::OkStatus();
-          // Not before the server has begun: until then there is nothing that could be left.
-          EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(400000); }));
-          return absl::DataLossError("the disk broke");
-        },
-        options);
-    EXPECT_EQ(buffer.status(), absl::DataLossError("the disk broke"));
-    EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
-    EXPECT_EQ(ErrorReason(client_.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
-  }
-}
-
-TEST_F(ClientTest, DownloadsOfRanges) {
-  const std::string data = Pattern(3 << 20);
-  ASSERT_TRUE(client_.Upload("x", DType::kI32, {3 << 18}, FromMemory(data)).ok());
-  DownloadOptions range;
-  range.offset = 1000001;
-  range.limit = 1234567;
-  std::string out(range.limit, '\0');
-  ASSERT_TRUE(client_.Download("x", absl::MakeSpan(out), range).ok());
-  EXPECT_EQ(out, data.substr(range.offset, range.limit));
-  out.resize(10);
-  EXPECT_EQ(ErrorReason(client_.Download("x", absl::MakeSpan(out), range).status()), "BAD_RANGE");
-  out.resize(range.limit + 1);
-  EXPECT_EQ(ErrorReason(client_.Download("x", absl::MakeSpan(out), range).status()), "BAD_RANGE");
-  range.offset = data.size() + 1;
-  EXPECT_EQ(ErrorReason(client_.Download("x", absl::MakeSpan(out), range).status()), "BAD_RANGE");
-  EXPECT_EQ(ErrorReason(client_.Download("y", absl::MakeSpan(out)).status()), "BUFFER_NOT_FOUND");
-  const auto refused = client_.Download("x", [](const v1::Buffer&, std::string_view) {
-    return absl::ResourceExhaustedError("enough");
-  });
-  EXPECT_EQ(refused.status(), absl::ResourceExhaustedError("enough"));
-}
-
 // --- Buffers -------------------------------------------------------------------------------------
 
 TEST_F(ClientTest, ABufferByHand) {
@@ -325,24 +279,10 @@ TEST_F(ClientTest, ABufferByHand) {
   const auto created = client_.CreateBuffer("x", spec);
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_EQ(created->state(), v1::Buffer::STATE_WRITING);
-  const auto seen = client_.GetBuffer("x");
-  ASSERT_TRUE(seen.ok());
-  EXPECT_THAT(seen->missing(), SizeIs(1));
-  const auto sealed = client_.SealBuffer("x");
-  EXPECT_EQ(ErrorReason(sealed.status()), "BUFFER_NOT_READY");
-  EXPECT_THAT(ErrorMetadata(sealed.status()), Contains(Key("missing")));
+  EXPECT_THAT(client_.GetBuffer("x")->missing(), SizeIs(1));
+  EXPECT_THAT(ErrorMetadata(client_.SealBuffer("x").status()), Contains(Key("missing")));
   EXPECT_TRUE(client_.DeleteBuffer("x").ok());
   EXPECT_EQ(client_.DeleteBuffer("x").code(), absl::StatusCode::kNotFound);
-}
-
-TEST_F(ClientTest, TimeToLive) {
-  Put("x", {1});
-  auto buffer = client_.UpdateBuffer("x", absl::Seconds(100));
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_TRUE(buffer->has_expire_time());
-  buffer = client_.UpdateBuffer("x", std::nullopt);
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_FALSE(buffer->has_expire_time());
 }
 
 TEST_F(ClientTest, ListsEveryPage) {
@@ -384,13 +324,26 @@ TEST_F(ClientTest, Operations) {
   ASSERT_TRUE(product.ok()) << product.status();
   EXPECT_THAT(Values<float>(product->tensor()), ElementsAre(14, 32, 32, 77));
 
+  Operand column("x");
+  column.view.emplace();
+  column.view->set_offset(1);
+  column.view->add_shape(2);
+  column.view->add_strides(3);
+  const auto sum = client_.Add(column, Floats({10, 100}));
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_THAT(Values<float>(sum->tensor()), ElementsAre(12, 105));
+
   OperationOptions keep;
   keep.target = ResultBuffer{"y", absl::Minutes(5), false};
   const auto kept = client_.Add("x", "x", keep);
   ASSERT_TRUE(kept.ok()) << kept.status();
   EXPECT_EQ(kept->buffer().name(), "y");
   EXPECT_TRUE(kept->buffer().has_expire_time());
-  EXPECT_EQ(Get("y"), Bytes<float>({2, 4, 6, 8, 10, 12}));
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({2, 4, 6, 8, 10, 12}));
+
+  const absl::Status status = client_.Dot("x", "x", {.strategy = "magic"}).status();
+  EXPECT_EQ(ErrorReason(status), "UNKNOWN_STRATEGY");
+  EXPECT_THAT(ErrorMetadata(status)["valid"], HasSubstr("cpu_serial"));
 }
 
 TEST_F(ClientTest, Programs) {
@@ -409,78 +362,33 @@ TEST_F(ClientTest, Programs) {
   program.WantStats();
   const auto answer = client_.Execute(program);
   ASSERT_TRUE(answer.ok()) << answer.status();
-  ASSERT_EQ(answer->results_size(), 7);
   std::vector<std::string> reasons;
   for (const v1::StepResult& result : answer->results())
     reasons.push_back(ErrorReason(Client::StatusOf(result)));
-  EXPECT_EQ(reasons, (std::vector<std::string>{"", "", "BUFFER_NOT_FOUND", "STEP_FAILED", "",
-                                               "BAD_SHAPE", ""}));
-  EXPECT_EQ(Values<std::int64_t>(answer->results(1).reduce().tensor()),
-            std::vector<std::int64_t>(4, 3));
+  EXPECT_THAT(reasons, ElementsAre("", "", "BUFFER_NOT_FOUND", "STEP_FAILED", "", "BAD_SHAPE", ""));
+  EXPECT_THAT(Values<std::int64_t>(answer->results(1).reduce().tensor()), ElementsAre(3, 3, 3, 3));
   EXPECT_EQ(answer->results(4).add().buffer().name(), "twice");
   EXPECT_EQ(answer->results(6).dot().value().real(), 650);
   EXPECT_EQ(answer->results(6).dot().stats().strategy(), "fixed_tree");
 }
 
 TEST_F(ClientTest, TheLargestAndSmallestElements) {
-  using Indices = std::vector<std::int64_t>;
   Put("x", {3, 9, 2, 9, 5, 7, 7, 1}, {2, 4});
-  auto found = client_.TopK("x", 2);
+  auto found = client_.TopK("x", 1, /*smallest=*/true, /*axis=*/0);
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{9, 9, 7, 7}));
-  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{1, 3, 1, 2}));
-  found = client_.TopK("x", 1, /*smallest=*/true, /*axis=*/0);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{3, 7, 2, 1}));
-  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{0, 1, 0, 1}));
+  EXPECT_THAT(Values<float>(found->values()), ElementsAre(3, 7, 2, 1));
+  EXPECT_THAT(Values<std::int64_t>(found->indices()), ElementsAre(0, 1, 0, 1));
 
   // Each of the two results goes where it is told to.
-  OperationOptions options;
-  options.target = ResultBuffer{.name = "values"};
-  found = client_.TopK("x", 3, false, std::nullopt, options);
+  found = client_.TopK("x", 3, false, std::nullopt, {.target = ResultBuffer{.name = "values"}});
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->values_buffer().name(), "values");
-  EXPECT_EQ(Get("values"), Bytes<float>({9, 9, 3, 7, 7, 5}));
-  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{1, 3, 0, 1, 2, 0}));
-  options.target = std::nullopt;
-  options.indices_target = ResultBuffer{.name = "indices"};
-  found = client_.TopK("x", 1, false, std::nullopt, options);
+  EXPECT_EQ(Get(client_, "values"), Bytes<float>({9, 9, 3, 7, 7, 5}));
+  EXPECT_THAT(Values<std::int64_t>(found->indices()), ElementsAre(1, 3, 0, 1, 2, 0));
+  found = client_.TopK("x", 1, false, {}, {.indices_target = ResultBuffer{.name = "indices"}});
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{9, 7}));
-  EXPECT_EQ(Get("indices"), Bytes<std::int64_t>({1, 1}));
-
-  const auto none = client_.TopK("x", 5);
-  EXPECT_EQ(ErrorReason(none.status()), "BAD_K");
-  EXPECT_EQ(ErrorMetadata(none.status())["limit"], "4");
-}
-
-TEST_F(ClientTest, ViewsAndInlineOperands) {
-  Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
-  Operand column("x");
-  column.view.emplace();
-  column.view->set_offset(1);
-  column.view->add_shape(2);
-  column.view->add_strides(3);
-  v1::Tensor tensor;
-  tensor.set_dtype(v1::DTYPE_F32);
-  tensor.add_shape(2);
-  tensor.set_data(Bytes<float>({10, 100}));
-  const auto sum = client_.Add(column, tensor);
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_THAT(Values<float>(sum->tensor()), ElementsAre(12, 105));
-}
-
-TEST_F(ClientTest, ErrorsCarryReasonAndFigures) {
-  Put("x", {1, 2, 3});
-  absl::Status status = client_.Dot("x", "nothing").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND");
-  EXPECT_EQ(ErrorMetadata(status)["name"], "nothing");
-  OperationOptions options;
-  options.strategy = "magic";
-  status = client_.Dot("x", "x", options).status();
-  EXPECT_EQ(ErrorReason(status), "UNKNOWN_STRATEGY");
-  EXPECT_THAT(ErrorMetadata(status)["valid"], HasSubstr("cpu_serial"));
+  EXPECT_THAT(Values<float>(found->values()), ElementsAre(9, 7));
+  EXPECT_EQ(Get(client_, "indices"), Bytes<std::int64_t>({1, 1}));
 }
 
 TEST_F(ClientTest, TheServer) {
@@ -495,27 +403,6 @@ TEST_F(ClientTest, TheServer) {
   EXPECT_EQ(client_.CheckHealth("no.such.Service").status().code(), absl::StatusCode::kNotFound);
   EXPECT_GT(client_.traffic().sent_bytes, 0u);
   EXPECT_GT(client_.traffic().received_bytes, 0u);
-}
-
-TEST_F(ClientTest, ManyThreadsShareAClient) {
-  Put("x", std::vector<float>(1000, 2));
-  std::vector<std::thread> threads;
-  std::atomic<int> right{0};
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&, t] {
-      const std::string name = "y" + std::to_string(t);
-      const std::string data = Pattern(40000);
-      for (int i = 0; i < 20; ++i) {
-        UploadOptions options;
-        options.replace = true;
-        const auto put = client_.Upload(name, DType::kF32, {10000}, FromMemory(data), options);
-        const auto dot = client_.Dot("x", "x");
-        if (put.ok() && dot.ok() && dot->value().real() == 4000) ++right;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(right, 8 * 20);
 }
 
 // --- Deadlines and full queues -------------------------------------------------------------------
@@ -536,28 +423,7 @@ TEST(RetryTest, PausesAsLongAsTheServerAsksForWithinBounds) {
   EXPECT_LE(*long_pause, absl::Seconds(12.5));
 }
 
-class BusyServerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto device = std::make_unique<FakeDevice>();
-    device_ = device.get();
-    tessera::Options options = TcpOptions();
-    options.workers = 1;
-    options.queue = 1;
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::move(device));
-    server_ = std::make_unique<TestServer>(options, std::move(devices));
-    client_ = std::make_unique<Client>(FastOptions(server_->address()));
-    const std::string data = Bytes<float>({1, 2, 3});
-    ASSERT_TRUE(client_->Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
-    device_->Close(FakeDevice::Step::kBegin);
-  }
-  void TearDown() override { device_->Open(); }
-
-  FakeDevice* device_ = nullptr;
-  std::unique_ptr<TestServer> server_;
-  std::unique_ptr<Client> client_;
-};
+class BusyServerTest : public WithABusyServer {};
 
 TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   std::stop_source source;
@@ -571,15 +437,6 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   // A call that was cancelled before it began fails, also one that would wait for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
-}
-
-TEST_F(BusyServerTest, DeadlineOfACall) {
-  ClientOptions patient = FastOptions(server_->address());
-  patient.timeout = absl::InfiniteDuration();
-  OperationOptions options;
-  options.timeout = absl::Milliseconds(200);
-  EXPECT_EQ(Client(patient).Dot("x", "x", options).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
@@ -624,15 +481,7 @@ TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
     ASSERT_TRUE(dot.ok()) << dot.status();
     EXPECT_EQ(dot->value().real(), 14);
     EXPECT_TRUE(client.Async().Dot("x", "x").Get().ok());
-    std::size_t bytes = 0;
-    EXPECT_TRUE(client
-                    .Download("x",
-                              [&](const v1::Buffer&, std::string_view data) {
-                                bytes += data.size();
-                                return absl::OkStatus();
-                              })
-                    .ok());
-    EXPECT_EQ(bytes, 12u);
+    EXPECT_THAT(*Download<float>(client, "x"), ElementsAre(1, 2, 3));
   }
   Client without(FastOptions(server.address()));
   EXPECT_EQ(ErrorReason(without.Dot("x", "x").status()), "BAD_TOKEN");
@@ -641,19 +490,13 @@ TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
 }
 
 TEST(ClientTokenTest, TokensStayOnThisHostWithoutTls) {
-  for (const char* here : {"127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/nowhere",
-                           "127.0.0.1:1,127.8.9.10:2", "dns:///localhost:1"}) {
-    ClientOptions options = FastOptions(here);
+  for (const auto& [address, reason] : {std::pair("127.0.0.1:1,127.8.9.10:2", "UNREACHABLE"),
+                                        std::pair("127.0.0.1:1,gpu:2", "BAD_CREDENTIALS")}) {
+    ClientOptions options = FastOptions(address);
     options.connect_timeout = absl::Milliseconds(1);
     options.token = "secret";
-    EXPECT_EQ(ErrorReason(Client(options).Dot("x", "x").status()), "UNREACHABLE") << here;
-  }
-  for (const char* elsewhere : {"10.0.0.1:1", "127.0.0.1:1,gpu:2", "127.example.org.com:1",
-                                "localhost.example.org:1", "[2001:db8::1]:1"}) {
-    ClientOptions options = FastOptions(elsewhere);
-    options.token = "secret";
     const absl::Status status = Client(options).Dot("x", "x").status();
-    EXPECT_EQ(ErrorReason(status), "BAD_CREDENTIALS") << elsewhere;
+    EXPECT_EQ(ErrorReason(status), reason) << address;
     EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr("secret")));
   }
 }
@@ -664,12 +507,13 @@ TEST(Addresses, AreLoopbackOrNot) {
   std::string line;
   int count = 0;
   while (std::getline(cases, line)) {
-    if (line.empty() || line[0] == '#') continue;
-    const std::size_t blank = line.rfind(' ');
-    EXPECT_EQ(StaysHere(line.substr(0, blank)), line.substr(blank + 1) == "yes") << line;
-    ++count;
+    std::istringstream words(line);
+    std::string stays, address;
+    words >> stays;
+    for (; stays != "#" && words >> address; ++count)
+      EXPECT_EQ(StaysHere(address), stays == "yes") << address;
   }
-  EXPECT_GT(count, 50);
+  EXPECT_GT(count, 80);
 }
 
 TEST(Addresses, ThatAreNoneAreRefusedAtOnce) {
@@ -724,8 +568,7 @@ TEST(Addresses, NetworksOfNoProxyAreHonoured) {
 
 // gRPC itself only logs that it cannot use them.
 TEST(Credentials, ThatCannotBeUsedAreRefusedAtOnce) {
-  const TemporaryFile garbage("no certificate\n");
-  const TemporaryFile mark("\xEF\xBB\xBF  a-token \r\n");
+  const TemporaryFile garbage("no certificate\n"), mark("\xEF\xBB\xBF  a-token \r\n");
   ClientOptions options = FastOptions("127.0.0.1:1");
   options.connect_timeout = absl::Milliseconds(1);
   options.token_file = mark.path();

@@ -2,7 +2,6 @@
 #include "client/client.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -20,15 +19,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "server/listener.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {
 namespace {
-
-using ::testing::SizeIs;
 
 TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   tessera::Options options = TcpOptions();
@@ -57,22 +53,6 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   caller.join();
 }
 
-TEST(Reconnecting, SaysWhichBuffersAreGoneAfterARestart) {
-  tessera::Options options = TcpOptions();
-  auto server = std::make_unique<TestServer>(options);
-  options.listen = {server->address()};
-  Client client(FastOptions(server->address()));
-  const std::string data = Bytes<float>({1, 2, 3});
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
-  ASSERT_TRUE(client.Dot("x", "x").ok());
-  server.reset();
-  server = std::make_unique<TestServer>(options);
-  const absl::Status status = client.Dot("x", "x").status();
-  EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND");
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
-  EXPECT_TRUE(client.Dot("x", "x").ok());
-}
-
 // The server's versions go on where those of the one before it ended.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
@@ -96,44 +76,6 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
-TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
-  TestServer server(TcpOptions());
-  Client client(FastOptions(server.address()));
-  const std::string data = Pattern(64 << 10);
-  ASSERT_TRUE(client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data)).ok());
-  v1::BufferSpec spec;
-  spec.set_dtype(v1::DTYPE_F32);
-  spec.add_shape(16 << 10);
-  spec.set_replace(true);
-  const auto left = client.CreateBuffer("x", spec);
-  ASSERT_TRUE(left.ok()) << left.status();
-  UploadOptions options;
-  options.replace = true;
-  options.chunk_bytes = 4096;
-  for (int streams : {1, 3}) {
-    options.streams = streams;
-    const auto buffer = client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data), options);
-    ASSERT_TRUE(buffer.ok()) << buffer.status();
-    EXPECT_EQ(buffer->crc32c(), Crc32c(data.data(), data.size()));
-  }
-  // A failure takes its own draft along and nothing else.
-  options.streams = 3;
-  const auto failed = client.Upload(
-      "x", DType::kF32, {16 << 10},
-      [](std::uint64_t offset, absl::Span<char>) {
-        return offset < 40'000 ? absl::OkStatus() : absl::DataLossError("the disk broke");
-      },
-      options);
-  EXPECT_EQ(failed.status(), absl::DataLossError("the disk broke"));
-  const auto seen = client.GetBuffer("x");
-  ASSERT_TRUE(seen.ok()) << seen.status();
-  EXPECT_EQ(seen->buffer().state(), v1::Buffer::STATE_READY);
-  ASSERT_THAT(seen->drafts(), SizeIs(1));
-  EXPECT_EQ(seen->drafts(0).version(), left->version());
-  EXPECT_TRUE(client.DeleteBuffer("x", left->version()).ok());
-  EXPECT_THAT(client.GetBuffer("x")->drafts(), SizeIs(0));
-}
-
 // Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes
 // in one direction. One that a slow machine gives up before it carried data does not count.
 class CuttingProxy {
@@ -143,9 +85,8 @@ class CuttingProxy {
   using Left = std::function<std::vector<std::uint64_t>()>;
 
   // left: a connection is cut only once the part that it carries has moved on.
-  CuttingProxy(
-      const std::string& server, Direction direction, std::size_t bytes, int cuts,
-      Left left = [] { return std::vector<std::uint64_t>(); })
+  CuttingProxy(const std::string& server, Direction direction, std::size_t bytes, int cuts,
+               Left left = {})
       : direction_(direction), bytes_(bytes), left_(std::move(left)), cuts_(cuts) {
     target_.sin_family = AF_INET;
     target_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -204,7 +145,7 @@ class CuttingProxy {
           done += std::max<ssize_t>(m, 0);
         }
         if (open && (direction_ == Direction::kToServer) == (i == 0)) {
-          if (seen == 0) before = left_();
+          if (seen == 0 && left_) before = left_();
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
@@ -246,12 +187,11 @@ TEST(BrokenConnection, AnUploadOfSeveralStreamsResumes) {
     }
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 3);
     Client client(FastOptions(proxy.address()));
-    UploadOptions options;
-    options.chunk_bytes = 64 << 10;
-    options.streams = 3;
-    options.replace = replace;
     std::uint64_t sent = 0;
-    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const UploadOptions options = {.replace = replace,
+                                   .chunk_bytes = 64 << 10,
+                                   .streams = 3,
+                                   .progress = [&](std::uint64_t bytes) { sent = bytes; }};
     const auto buffer = client.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options);
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(proxy.cut(), 3);
@@ -268,8 +208,6 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
   Client client(FastOptions(proxy.address()));
   const std::string data = Pattern(8 << 20);
   const auto whole = FromMemory(data);
-  UploadOptions options;
-  options.chunk_bytes = 64 << 10;
   const auto buffer = client.Upload(
       "x", DType::kF32, {2 << 20},
       [&](std::uint64_t offset, absl::Span<char> out) {
@@ -279,7 +217,7 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
         }
         return whole(offset, out);
       },
-      options);
+      {.chunk_bytes = 64 << 10});
   EXPECT_EQ(ErrorReason(buffer.status()), "CONNECTION_LOST") << buffer.status();
   EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
 }
@@ -296,11 +234,9 @@ TEST(BrokenConnection, ADownloadResumes) {
                                       {kFirst, kMost - kFirst}}) {
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, 2);
     Client client(FastOptions(proxy.address()));
-    DownloadOptions range;
-    range.offset = offset;
-    range.limit = limit;
     std::string back(limit == 0 ? data.size() - offset : limit, '\0');
-    const auto buffer = client.Download("x", absl::MakeSpan(back), range);
+    const auto buffer =
+        client.Download("x", absl::MakeSpan(back), {.offset = offset, .limit = limit});
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(proxy.cut(), 2);
     EXPECT_TRUE(back == data.substr(offset, back.size()));
@@ -312,9 +248,6 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   constexpr int kBreaks = 7;
   TestServer server(TcpOptions());
   const std::string data = std::string(8 << 20, 'a') + std::string(8 << 20, 'b');
-  UploadOptions options;
-  options.chunk_bytes = 64 << 10;
-  options.streams = 2;
   // Of both halves, which have a stream each.
   Client direct(FastOptions(server.address()));
   const auto missing = [&] {
@@ -333,7 +266,8 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   CuttingProxy up(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2 * kBreaks,
                   missing);
   const auto buffer = Client(FastOptions(up.address()))
-                          .Upload("x", DType::kF32, {4 << 20}, FromMemory(data), options);
+                          .Upload("x", DType::kF32, {4 << 20}, FromMemory(data),
+                                  {.chunk_bytes = 64 << 10, .streams = 2});
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(up.cut(), 2 * kBreaks);
   std::atomic<std::uint64_t> received{0};
@@ -358,35 +292,15 @@ TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
   ClientOptions options = FastOptions(proxy.address());
   options.stall_timeout = absl::Seconds(3);
-  UploadOptions upload;
-  upload.chunk_bytes = 64 << 10;
-  upload.streams = 2;
   // Until the break a stream takes half a second longer than that.
   const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
     absl::SleepFor(absl::Milliseconds(3500 / 16));
     return FromMemory(data)(offset, out);
   };
-  const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow, upload);
+  const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow,
+                                             {.chunk_bytes = 64 << 10, .streams = 2});
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(proxy.cut(), 2);
-}
-
-TEST(BrokenConnection, AReplacedBufferIsNotMixedWithTheOldOne) {
-  TestServer server(TcpOptions());
-  const std::string data = Pattern(8 << 20);
-  Client direct(FastOptions(server.address()));
-  ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
-  std::atomic<bool> replaced{false};
-  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 4 << 20, 1,
-                     [&] { return std::vector<std::uint64_t>{replaced ? 0u : 1u}; });
-  Client client(FastOptions(proxy.address()));
-  const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {
-    if (bytes.empty() || replaced.exchange(true)) return absl::OkStatus();
-    UploadOptions options;
-    options.replace = true;
-    return direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options).status();
-  });
-  EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
 TEST(BrokenConnection, AnInfiniteLimitIsNone) {
@@ -397,15 +311,12 @@ TEST(BrokenConnection, AnInfiniteLimitIsNone) {
   Client client(options);
   const std::string data = Pattern(4000);
   for (int streams : {1, 2}) {
-    UploadOptions upload;
-    upload.chunk_bytes = 1024;
-    upload.streams = streams;
-    upload.replace = true;
     const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
       absl::SleepFor(absl::Milliseconds(20));
       return FromMemory(data)(offset, out);
     };
-    const auto buffer = client.Upload("x", DType::kF32, {1000}, slow, upload);
+    const auto buffer = client.Upload("x", DType::kF32, {1000}, slow,
+                                      {.replace = true, .chunk_bytes = 1024, .streams = streams});
     EXPECT_TRUE(buffer.ok()) << buffer.status();
   }
   std::string back(data.size(), '\0');
@@ -419,18 +330,16 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   options.stall_timeout = absl::Milliseconds(300);
   Client client(options);
   const std::string data = Pattern(4000);
-  UploadOptions upload;
-  upload.chunk_bytes = 1024;
-  const auto buffer = client.Upload(
-      "x", DType::kF32, {1000},
-      [&](std::uint64_t offset, absl::Span<char> out) {
-        if (offset > 0) {  // until the server has seen the end of it
-          EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
-          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
-        }
-        return FromMemory(data)(offset, out);
-      },
-      upload);
+  const auto buffer =
+      client.Upload("x", DType::kF32, {1000},
+                    [&](std::uint64_t offset, absl::Span<char> out) {
+                      if (offset > 0) {  // until the server has seen the end of it
+                        EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
+                        EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
+                      }
+                      return FromMemory(data)(offset, out);
+                    },
+                    {.chunk_bytes = 1024});
   EXPECT_EQ(buffer.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
 }

@@ -1,49 +1,15 @@
 #!/usr/bin/env python3
 """`tessera completion` in real shells: a bash on a terminal of its own, zsh and fish where they are
 installed; and the manual pages that deploy/tools/manual.py makes of the help texts.
-
-usage: completion_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest
-arguments]
 """
 
 import os
-import pty
 import re
-import select
 import shutil
 import sys
-import time
 
 import outsider as o
-
-TIMEOUT_S = 60  # sanitized programs on a busy machine
-
-
-class Terminal:
-    """An interactive shell, as a person types into it."""
-
-    def __init__(self, command, folder, environment):
-        self.process, self.terminal = pty.fork()
-        if self.process == 0:
-            os.chdir(folder)
-            os.execvpe(command[0], command, environment)
-        self.output = ""
-
-    def type(self, text):
-        os.write(self.terminal, text.encode())
-
-    def wait_for(self, pattern):
-        give_up = time.monotonic() + TIMEOUT_S
-        while not (found := re.search(pattern, self.output)):
-            if not select.select([self.terminal], [], [], max(0, give_up - time.monotonic()))[0]:
-                raise AssertionError(f"no {pattern!r} in {self.output!r}")
-            self.output += os.read(self.terminal, 1 << 16).decode(errors="replace")
-        self.output = self.output[found.end():]
-        return found
-
-    def close(self):
-        os.close(self.terminal)
-        os.waitpid(self.process, 0)
+from terminal import Terminal
 
 
 class CompletionTest(o.Case):
@@ -68,10 +34,16 @@ class CompletionTest(o.Case):
             raise AssertionError(f"{words}: {result.stderr}")
         return result.stdout
 
-    def terminal(self, *command):
-        terminal = Terminal(command, self.folder, self.environment)
+    def types(self, shell, *cases):
+        """What the shell makes of typed lines; the first one prints "ready"."""
+        terminal = Terminal(*shell, cwd=self.folder, **self.environment)
         self.addCleanup(terminal.close)
-        return terminal
+        for typed, line in cases:
+            with self.subTest(typed):
+                terminal.key(typed.encode())
+                terminal.wait_for(line.encode())
+                if line != "ready":
+                    terminal.key(b"\x15")  # away with the line
 
     def complete(self, *words, server=None):
         lines = self.run_cli("complete", "--", *words, server=server).splitlines()
@@ -79,34 +51,26 @@ class CompletionTest(o.Case):
 
     def test_what_is_offered(self):
         for words, offered in [
-            (("re",), ["reduce"]),
-            (("bench", "win"), ["window-sum"]),
-            (("comp",), ["completion"]),  # not `complete`, which is for scripts
-            (("reduce", "va"), ["variance"]),
-            (("reduce", "sum", "--dtype"), []),
-            (("put", "--random", "un"), ["uniform"]),
-            (("put", "--random=un"), ["--random=uniform"]),
-            (("matmul", "--trans"), ["--transpose-a", "--transpose-b"]),
-            (("matmul", "--time"), ["--timeout"]),  # of the program itself
-            (("put", "--na"), ["--name"]),  # where a file may stand as well
-            (("matmul", "--", "--trans"), []),
-            (("dot", "di"), ["digests/2", "digits"]),
-            (("dot", "--strategy", "fixed_tree", "di"), ["digests/2", "digits"]),
-            (("dot", "digits", "ot"), ["other"]),
-            (("rm", "digits", "other", "dige"), ["digests/2"]),
-            (("dot", "a", "b", "di"), []),  # no third operand
-            (("dot", "--strategy", "cpu_p"), ["cpu_parallel"]),
-            (("bench", "window-sum", "--strategy", "c"), ["cpu"]),
-            (("topk", "--strategy", "cpu_"), ["cpu_select"]),
-            (("topk", "digits", "--indices-out"), ["--indices-out", "--indices-output"]),
-            (("search", "digits", "--queries", "ot"), ["other"]),
-            (("search", "digits", "--metric", ""), ["dot", "l2"]),
-            (("strategies", "red"), ["reduce", "reduce_axes"]),
-            (("put", "--device", ""), ["cpu"]),
+            ("to", ["token", "top", "topk"]), ("bench win", ["window-sum"]),
+            ("comp", ["completion"]),  # not `complete`, which is for scripts
+            ("top --m", ["--metrics"]), ("reduce va", ["variance"]), ("reduce sum --dtype", []),
+            ("put --random un", ["uniform"]), ("put --random=un", ["--random=uniform"]),
+            ("matmul --trans", ["--transpose-a", "--transpose-b"]),
+            ("matmul --time", ["--timeout"]),  # of the program itself
+            ("put --na", ["--name"]),  # where a file may stand as well
+            ("matmul -- --trans", []), ("dot di", ["digests/2", "digits"]),
+            ("dot --strategy fixed_tree di", ["digests/2", "digits"]),
+            ("dot digits ot", ["other"]), ("rm digits other dige", ["digests/2"]),
+            ("dot a b di", []),  # no third operand
+            ("dot --strategy cpu_p", ["cpu_parallel"]), ("bench window-sum --strategy c", ["cpu"]),
+            ("topk digits --indices-out", ["--indices-out", "--indices-output"]),
+            ("search digits --queries ot", ["other"]), ("search digits --metric ", ["dot", "l2"]),
+            ("strategies red", ["reduce", "reduce_axes"]), ("put --device ", ["cpu"]),
         ]:
             with self.subTest(words):
-                kind, found = self.complete(*words)
+                kind, found = self.complete(*words.split(" "))
                 self.assertEqual((kind, sorted(found)), ("words", sorted(offered)))
+        self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
 
     def test_files_are_the_shells_business(self):
         for words in [("put", ""), ("run", ""), ("reduce", "-o", ""), ("--tls-ca", "")]:
@@ -122,7 +86,8 @@ class CompletionTest(o.Case):
 
     def test_words_that_bash_would_not_take_as_they_are(self):
         """A hostile server sends them, and the shell would run some of them."""
-        bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*", "{a,b}"]
+        bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*",
+               "{a,b}"]
         o.make_stubs()
         buffers, compute = o.buffers, o.compute
         answers = {
@@ -139,20 +104,17 @@ class CompletionTest(o.Case):
             return answers[method.rsplit("/", 1)[1]].SerializeToString()
 
         with o.answering(answer) as server:
-            for words, offered in ((("rm", ""), ["a/b.c_d-e"]), (("put", "--device", ""), ["cuda:0"]),
+            for words, offered in ((("rm", ""), ["a/b.c_d-e"]),
+                                   (("put", "--device", ""), ["cuda:0"]),
                                    (("dot", "--strategy", ""), ["fixed_tree"]),
                                    (("strategies", ""), ["fixed_tree"])):
                 self.assertEqual(self.complete(*words, server=server), ("words", offered))
 
-    def test_descriptions(self):
-        self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
-
     def test_bash(self):
-        bash = self.terminal("bash", "--norc", "--noprofile", "-i")
-        bash.type('bind "set enable-bracketed-paste off"; eval "$(tessera completion bash)"; '
-                  'echo rea""dy\n')
-        bash.wait_for("ready\r?\n")
-        for typed, line in [
+        self.types(
+            ("bash", "--norc", "--noprofile", "-i"),
+            ('bind "set enable-bracketed-paste off"; eval "$(tessera completion bash)"; '
+             'echo rea""dy\n', "ready"),
             ("tessera stra\t", "tessera strategies "),
             ("tessera reduce variance digi\t", "tessera reduce variance digits "),
             ("tessera put --random=unif\t", "tessera put --random=uniform "),
@@ -160,25 +122,18 @@ class CompletionTest(o.Case):
             ("tessera put weig\t", "tessera put weights.npy "),
             (f"tessera -s {self.address} dot oth\t", f"tessera -s {self.address} dot other "),
             ("tessera map '(a - b) * 2' digi\t", "tessera map '(a - b) * 2' digits "),
-        ]:
-            with self.subTest(typed):
-                bash.type(typed)
-                bash.wait_for(re.escape(line))
-                bash.type("\x15")  # away with the line
+        )
 
     def test_zsh(self):
         if not shutil.which("zsh"):
             self.skipTest("zsh is not installed")
-        zsh = self.terminal("zsh", "-f", "-i")
-        zsh.type('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; '
-                 'echo rea""dy\n')
-        zsh.wait_for("ready\r?\n")
-        for typed, rest in [("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
-                            ("tessera put weig\t", "hts.npy ")]:
-            with self.subTest(typed):
-                zsh.type(typed)
-                zsh.wait_for(re.escape(rest))
-                zsh.type("\x15")
+        self.types(
+            ("zsh", "-f", "-i"),
+            ('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; '
+             'echo rea""dy\n', "ready"),
+            ("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
+            ("tessera put weig\t", "hts.npy "),
+        )
 
     def test_fish(self):
         if not shutil.which("fish"):
@@ -197,7 +152,7 @@ class ManualTest(o.Case):
     def test_pages(self):
         cli, server = o.Program.cli, o.Program.path
         made = o.run(sys.executable, o.ROOT / "deploy/tools/manual.py", "--out", self.folder,
-                     f"{cli}:1", f"{server}:8", timeout=10 * TIMEOUT_S)
+                     f"{cli}:1", f"{server}:8", timeout=600)
         self.assertEqual(made.returncode, 0, made.stderr)
         pages = {p.name: p.read_text() for p in self.folder.rglob("*.[18]")}
         for name, command in [("tessera.1", [cli]), ("tessera-put.1", [cli, "put"]),

@@ -33,7 +33,7 @@ using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
 
-// What decides where an operation runs, --inline, counts what its messages carry to a GPU and back.
+// The time that decides where an operation runs counts what its messages carry to a GPU and back.
 TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
   FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
   v1::AddRequest request;

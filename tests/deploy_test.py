@@ -5,32 +5,29 @@ versions, selectors. tests/by_hand runs them with the programs that they are for
 usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
 
-import argparse
 import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 import unittest
 
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import outsider as o
+
+ROOT = o.ROOT
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "tessera"
 
-programs = None  # --server and --cli
 
-
-def help_of(*command):
-    return subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+def help_of(program):
+    return o.run(program, "--help").stdout
 
 
 def variables():
     """The environment variables of the server and of the command line."""
-    text = help_of(programs.server) + help_of(programs.cli)
+    text = help_of(o.Program.path) + help_of(o.Program.cli)
     return set(re.findall(r"Env:(TESSERA_\w+)", text))
 
 
@@ -97,7 +94,8 @@ class PinsTest(unittest.TestCase):
         files = [ROOT / "dev", *DEPLOY.rglob("Dockerfile"), *ROOT.glob(".ci/*"),
                  *DEPLOY.rglob("*.sh"), *ROOT.glob("tests/tools/*.sh")]
         text = "\n".join(path.read_text() for path in files)
-        found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*", text)
+        found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*",
+                           text)
         self.assertEqual(len(found), 2, found)  # ghz and buf
         for download in found:
             self.assertRegex(download, r"/v\d+\.\d+\.\d+/|@\$buf_version")
@@ -127,7 +125,8 @@ class KubernetesTest(unittest.TestCase):
         labels = stateful["spec"]["template"]["metadata"]["labels"]
         selectors = [stateful["spec"]["selector"]["matchLabels"]]
         selectors += [service["spec"]["selector"] for service in self.kind("Service")]
-        selectors += [b["spec"]["selector"]["matchLabels"] for b in self.kind("PodDisruptionBudget")]
+        selectors += [b["spec"]["selector"]["matchLabels"]
+                      for b in self.kind("PodDisruptionBudget")]
         selectors += [p["spec"]["podSelector"]["matchLabels"] for p in self.kind("NetworkPolicy")]
         self.assertEqual(len(selectors), 5)
         for selector in selectors:
@@ -175,7 +174,7 @@ class ChartTest(unittest.TestCase):
         used = set()
         for path in CHART.rglob("templates/**/*"):
             if path.is_file():
-                used |= set(re.findall(r"\.Values\.([\w.]+)", path.read_text()))
+                used |= set(re.findall(r"\.Values\.(\w+(?:\.\w+)*)", path.read_text()))
         for name in used:
             found = values
             for part in name.split("."):
@@ -210,10 +209,9 @@ class ServiceTest(unittest.TestCase):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(content + '\nmax-ttl = "soon"\n')
                 file.flush()
-                run = subprocess.run(
-                    [programs.server, "--config", file.name], capture_output=True, text=True)
                 # All else was understood.
-                self.assertIn("'soon' is not a time", run.stderr)
+                said = o.run(o.Program.path, "--config", file.name).stderr
+                self.assertIn("'soon' is not a time", said)
 
     def test_signals_and_users_reach_it(self):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
@@ -228,7 +226,7 @@ class ServiceTest(unittest.TestCase):
     def test_it_is_waited_for(self):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
         self.assertIn("Type=notify", unit)
-        drain = re.search(r"--drain-timeout TIME=(\d+)s", help_of(programs.server))
+        drain = re.search(r"--drain-timeout TIME=(\d+)s", help_of(o.Program.path))
         self.assertGreater(int(re.search(r"TimeoutStopSec=(\d+)s", unit)[1]), int(drain[1]) + 5)
 
 
@@ -245,10 +243,10 @@ class PackTest(unittest.TestCase):
             (pathlib.Path(folder) / "CMakeLists.txt").touch()
             (pathlib.Path(folder) / "build/release").mkdir(parents=True)
 
-            def configured(*arguments):
-                return subprocess.run(
-                    ["bash", "-c", script, "-", DEPLOY / "tools", *arguments], cwd=folder, text=True,
-                    capture_output=True, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+            path = f"{folder}:{os.environ['PATH']}"
+            configured = lambda *arguments: o.run(
+                "bash", "-c", script, "-", DEPLOY / "tools", *arguments, cwd=folder,
+                env=o.environment(PATH=path))  # fmt: skip
 
             self.assertIn("-DTESSERA_CUDA=ON", configured().stdout)
             alone = configured("cpu").stdout
@@ -260,18 +258,13 @@ class PackTest(unittest.TestCase):
 class ReadmeTest(unittest.TestCase):
     def test_flags_exist(self):
         """Of the server, in the table of deploy/README.md; `dev` has those of its own commands."""
-        flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE))
+        flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(),
+                               re.MULTILINE))
         names = {name for cell in flags for name in re.findall(r"--[\w-]+", cell)}
         self.assertGreater(len(names), 10)
-        known = set(re.findall(r"--[\w-]+", help_of(programs.server)))
+        known = set(re.findall(r"--[\w-]+", help_of(o.Program.path)))
         self.assertEqual(names - known, set())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    for name in [name for name in os.environ if name.startswith("TESSERA_")]:
-        del os.environ[name]
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -31,7 +31,6 @@ import fuzz_model_test as f
 import outsider as o
 import random_requests as r
 from callers import Caller, Region, line_of, replace
-from fuzz_model_test import NAMES, Held
 from outsider import eventually, outcome_of
 from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 
@@ -120,7 +119,6 @@ class TenantFuzzer(f.Fuzzer):
         super().__init__(self.members[0], seed)
         for member in self.members:
             member.requests = self
-        self.stranger_to_all = Caller(server, "nobody's")
         self.region = Region(server.shared)
         self.peers = []  # this tenant's models of all servers
         self.others = []  # other tenants' of this one
@@ -159,9 +157,6 @@ class TenantFuzzer(f.Fuzzer):
         check(self.most_buffers is None or count <= self.most_buffers, count, "buffers, no refusal")
         check(self.most_bytes is None or used <= self.most_bytes, used, "bytes, no refusal")
         return made
-
-    def pick_name(self):
-        return self.rng.choice((*NAMES, f"{self.tenant}-own"))
 
     def expect(self, outcome, *reasons, ok=False):
         refused, client = True, self.client
@@ -224,57 +219,6 @@ class TenantFuzzer(f.Fuzzer):
                 keys = [(of, state, fuzzer.tenant) for of in ("buffers", "buffer_bytes")]
                 found = [said.get(key, 0) for key in keys]
                 check(found == known, fuzzer.tenant, state, found, "is not", known)
-
-    # --- Who is told what -------------------------------------------------------------------------
-
-    def unknown(self):
-        """Callers without a token that counts."""
-        rpc = self.rng.choice(("ListBuffers", "GetBuffer", "Dot", "CreateBuffer", "GetServerInfo"))
-        self.client.writes = ""
-        self.expect(self.stranger_to_all.attempt(rpc), "BAD_TOKEN")
-
-    def blind(self):
-        """A request for another tenant's buffer ends as one for a buffer that does not exist."""
-        rng, client = self.rng, self.members[0]
-        theirs = [
-            held for fuzzer in self.others for held in fuzzer.held()
-            if held.name == f"{fuzzer.tenant}-own"
-        ]
-        if not theirs:
-            return
-        held = rng.choice(theirs)
-        version = rng.choice((0, held.version))
-        kind = rng.choice((
-            "GetBuffer", "SealBuffer", "UpdateBuffer", "DeleteBuffer", "CopyBuffer", "ImportBuffer",
-            "Dot", "Download", "Upload", "DownloadShared",
-        ))
-
-        def ask(name):
-            x, asked = o.resident(name, version=version), dict(name=name, version=version)
-            made = dict(source_version=version, name="never")
-            if kind == "CopyBuffer":
-                return client.ask(kind, source=name, **made)
-            if kind == "ImportBuffer":
-                return client.ask(kind, source=self.server.address, source_name=name, **made)
-            if kind == "Dot":
-                return client.ask(kind, a=x, b=x)
-            if kind == "Download":
-                return outcome_of(lambda: client.download(**asked))
-            if kind == "Upload":
-                return o.Client.try_upload(client, [dict(asked, data=b"1", offset=0)])
-            if kind == "DownloadShared":
-                return client.caller.shared(kind, target=self.region.range(8), **asked)
-            return client.ask(kind, **asked)
-
-        client.writes = ""
-        told = [ask(held.name), ask("nobody-own")]
-        reason = "SOURCE_REFUSED" if kind == "ImportBuffer" else "BUFFER_NOT_FOUND"
-        for outcome in told:
-            self.expect(outcome, reason)
-        theirs, nobodys = (
-            repr((end.code, end.reason, end.text, sorted(end.metadata.items()))) for end in told
-        )
-        check(theirs.replace(held.name, "nobody-own") == nobodys, theirs, "is not", nobodys)
 
     # --- Imports, links and shared memory ---------------------------------------------------------
 
@@ -639,7 +583,7 @@ class TenantFuzzer(f.Fuzzer):
         self.account()
 
     WEIGHTS = f.Fuzzer.WEIGHTS | {
-        "large": 1, "account": 6, "metrics": 2, "unknown": 2, "blind": 12, "import_buffer": 14,
+        "large": 1, "account": 6, "metrics": 2, "import_buffer": 14,
         "link": 8, "upload_shared": 14, "download_shared": 8, "broken_upload": 8,
         "broken_ranges": 6, "broken_call": 16, "broken_read": 4,
     }

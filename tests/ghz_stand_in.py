@@ -1,11 +1,9 @@
 #!/usr/bin/python3
-"""Stands in for ghz where it is not installed: makes the calls that a configuration of ghz asks for,
-with plain grpcio, at its rate or in a loop of few callers, and reports them as ghz 0.121 does.
-
-usage: ghz_stand_in.py --config FILE --output FILE HOST:PORT
-"""
+"""Stands in for ghz where it is not installed: makes the calls that a configuration of ghz asks
+for, with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
 
 import argparse
+import collections
 import concurrent.futures
 import datetime
 import json
@@ -66,15 +64,6 @@ def seconds(text):
     return int(number) / (1000 if unit == "ms" else 1)
 
 
-def rates(config):
-    """[(calls a second, how long)] of an open loop; empty: a closed one."""
-    if config.get("load-schedule") == "step":
-        length = seconds(config["load-step-duration"])
-        steps = range(config["load-start"], config["load-end"] + 1, config["load-step"])
-        return [(rate, length) for rate in steps]
-    return [(config["rps"], seconds(config["duration"]))] if config.get("async") else []
-
-
 class Run:
     def __init__(self, config, channel):
         self.config, self.channel, self.method = config, channel, Method(config)
@@ -104,26 +93,14 @@ class Run:
 
     def run(self):
         start, callers = time.monotonic(), min(CALLERS, self.config["concurrency"])
-        with concurrent.futures.ThreadPoolExecutor(4 * CALLERS) as pool:
-            open_loop = rates(self.config)
-            if not open_loop:
-                end = start + seconds(self.config["duration"])
-                list(pool.map(self.loop, map(str, range(callers)), [end] * callers))
-            at = start
-            for rate, length in open_loop:
-                for call in range(int(rate * length)):
-                    time.sleep(max(0, at + call / rate - time.monotonic()))
-                    pool.submit(self.one, str(call % callers))
-                at += length
+        end = start + seconds(self.config["duration"])
+        with concurrent.futures.ThreadPoolExecutor(callers) as pool:
+            list(pool.map(self.loop, map(str, range(callers)), [end] * callers))
         return time.monotonic() - start
 
 
 def count(details, key):
-    found = {}
-    for detail in details:
-        if detail[key]:
-            found[detail[key]] = found.get(detail[key], 0) + 1
-    return found
+    return collections.Counter(detail[key] for detail in details if detail[key])
 
 
 def main():

@@ -7,9 +7,7 @@ usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
 With --alone it runs the case that wants the machine's descriptors and ports, else all others.
 """
 
-import os
 import resource
-import socket
 import struct
 import sys
 import time
@@ -22,7 +20,6 @@ from outsider import eventually, frame
 PRIORITY, PUSH_PROMISE, WINDOW_UPDATE, CONTINUATION = 2, 5, 8, 9
 ACK, PADDED, WITH_PRIORITY = 1, 8, 0x20
 DOT = "/tessera.v1.ComputeService/Dot"
-UPLOAD = "/tessera.v1.BufferService/Upload"
 SETTINGS = frame(o.SETTINGS, 0, 0)
 
 
@@ -57,18 +54,11 @@ def broken():
     def with_field(name, value):
         return headers(head + literal(name, value)) + frame(o.DATA, o.END_STREAM, 1, body)
 
-    without = lambda name: b"".join(
-        literal(key, value)
-        for key, value in (
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", DOT.encode()),
-            (b":authority", b"x"),
-            (b"te", b"trailers"),
-            (b"content-type", b"application/grpc"),
-        )
-        if key != name
-    )
+    fields = {
+        b":method": b"POST", b":scheme": b"http", b":path": DOT.encode(), b":authority": b"x",
+        b"te": b"trailers", b"content-type": b"application/grpc",
+    }  # fmt: skip
+    without = lambda name: b"".join(literal(k, v) for k, v in fields.items() if k != name)
     return {
         # Frames (RFC 9113, 4 and 5)
         "a frame larger than allowed": frame(o.DATA, 0, 1, bytes(20_000)),
@@ -222,25 +212,16 @@ def test_broken_frames(server, client):
 
 
 def leaves_nothing(client, connections):
-    def held():
-        used = {b.name: b.used for b in client.info().budgets}
-        return {k: used[k] for k in ("connections", "uploads", "downloads", "host_memory")}
-
-    at_rest = {"connections": connections, "uploads": 0, "downloads": 0}
-    assert eventually(
-        lambda: all(held()[k] <= v for k, v in at_rest.items()) and held()["host_memory"] < 10_000,
-        30,
-    ), held()
+    at_rest = {"connections": connections, "uploads": 0, "downloads": 0, "host_memory": 10_000}
+    held = lambda: {b.name: b.used for b in client.info().budgets if b.name in at_rest}
+    assert eventually(lambda: all(used <= at_rest[k] for k, used in held().items()), 30), held()
 
 
 def test_prefaces(server, client):
     """What is no preface, or stops within it, and what comes before SETTINGS."""
     connections = []
     for data in (
-        b"",
-        o.PREFACE[:1],
-        o.PREFACE[:23],
-        o.PREFACE.lower(),
+        b"", o.PREFACE[:1], o.PREFACE[:23], o.PREFACE.lower(),
         o.PREFACE + call(1, dot_of_ones()),
         o.PREFACE + frame(o.SETTINGS, ACK, 0),
         o.PREFACE + SETTINGS[:5],
@@ -267,9 +248,7 @@ def test_slow_senders(server, client):
         if at % 16 == 0:
             serves(client)
     for one in slow:
-        raw = o.RawConnection.__new__(o.RawConnection)
-        raw.socket, raw.bytes = one, b""
-        assert answers(raw, 1, 60) == 1, "a slow call has no answer"
+        assert answers(o.RawConnection(begun=one), 1, 60) == 1, "a slow call has no answer"
         one.close()
     # Those that stop in the middle of a frame.
     for end in (len(o.PREFACE) + 3, len(stream) - 5):
@@ -321,20 +300,16 @@ def test_ten_thousand_connections(server, client):
     one = crowded.client()
     serves(one)
     before = crowded.rss()
-    files = len(os.listdir(f"/proc/{crowded.pid}/fd"))
-    host, port = crowded.address.split(":")
-    connections = []
+    files, connections = o.descriptors(crowded), []
     begin = time.monotonic()
     for i in range(count):
-        raw = socket.create_connection((host, int(port)), timeout=60)
+        raw = crowded.socket(timeout=60)
         raw.sendall(o.PREFACE + SETTINGS + call(1, dot_of_ones()))
         connections.append(raw)
         if i % 1000 == 0:
             serves(one)
     for raw in connections:
-        wrapped = o.RawConnection.__new__(o.RawConnection)
-        wrapped.socket, wrapped.bytes = raw, b""
-        assert answers(wrapped, 1, 120) == 1, "a call has no answer"
+        assert answers(o.RawConnection(begun=raw), 1, 120) == 1, "a call has no answer"
     took = time.monotonic() - begin
     open_now = one.budget("connections").used
     assert open_now == count + 1, f"{open_now} connections are open, not {count + 1}"
@@ -345,16 +320,16 @@ def test_ten_thousand_connections(server, client):
     for raw in connections:
         raw.close()
     leaves_nothing(one, 1)
-    assert eventually(lambda: len(os.listdir(f"/proc/{crowded.pid}/fd")) <= files, 30)
+    assert eventually(lambda: o.descriptors(crowded) <= files, 30)
     assert crowded.stop() == 0
 
 
 def test_too_many_streams_beside_many_connections(server, client):
     """Whoever has them is found among more connections than gRPC lists at a time, which are 500."""
     count = min(many() // 2, 600)
-    crowded = o.Server(server.log_path.parent, f"--max-connections={2 * count}", "--max-streams=16")
-    connections = [o.RawConnection(crowded) for _ in range(count)]
-    try:
+    flags = (f"--max-connections={2 * count}", "--max-streams=16")
+    with o.Server(server.log_path.parent, *flags) as crowded:
+        connections = [o.RawConnection(crowded) for _ in range(count)]
         for raw in connections:
             assert raw.find_frame(o.SETTINGS, 60), "the server does not greet"
         connections.append(o.RawConnection(crowded))
@@ -367,17 +342,13 @@ def test_too_many_streams_beside_many_connections(server, client):
         for raw in connections:
             raw.close()
         assert crowded.stop() == 0
-    finally:
-        crowded.kill()
 
 
 def test_ten_thousand_streams(server, client):
     """Calls that are open at once, 1000 on each connection, then completed, and all answered."""
     connections = [o.RawConnection(server) for _ in range(10)]
     each = 1000 // o.Program.patience()
-    head = o.request_headers(DOT)
-    body = dot_of_ones()
-    streams = range(1, 2 * each, 2)
+    head, body, streams = o.request_headers(DOT), dot_of_ones(), range(1, 2 * each, 2)
     begin = time.monotonic()
     for raw in connections:
         raw.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 24)))

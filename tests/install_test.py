@@ -1,16 +1,12 @@
 #!/usr/bin/env python3
 """What `cmake --install` installs works from any folder: programs find their library, and a project
-of somebody else finds the client library, builds the example of README.md with it, and runs it.
-
-usage: install_test.py --build build/release [unittest arguments]
-"""
+of somebody else finds the client library, builds the example of docs/cpp.md with it, and runs
+it."""
 
 import argparse
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import outsider
@@ -20,25 +16,21 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 build = None  # --build
 
 
-class InstallTest(unittest.TestCase):
+class InstallTest(outsider.Case):
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = pathlib.Path(temporary.name)
+        super().setUpClass()
         cls.prefix = cls.folder / "prefix"
         for component in ("server", "cli", "client"):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
                             component)  # fmt: skip
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
         cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.process.wait)
-        cls.addClassCleanup(cls.server.process.kill)
+        cls.addClassCleanup(cls.server.kill)
 
     @staticmethod
     def run_command(*command):
-        result = subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, timeout=600)
+        result = outsider.run(*command, timeout=600)
         if result.returncode != 0:
             raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
         return result.stdout
@@ -52,7 +44,7 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(libraries, {str(self.prefix / "lib/tessera/libtessera_kernels.so")})
 
     def test_consumer(self):
-        example = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        example = re.search(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)
         main, out = self.folder / "main.cc", self.folder / "consumer"
         main.write_text(example[1])
         self.run_command(

@@ -2,15 +2,12 @@
 """Uploads one large array with one command and watches what the server's memory does meanwhile.
 
 The array is a block of random floats repeated to the size asked for, with one larger value planted
-near the end. The checks: SUM agrees with NumPy's in double precision, ARGMAX finds the planted
-value, and the server's peak resident memory grew by the buffer plus --slack-mib (CPU device) or by
-less than --slack-mib alone (GPU).
+near the end. The server's peak memory may grow by --slack-mib, on the CPU by the buffer as well.
 """
 
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 
@@ -56,44 +53,28 @@ def main():
 
         def run(*arguments):
             done = o.run(*cli, "--timeout", "600", "--json", *arguments, timeout=None)
-            if done.returncode != 0:
-                sys.exit(f"tessera {' '.join(arguments)} exited {done.returncode}: {done.stderr}")
+            assert done.returncode == 0, f"{arguments} exited {done.returncode}: {done.stderr}"
             return json.loads(done.stdout)
 
         try:
-            info = run("info")
-            device = info["devices"][0]["name"]
-            before = server.peak_rss()
-            start = time.monotonic()
-            run("put", path, "--name", "large", "--streams", str(options.streams))
-            seconds = time.monotonic() - start
-            grown = server.peak_rss() - before
-            total = run("reduce", "sum", "large")
-            top = run("reduce", "argmax", "large")
-        finally:
+            device = run("info")["devices"][0]["name"]
+            before, start = server.peak_rss(), time.monotonic()
+            run("put", path, "--name", "large", "--streams", options.streams)
+            seconds, grown = time.monotonic() - start, server.peak_rss() - before
+            total = run("reduce", "sum", "large")["value"]
+            top = run("reduce", "argmax", "large")["index"]
             ended = server.stop()
+        finally:
             server.kill()
 
-        slack = options.slack_mib << 20
-        allowed = slack + (elements * 4 if device == "cpu" else 0)
-        print(
-            f"{elements * 4 / 2**30:.2f} GiB on {device} over {options.streams} stream(s) in"
-            f" {seconds:.1f} s, {elements * 4 / seconds / 1e9:.2f} GB/s; server peak memory grew"
-            f" {grown / 2**20:.0f} MiB"
-            f" (allowed {allowed / 2**20:.0f})"
-        )
-        problems = []
-        if abs(total["value"] - want_sum) > 1e-5 * magnitude:
-            problems.append(f"SUM is {total['value']}, NumPy has {want_sum}")
-        if top["index"] != want_index:
-            problems.append(f"ARGMAX is {top['index']}, planted at {want_index}")
-        if grown > allowed:
-            problems.append("server memory grew too much")
-        if ended != 0:
-            problems.append(f"the server ended with {ended}")
-        for problem in problems:
-            print("wrong:", problem)
-        sys.exit(1 if problems else 0)
+    allowed = (options.slack_mib << 20) + (elements * 4 if device == "cpu" else 0)
+    print(f"{elements * 4 / 2**30:.2f} GiB on {device} over {options.streams} stream(s) in "
+          f"{seconds:.1f} s, {elements * 4 / seconds / 1e9:.2f} GB/s; server peak memory grew "
+          f"{grown / 2**20:.0f} MiB (allowed {allowed / 2**20:.0f})")
+    assert abs(total - want_sum) <= 1e-5 * magnitude, f"SUM is {total}, NumPy has {want_sum}"
+    assert top == want_index, f"ARGMAX is {top}, planted at {want_index}"
+    assert grown <= allowed, "server memory grew too much"
+    assert ended == 0, f"the server ended with {ended}"
 
 
 if __name__ == "__main__":

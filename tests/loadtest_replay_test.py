@@ -1,22 +1,15 @@
 #!/usr/bin/env python3
 """deploy/loadtest against a running server: every call of its configurations is made as it stands,
 and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
-
-usage: loadtest_replay_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest
-arguments]
 """
 
-import argparse
 import hashlib
 import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
-import unittest
-import unittest.mock
+from unittest import mock
 
 import grpc
 
@@ -29,40 +22,30 @@ sys.path.insert(0, str(LOADTEST))
 
 import plan  # noqa: E402
 
-# What ghz 0.121 reads from a configuration.
+# What is used of the keys that ghz 0.121 reads from a configuration.
 GHZ_KEYS = set(
-    "proto protoset call cacert cert key skipTLS skipFirst cname authority insecure total async "
-    "concurrency concurrency-schedule concurrency-start concurrency-end concurrency-step "
-    "concurrency-step-duration concurrency-max-duration connections rps duration duration-stop "
-    "max-duration timeout data data-file binary-file metadata metadata-file stream-interval output "
-    "format connect-timeout keepalive cpus import-paths name tags reflect-metadata debug host "
-    "enable-compression load-schedule load-start load-end load-step load-step-duration "
-    "load-max-duration".split()
+    "proto import-paths call insecure concurrency connections async rps duration duration-stop "
+    "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
+    .split()
 )
 # A call that is repeated has to succeed again: what these do can be done once, or needs a second
 # server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
-programs = None  # --server and --cli
+CLI = outsider.Program.cli
 
 
-class ReplayTest(unittest.TestCase):
+class ReplayTest(outsider.Case):
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = pathlib.Path(temporary.name)
-        outsider.make_stubs(temporary.name)
-        outsider.Program.path = programs.server
-        cls.server = outsider.Server(temporary.name)
-        cls.addClassCleanup(cls.server.process.wait)
-        cls.addClassCleanup(cls.server.process.kill)
+        super().setUpClass()
+        cls.server = outsider.Server(cls.folder)
+        cls.addClassCleanup(cls.server.kill)
 
     def run_sh(self, *flags, **environment):
-        return subprocess.run(
-            [LOADTEST / "run.sh", "--target", self.server.address, "--cli", programs.cli, *flags],
-            env={**os.environ, "GHZ": str(ROOT / "tests/ghz_stand_in.py"), **environment},
-            capture_output=True, text=True, timeout=300)  # fmt: skip
+        command = (LOADTEST / "run.sh", "--target", self.server.address, "--cli", CLI, *flags)
+        environment["GHZ"] = str(ROOT / "tests/ghz_stand_in.py")
+        return outsider.run(*command, timeout=300, env=outsider.environment(**environment))
 
     def test_run(self):
         """A case of each pattern, all objectives out of the way; then one that is missed."""
@@ -103,9 +86,7 @@ class ReplayTest(unittest.TestCase):
         tokens = self.folder / "tokens"
         tokens.write_text(f"{digest} write one\n")
         tokens.chmod(0o600)
-        server = outsider.Server(self.folder, "--tokens", tokens)
-        self.addCleanup(server.process.wait)
-        self.addCleanup(server.process.kill)
+        server = self.serve("--tokens", tokens)
         slo = self.folder / "token.toml"
         slo.write_text('[pattern.p]\nconcurrency = 1\nmetadata = { secret = "of-its-own" }\n'
                        '[case.c]\ncall = "dot"\npattern = "p"\n')
@@ -139,9 +120,9 @@ class ReplayTest(unittest.TestCase):
     def test_configurations(self):
         """Keys that ghz knows; messages that the protocol knows; calls that the server answers."""
         for name, array in (("load/x", "4096"), ("load/y", "4096"), ("load/matrix", "512x512")):
-            subprocess.run([programs.cli, "--server", self.server.address, "put", "--random",
-                            "normal", "--shape", array, "--name", name, "--replace"],
-                           check=True, capture_output=True)  # fmt: skip
+            put = outsider.run(CLI, "--server", self.server.address, "put", "--random", "normal",
+                               "--shape", array, "--name", name, "--replace")
+            self.assertEqual(put.returncode, 0, put.stderr)
         slo = plan.read(LOADTEST / "slo.toml")
         called, patterns = set(), set()
         with grpc.insecure_channel(self.server.address) as channel:
@@ -171,11 +152,9 @@ class ReplayTest(unittest.TestCase):
 
     def test_tls_and_steps(self):
         slo = plan.read(LOADTEST / "slo.toml")
-        os.environ.update(TESSERA_CLIENT_TLS_CA="/ca", TESSERA_CLIENT_TLS_SERVER_NAME="tessera")
-        self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_CA")
-        self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_SERVER_NAME")
-        self.assertEqual(plan.tls_keys(), {"cacert": "/ca", "cname": "tessera"})
-        with unittest.mock.patch.dict(os.environ, TESSERA_TOKEN="secret\n"):
+        tls = dict(TESSERA_CLIENT_TLS_CA="/ca", TESSERA_CLIENT_TLS_SERVER_NAME="tessera")
+        with mock.patch.dict(os.environ, TESSERA_TOKEN="secret\n", **tls):
+            self.assertEqual(plan.tls_keys(), {"cacert": "/ca", "cname": "tessera"})
             self.assertEqual(plan.metadata(), {"authorization": "Bearer secret"})
         config = plan.configuration(slo, slo["case"]["dot-step"], "dot", 30)
         self.assertEqual(config["load-step-duration"], "6000ms")
@@ -183,8 +162,4 @@ class ReplayTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    unittest.main(argv=[sys.argv[0], *rest])
+    outsider.main()

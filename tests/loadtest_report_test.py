@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -97,7 +96,8 @@ class ReportTest(unittest.TestCase):
         return code, stdout.getvalue(), stderr.getvalue()
 
     def test_figures(self):
-        code, out, err = self.run_on(dot=FINE)
+        # Some failures are allowed.
+        code, out, err = self.run_on(dot=FINE, lenient=ghz([1] * 100, failed=3))
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(
             out.splitlines()[1].split(),
@@ -121,16 +121,6 @@ class ReportTest(unittest.TestCase):
                        " 200/s, 10 s |",
                        "| 3 failed or fewer |"):
             self.assertIn(wanted, page)
-
-    def test_every_case_has_a_row_in_the_picture(self):
-        names = [f"case-{i}-saturation" for i in range(30)]
-        figures = report.summarize(FINE)
-        picture = report.latency_plot({name: figures for name in names}, "c")
-        height = int(re.search(r'viewBox="0 0 \d+ (\d+)"', picture)[1])
-        rows = [float(re.search(rf'y="(\S+)"[^>]*>{name}<', picture)[1]) for name in names]
-        letters = 12  # high
-        self.assertGreaterEqual(min(b - a for a, b in zip(rows, rows[1:])), letters)
-        self.assertLess(rows[-1], height)
 
     def test_what_makes_it_fail(self):
         slow = ghz([i / 50 for i in range(1, 2001)])
@@ -157,23 +147,16 @@ class ReportTest(unittest.TestCase):
                 self.assertEqual(code, 1)
                 self.assertIn(wanted, err)
 
-    def test_failures_that_are_allowed(self):
-        code, out, err = self.run_on(lenient=ghz([1] * 100, failed=3), dot=FINE)
-        self.assertEqual((code, err), (0, ""))
-        self.assertIn("lenient", out)
-
     def test_comparison(self):
         earlier = ["--compare", str(self.folder / "before")]
         self.run_on(out="before", dot=FINE, lenient=ghz([1] * 1000))
         code, out, err = self.run_on(*earlier, dot=FINE, lenient=ghz([1.4] * 850))
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(out.splitlines()[1].split()[-2:], ["200", "19.800"])
-        code, _, err = self.run_on(*earlier, out="slower", dot=FINE, lenient=ghz([1] * 790))
-        self.assertEqual(code, 1)
-        self.assertEqual(err, "lenient: rate is 79, before 100\n")
-        code, _, err = self.run_on(*earlier, out="later", dot=FINE, lenient=ghz([1.6] * 1000))
-        self.assertEqual(code, 1)
-        self.assertEqual(err, "lenient: p99_ms is 1.6, before 1\n")
+        for found, says in ((ghz([1] * 790), "lenient: rate is 79, before 100\n"),
+                            (ghz([1.6] * 1000), "lenient: p99_ms is 1.6, before 1\n")):
+            code, _, err = self.run_on(*earlier, out=says[9:13], dot=FINE, lenient=found)
+            self.assertEqual((code, err), (1, says))
 
     def test_steps(self):
         # 10 s at 100, 200, 300, 400, 500 a second: 3000 calls, at each rate slower than before.

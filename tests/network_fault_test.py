@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
@@ -175,16 +174,15 @@ def cli(running, server, *arguments, timeout="60s"):
     return process.returncode, said
 
 
-class Cut(unittest.TestCase):
+class Cut(o.FreshCase):
     @classmethod
     def setUpClass(cls):
+        super().setUpClass()
         cls.line = Line()
         cls.addClassCleanup(cls.line.close)
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.random = np.random.default_rng(7)
 
     def server(self, *flags, far=True):

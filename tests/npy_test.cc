@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,28 +48,29 @@ std::string Dict(const std::string& shape, const std::string& descr = "<f4",
 
 std::string ReasonOf(const std::string& file) { return ErrorReason(ParseNpyHeader(file).status()); }
 
-TEST(NpyHeader, EveryTypeReadsBackWhatIsWritten) {
+TEST(NpyHeader, WhatIsWrittenIsReadBack) {
+  const std::vector<std::vector<std::int64_t>> shapes = {{},
+                                                         {0},
+                                                         {1},
+                                                         {7},
+                                                         {0, 4},
+                                                         {4, 0},
+                                                         {3, 5},
+                                                         {1, 2, 3, 4, 5, 6, 7, 8},
+                                                         {0, INT64_MAX, INT64_MAX}};
   for (const auto& [dtype, descr] : kTypes) {
-    const std::string header = MakeNpyHeader(dtype, {3, 5});
-    EXPECT_EQ(header.size() % 64, 0u);
-    EXPECT_THAT(header, HasSubstr(descr));
-    const auto parsed = ParseNpyHeader(header);
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    EXPECT_EQ(parsed->dtype, dtype);
-    EXPECT_THAT(parsed->shape, ElementsAre(3, 5));
-    EXPECT_FALSE(parsed->fortran_order);
-    EXPECT_EQ(parsed->data_offset, header.size());
-    EXPECT_EQ(parsed->data_bytes, 15 * SizeOf(dtype));
-  }
-}
-
-TEST(NpyHeader, ScalarsEmptyArraysAndTheHighestRank) {
-  const std::vector<std::vector<std::int64_t>> shapes = {
-      {}, {0}, {1}, {7}, {0, 4}, {4, 0}, {1, 2, 3, 4, 5, 6, 7, 8}, {0, INT64_MAX, INT64_MAX}};
-  for (const auto& shape : shapes) {
-    const auto parsed = ParseNpyHeader(MakeNpyHeader(DType::kI64, shape));
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    EXPECT_EQ(parsed->shape, shape);
+    for (const auto& shape : shapes) {
+      const std::string header = MakeNpyHeader(dtype, shape);
+      EXPECT_EQ(header.size() % 64, 0u);
+      EXPECT_THAT(header, HasSubstr(descr));
+      const auto parsed = ParseNpyHeader(header);
+      ASSERT_TRUE(parsed.ok()) << parsed.status();
+      EXPECT_EQ(parsed->dtype, dtype);
+      EXPECT_EQ(parsed->shape, shape);
+      EXPECT_FALSE(parsed->fortran_order);
+      EXPECT_EQ(parsed->data_offset, header.size());
+      EXPECT_EQ(parsed->data_bytes, *ArrayBytes(dtype, shape));
+    }
   }
 }
 
@@ -85,11 +85,10 @@ TEST(NpyHeader, Versions) {
 }
 
 TEST(NpyHeader, TheFreedomsOfPython) {
-  for (const char* dict : {
-           "{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
-           "{ 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , 'descr' : '<f4' , }   ",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}",
-       }) {
+  for (const char* dict :
+       {"{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
+        "{ 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , 'descr' : '<f4' , }   ",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}"}) {
     const auto parsed = ParseNpyHeader(File(1, dict));
     ASSERT_TRUE(parsed.ok()) << dict << ": " << parsed.status();
     EXPECT_THAT(parsed->shape, ElementsAre(2, 3));
@@ -118,35 +117,24 @@ TEST(NpyHeader, TypesWithoutCounterpart) {
 }
 
 TEST(NpyHeader, MalformedOnes) {
-  for (const char* dict : {
-           "",
-           "{",
-           "}",
-           "{}",
-           "[]",
-           "{'descr'}",
-           "{'descr':",
-           "{'descr': '<f4}",
-           "{'descr': 3}",
-           "{'descr': '<f4', 'fortran_order': False}",
-           "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': Maybe, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': 1}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1.5,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} more",
-           "{'descr': '<f4' 'fortran_order': False, 'shape': (1,)}",
-           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'extra': 1}",
-       }) {
+  for (const char* dict :
+       {"", "{", "}", "{}", "[]", "{'descr'}", "{'descr':", "{'descr': '<f4}", "{'descr': 3}",
+        "{'descr': '<f4', 'fortran_order': False}",
+        "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4' 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} more",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'extra': 1}"}) {
     EXPECT_EQ(ReasonOf(File(1, dict)), "BAD_NPY") << dict;
   }
-  EXPECT_EQ(ReasonOf(File(1, Dict("(" + std::string(10000, '(')))), "BAD_NPY");
-  EXPECT_EQ(ReasonOf(""), "BAD_NPY");
-  EXPECT_EQ(ReasonOf("\x93NUMP"), "BAD_NPY");
-  EXPECT_EQ(ReasonOf("PK\x03\x04 this is a zip archive"), "BAD_NPY");
+  for (const std::string& shape :
+       {std::string("1"), std::string("(-1,)"), std::string("(1.5,)"), std::string("(1 2)"),
+        std::string("(,)"), std::string("(99999999999999999999,)"),
+        "(" + std::string(10000, '(')}) {
+    EXPECT_EQ(ReasonOf(File(1, Dict(shape))), "BAD_NPY") << shape;
+  }
+  EXPECT_EQ(ReasonOf(File(1, Dict("(1,)", "<f4", "Maybe"))), "BAD_NPY");
+  for (const char* file : {"", "\x93NUMP", "PK\x03\x04 this is a zip archive"})
+    EXPECT_EQ(ReasonOf(file), "BAD_NPY");
 }
 
 TEST(NpyHeader, ShapesThatOverflow) {
@@ -166,20 +154,6 @@ TEST(NpyHeader, EveryTruncationIsRefused) {
   std::string giant = File(2, Dict("(1,)"));
   std::memcpy(giant.data() + 8, "\xff\xff\xff\xff", 4);
   EXPECT_EQ(ReasonOf(giant), "BAD_NPY");
-}
-
-// Whatever the bytes are, parsing ends with a value or a status.
-TEST(NpyHeader, RandomDamage) {
-  std::mt19937 random(7);
-  const std::string good = MakeNpyHeader(DType::kF32, {12, 34, 56});
-  for (int round = 0; round < 20000; ++round) {
-    std::string file = good;
-    for (int i = 0; i < 3; ++i) file[random() % file.size()] = static_cast<char>(random());
-    const auto parsed = ParseNpyHeader(file);
-    if (parsed.ok()) {
-      EXPECT_LE(parsed->data_offset, file.size());
-    }
-  }
 }
 
 TEST(NpyFile, ReadsRangesOfRowMajorData) {
@@ -205,12 +179,11 @@ void CheckColumnMajor(const char* descr) {
     const T element = static_cast<T>(value);
     to.append(reinterpret_cast<const char*>(&element), sizeof(T));
   };
-  for (int k = 0; k < kK; ++k)
-    for (int j = 0; j < kJ; ++j)
-      for (int i = 0; i < kI; ++i) append(columns, 100 * i + 10 * j + k);
-  for (int i = 0; i < kI; ++i)
-    for (int j = 0; j < kJ; ++j)
-      for (int k = 0; k < kK; ++k) append(rows, 100 * i + 10 * j + k);
+  constexpr int kAll = kI * kJ * kK;
+  for (int n = 0; n < kAll; ++n) {
+    append(columns, 100 * (n % kI) + 10 * (n / kI % kJ) + n / kI / kJ);
+    append(rows, 100 * (n / kK / kJ) + 10 * (n / kK % kJ) + n % kK);
+  }
 
   const TemporaryFile file(File(1, Dict("(3, 4, 5)", descr, "True"), columns));
   const auto npy = NpyFile::Open(file.path());
@@ -233,22 +206,17 @@ TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
   CheckColumnMajor<std::int64_t>("<i8");
 }
 
-TEST(NpyFile, ReadsAColumnMajorMatrixInRowMajorOrder) {
-  const TemporaryFile file(File(1, Dict("(2, 3)", "<f2", "True"), "aAdDbBeEcCfF"));
-  const auto npy = NpyFile::Open(file.path());
-  ASSERT_TRUE(npy.ok()) << npy.status();
-  std::string out(12, '\0');
-  ASSERT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
-  EXPECT_EQ(out, "aAbBcCdDeEfF");
-}
-
-TEST(NpyFile, ColumnMajorWithoutElementsOrAxes) {
-  for (const char* shape : {"()", "(4,)", "(0, 3)"}) {
-    const TemporaryFile file(File(1, Dict(shape, "<f4", "True"), std::string(16, 'x')));
+TEST(NpyFile, ReadsAColumnMajorMatrixOrAnArrayOfNoElementsOrAxes) {
+  for (const auto& [shape, rows] : {std::pair<const char*, std::string>{"(2, 3)", "aAbBcCdDeEfF"},
+                                    {"()", "aA"},
+                                    {"(4,)", "aAdDbBeE"},
+                                    {"(0, 3)", ""}}) {
+    const TemporaryFile file(File(1, Dict(shape, "<f2", "True"), "aAdDbBeEcCfF"));
     const auto npy = NpyFile::Open(file.path());
     ASSERT_TRUE(npy.ok()) << npy.status();
     std::string out(npy->header().data_bytes, '\0');
     EXPECT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+    EXPECT_EQ(out, rows);
   }
 }
 
@@ -328,37 +296,12 @@ TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
 
 // --- NumPy itself --------------------------------------------------------------------------------
 
-bool HaveNumPy() { return std::system("/usr/bin/python3 -c 'import numpy' 2>/dev/null") == 0; }
-
 bool Python(const std::string& code) {
   return std::system(("/usr/bin/python3 -c \"import numpy as np\n" + code + "\"").c_str()) == 0;
 }
 
-TEST(NumPy, OpensWhatIsWritten) {
-  if (!HaveNumPy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3";
-  for (const auto& [dtype, descr] : kTypes) {
-    for (const std::vector<std::int64_t>& shape :
-         std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {2, 3}, {1, 2, 1, 2, 1, 2, 1, 2}}) {
-      const TemporaryFile file;
-      const std::uint64_t bytes = *ArrayBytes(dtype, shape);
-      std::string data(bytes, '\0');
-      std::iota(data.begin(), data.end(), '\1');
-      auto writer = NpyWriter::Create(file.path(), dtype, shape);
-      ASSERT_TRUE(writer.ok() && writer->Append(data).ok() && writer->Finish().ok());
-      std::string tuple;
-      for (std::int64_t extent : shape) tuple += std::to_string(extent) + ",";
-      EXPECT_TRUE(Python("x = np.load('" + file.path() + "')\n" +  //
-                         "assert x.dtype == np.dtype('" + descr + "'), x.dtype\n" +
-                         "assert x.shape == tuple([" + tuple + "]), x.shape\n" +
-                         "assert x.tobytes() == bytes(range(1, " + std::to_string(bytes + 1) +
-                         ")), x"))
-          << descr << " (" << tuple << ")";
-    }
-  }
-}
-
 TEST(NumPy, IsUnderstood) {
-  if (!HaveNumPy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3";
+  if (!Python("pass")) GTEST_SKIP() << "no NumPy in /usr/bin/python3";
   for (const auto& [dtype, descr] : kTypes) {
     for (const char* order : {"C", "F"}) {
       for (int version : {1, 2, 3}) {

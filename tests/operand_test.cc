@@ -79,13 +79,10 @@ TEST(OperandSyntax, SubscriptsOfSeveralAxes) {
   EXPECT_EQ(view.offset, 20 + 15);
   EXPECT_THAT(view.shape, ElementsAre(4, 5));
   EXPECT_THAT(view.strides, ElementsAre(-5, 1));
-  view = Slice("x[..., -1]", {3, 4, 5});
-  EXPECT_EQ(view.offset, 4);
-  EXPECT_THAT(view.shape, ElementsAre(3, 4));
-  EXPECT_THAT(view.strides, ElementsAre(20, 5));
   view = Slice("x[ 2 , ... , 1:3 , ]", {3, 4, 5});
   EXPECT_EQ(view.offset, 41);
   EXPECT_THAT(view.shape, ElementsAre(4, 2));
+  EXPECT_THAT(view.strides, ElementsAre(5, 1));
   view = Slice("x[2, 3, 4]", {3, 4, 5});
   EXPECT_EQ(view.offset, 59);
   EXPECT_TRUE(view.shape.empty());

@@ -47,7 +47,6 @@ TEST(Options, Defaults) {
   EXPECT_EQ(parsed.options->memory_limit.Resolve(1000), 900u);
   EXPECT_EQ(parsed.options->queue, 1024u);
   EXPECT_EQ(parsed.options->workers, 4);
-  EXPECT_EQ(parsed.options->transfer_workers, 2);
   EXPECT_EQ(parsed.options->max_message, (4u << 20) + (64u << 10));
   EXPECT_EQ(parsed.options->max_connections, 4096u);
   EXPECT_EQ(parsed.options->max_streams, 1024);
@@ -158,46 +157,19 @@ TEST(Options, TheFileSetsOptionsAlone) {
 }
 
 TEST(Options, Flags) {
-  const Parsed parsed = Parse({"--listen",
-                               "0.0.0.0:1",
-                               "--listen",
-                               "unix:/tmp/s",
-                               "--device",
-                               "cuda:1",
-                               "--device",
-                               "cpu",
-                               "--memory-limit",
-                               "2Gi",
-                               "--queue",
-                               "7",
-                               "--workers",
-                               "3",
-                               "--max-message",
-                               "1Mi",
-                               "--default-ttl",
-                               "10m",
-                               "--max-ttl",
-                               "2h",
-                               "--upload-timeout",
-                               "0",
-                               "--drain-delay",
-                               "5s",
-                               "--drain-timeout",
-                               "500ms",
-                               "--log-level",
-                               "debug",
-                               "--log-format",
-                               "json",
-                               "--no-reflection",
-                               "--transfer-workers",
-                               "64"});
+  const Parsed parsed = Parse(
+      {"--listen",        "0.0.0.0:1", "--listen",         "unix:/tmp/s", "--device",      "cuda:1",
+       "--device",        "cpu",       "--memory-limit",   "2Gi",         "--queue",       "7",
+       "--workers",       "3",         "--max-message",    "1Mi",         "--default-ttl", "10m",
+       "--max-ttl",       "2h",        "--upload-timeout", "0",           "--drain-delay", "5s",
+       "--drain-timeout", "500ms",     "--log-level",      "debug",       "--log-format",  "json",
+       "--no-reflection"});
   ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
   EXPECT_EQ(parsed.options->listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
   EXPECT_EQ(parsed.options->devices, (std::vector<std::string>{"cuda:1", "cpu"}));
   EXPECT_EQ(parsed.options->memory_limit.Resolve(0), std::uint64_t{2} << 30);
   EXPECT_EQ(parsed.options->queue, 7u);
   EXPECT_EQ(parsed.options->workers, 3);
-  EXPECT_EQ(parsed.options->transfer_workers, 64);
   EXPECT_EQ(parsed.options->max_message, 1u << 20);
   EXPECT_EQ(parsed.options->default_ttl, absl::Minutes(10));
   EXPECT_EQ(parsed.options->max_ttl, absl::Hours(2));
@@ -302,8 +274,6 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
       {{"--bogus"}, "--bogus"},
       {{"--queue", "0"}, "--queue"},
       {{"--workers", "many"}, "--workers"},
-      {{"--transfer-workers", "0"}, "--transfer-workers"},
-      {{"--transfer-workers", "65"}, "--transfer-workers"},
       {{"--memory-limit", "lots"}, "--memory-limit"},
       {{"--memory-limit", "0"}, "--memory-limit"},
       {{"--memory-limit", "101%"}, "--memory-limit"},

@@ -282,10 +282,12 @@ class Client:
         return outcome_of(lambda: self.upload(messages, **more))
 
     def put(self, name, array, **spec):
+        """In messages of 1 MiB."""
         array = np.asarray(array)
-        return self.upload(
-            [dict(name=name, spec=spec_of(array, **spec), data=array.tobytes())]
-        ).buffer
+        data = array.tobytes()
+        parts = [dict(data=data[i : i + MI]) for i in range(0, max(1, len(data)), MI)]
+        parts[0].update(name=name, spec=spec_of(array, **spec))
+        return self.upload(parts).buffer
 
     def create(self, name, array, **spec):
         array = np.asarray(array)
@@ -305,6 +307,19 @@ class Client:
 
     def device(self):
         return self.info().devices[0]
+
+    def devices(self):
+        """Their names."""
+        return [device.name for device in self.info().devices]
+
+    def strategies(self, operation):
+        """Those of the first device that are available."""
+        listed = self.call("ListStrategies", operation=operation, backend=self.device().backend)
+        return [one for one in listed.strategies if one.available]
+
+    def is_idle(self):
+        """Whether no operation waits, and none holds scratch memory."""
+        return not any(d.scratch_used_bytes or d.waiting for d in self.info().devices)
 
     def budget(self, name):
         found = [budget for budget in self.info().budgets if budget.name == name]
@@ -425,6 +440,12 @@ class Server:
                     + text.decode(errors="replace")
                 )
             time.sleep(0.01)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.kill()
 
     def client(self, **channel):
         client = Client(self.address, **channel)
@@ -617,16 +638,17 @@ def request_headers(path):
 class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
-    def __init__(self, server, window=None, here=None, tls=None):
-        """window: bytes of an answer that may come before a stream's reader asks for more. here: as
-        of Server.socket. tls: an ssl.SSLContext."""
+    def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
+        """window: bytes of a response that may come before a stream's reader asks for more. here:
+        as of Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been sent."""
+        self.bytes, self.next_stream, self.socket = b"", 1, begun
+        if begun is not None:
+            return
         self.socket = server.socket(here=here)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         settings = b"" if window is None else struct.pack(">HI", 4, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
-        self.bytes = b""
-        self.next_stream = 1
 
     def send(self, *frames):
         self.socket.sendall(b"".join(frames))
@@ -697,6 +719,13 @@ class Case(unittest.TestCase):
         return server
 
 
+class FreshCase(Case):
+    """Each test has a folder of its own."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+
+
 def server_and_cli():
     """Reads --server and --cli from the command line: the latter's path, and what else is there."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -725,32 +754,52 @@ def run_case(case):
     return name, verdict, time.monotonic() - started, texts or [why for _, why in result.skipped]
 
 
-def run_cases(names, jobs):
-    """Runs the cases of the suite whose names have one of the names in them, that many at a time:
-    the exit code."""
-    every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"]))
-    cases = [case for case in every if not names or any(name in case.id() for name in names)]
-    counts = collections.Counter()
-    classes = {type(case) for case in cases}
+def run_cases(names, jobs, by_class):
+    """Runs the cases of the suite whose names have one of the names in them, that many at a time,
+    of each class one at a time if by_class: the exit code."""
+    module = sys.modules["__main__"]
+    every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
+    groups, verdicts = collections.defaultdict(list), []
+    for case in every:
+        if not names or any(name in case.id() for name in names):
+            groups[type(case) if by_class else case].append(case)
+
+    def end(one):
+        one.doClassCleanups()
+        for _, error, _ in one.tearDown_exceptions:
+            verdicts.append("FAILED")
+            print(f"FAILED at the end of {one.__name__}: {error}", flush=True)
+
+    def run_group(group):
+        for case in group:
+            name, verdict, seconds, texts = run_case(case)
+            verdicts.append(verdict)
+            print(f"{verdict:8}{seconds:6.1f} s  {name}", *texts, sep="\n    ", flush=True)
+        if by_class:
+            end(type(group[0]))
+
+    classes = {type(case) for group in groups.values() for case in group}
+    # Classes that wait longest are the last ones in a suite.
+    order = list(vars(module))
+    queue = sorted(groups.values(), key=lambda group: -order.index(type(group[0]).__name__))
     try:
         for one in classes:
             one.setUpClass()
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            runs = [pool.submit(run_case, case) for case in cases]
-            for run_ in concurrent.futures.as_completed(runs):
-                name, verdict, seconds, texts = run_.result()
-                counts[verdict] += 1
-                print(f"{verdict:8}{seconds:6.1f} s  {name}", *texts, sep="\n    ", flush=True)
+            for done in [pool.submit(run_group, group) for group in queue]:
+                done.result()
     finally:
         for one in classes:
-            one.doClassCleanups()
+            end(one)
+    counts = collections.Counter(verdicts)
     print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
     return 0 if counts["ok"] and not counts["FAILED"] else 1
 
 
-def main(jobs=1):
+def main(jobs=1, by_class=False):
     """Runs the cases of a suite, jobs of them at a time: --server PATH [--cli PATH] [--device
-    DEVICE] and unittest's arguments, or parts of names if cases run at the same time."""
+    DEVICE] and unittest's arguments, or parts of names if cases run at the same time. by_class:
+    those of a class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     for program in ("--cli", "--bench"):
@@ -760,50 +809,46 @@ def main(jobs=1):
     Program.device, Program.warm_up = arguments.device, False
     make_stubs()
     if jobs > 1:
-        sys.exit(run_cases([name for name in rest if name != "-k"], jobs))
+        sys.exit(run_cases([name for name in rest if name != "-k"], jobs, by_class))
     unittest.main(argv=[sys.argv[0], *rest])
 
 
-def chosen_tests(namespace, device="cpu"):
-    """Reads the command line of a suite whose tests are the functions test_* of a module, by name:
-    which server, which device, and parts of names of the tests to run."""
+def run_tests(namespace, *flags, device="cpu"):
+    """Calls the tests of a suite, which are the functions test_* of a module: each with a server of
+    its own, which has these flags ("{folder}" in them is a folder) and has to end well, and with a
+    client. Reads the command line: which server, which device, parts of names. The exit code."""
     parser = argparse.ArgumentParser(description=namespace["__doc__"].split("\n", maxsplit=1)[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--device", default=device)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     Program.device, Program.warm_up = arguments.device, False
-    return {
-        name: test
-        for name, test in namespace.items()
-        if name.startswith("test_")
-        and (not arguments.names or any(part in name for part in arguments.names))
-    }
-
-
-def run_tests(namespace, *flags, device="cpu"):
-    """Calls each chosen test with a server of its own, which has these flags and has to end well,
-    and a client: the exit code."""
-    tests = chosen_tests(namespace, device)
-    failed = 0
+    parts, verdicts = arguments.names or [""], collections.Counter()
+    tests = {name: test for name, test in namespace.items()
+             if name.startswith("test_") and any(part in name for part in parts)}
     with tempfile.TemporaryDirectory() as folder:
         make_stubs(folder)
         for name, test in tests.items():
             begin = time.monotonic()
-            server = Server(folder, *flags)
+            server = Server(folder, *(flag.replace("{folder}", folder) for flag in flags))
             try:
                 client = server.client()
+                client.dot_of_ones()  # its connection is there from here on
                 test(server, client)
                 client.close()
-                end = server.stop()
+                end = server.stop() if server.alive() else server.process.returncode
                 assert end in (0, None), f"the server ended with {end}"
                 verdict = "ok"
+            except unittest.SkipTest as why:
+                verdict = "skipped"
+                print(why)
             except Exception:
                 verdict = "FAILED"
-                failed += 1
                 traceback.print_exc()
                 print(server.log()[-2000:])
+            finally:
                 server.kill()
+            verdicts[verdict] += 1
             print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
-    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
-    return 0 if tests and not failed else 1
+    print(f"{verdicts['ok']} passed, {verdicts['FAILED']} failed, {verdicts['skipped']} skipped")
+    return 0 if tests and not verdicts["FAILED"] else 1

@@ -1,15 +1,11 @@
 #!/usr/bin/env python3
-"""The asyncio twin of the Python client: the same answers and errors, awaited.
-
-usage: python_aio_test.py --server build/bin/tessera-server [unittest arguments]
-"""
+"""The asyncio twin of the Python client: the same answers and errors, awaited."""
 
 import asyncio
 import gc
 import inspect
 import itertools
 import pickle
-import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -21,12 +17,12 @@ import python_outsider
 import tessera as ts
 from tessera import _async, _core
 
-class AioTest(unittest.IsolatedAsyncioTestCase):
+
+class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.server = o.Server(folder.name, "--no-warm-up", *python_outsider.PATIENT)
+        super().setUpClass()
+        cls.server = o.Server(cls.folder, "--no-warm-up", *python_outsider.PATIENT)
         cls.addClassCleanup(cls.server.kill)
 
     async def asyncSetUp(self):
@@ -48,33 +44,17 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
         e = (x @ x.T - x[:, 0]).sum(axis=1)
         np.testing.assert_allclose(await e.numpy(), (a @ a.T - a[:, 0]).sum(axis=1), rtol=1e-3)
         self.assertEqual(e.stats[0].operation, "matmul")
-        z = await (2 * x).save("z")
+        await (2 * x).save("z")
         np.testing.assert_allclose(await (await self.t.get("z")).numpy(), 2 * a)
         self.assertEqual([array.name for array in await self.t.list()], ["x", "z"])
         self.assertAlmostEqual(await x[0].dot(x[1]).item(), float(a[0] @ a[1]), 4)
-        half = z.astype("f16")
-        self.assertEqual((await half.numpy()).dtype, np.float16)
-        first, second = await self.t.compute(x.sum(), x.max(axis=0))
-        np.testing.assert_allclose(second, a.max(axis=0))
-        self.assertAlmostEqual(float(first), float(a.sum()), 3)
-        values, indices = await self.t.compute(*ts.topk(x, 2))
+        _, indices = await self.t.compute(*ts.topk(x, 2))
         np.testing.assert_array_equal(indices, np.argsort(-a, axis=1, kind="stable")[:, :2])
-        np.testing.assert_array_equal(await x.topk(2)[0].numpy(), values)
         async with self.t.scope() as s:
             await s.put(a, "scoped")
         with self.assertRaises(ts.BufferNotFound):
             await self.t.get("scoped")
         self.assertTrue((await self.t.info()).devices)
-
-    async def test_64_callers(self):
-        x = await self.t.put(self.a)
-
-        async def caller(i):
-            for _ in range(20):
-                got = await (x[i % 20] + i).sum().item()
-                np.testing.assert_allclose(got, (self.a[i % 20] + i).sum(), rtol=1e-3)
-
-        await asyncio.gather(*(caller(i) for i in range(64)))
 
     async def test_a_cancelled_task(self):
         x = await self.t.put(np.ones((1100, 1100), "f4"))
@@ -159,24 +139,19 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
         asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
         x = await self.t.put(np.zeros(600_000))
 
+        async def fail(_=None):
+            running.cancel()
+            raise ValueError("unheard")
+
         def failing(make):
             """The call of a stream whose task is cancelled in the moment in which it fails."""
 
             def begin(*args, **options):
                 call = make(*args, **options)
-
-                async def fail():
-                    running.cancel()
-                    raise ValueError("unheard")
-
                 call.read = fail
                 return call
 
             return begin
-
-        async def fail(_):
-            running.cancel()
-            raise ValueError("unheard")
 
         calls = self.t._io.calls
         with mock.patch.dict(calls, Download=failing(calls["Download"])):

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Arrays and expressions of the Python client against NumPy.
-
-usage: python_arrays_test.py --server build/bin/tessera-server [unittest arguments]
-"""
+"""Arrays and expressions of the Python client against NumPy."""
 
 import asyncio
 import copy
 import gc
+import itertools
 import pickle
 import re
 from unittest import mock
@@ -74,13 +72,9 @@ class ArraysTest(python_outsider.Case):
                 self.check(self.x[key], self.a[key], 0)
                 self.check(self.x.T[key], self.a.T[key], 0)
                 self.check((self.x + self.x)[key], (self.a + self.a)[key], 0)
-
-    def test_views_without_elements(self):
         for array in (np.zeros((3, 0), "u1"), np.zeros((0, 4), "f4")):
-            x = self.t.put(array)
-            for key in (np.s_[::-1], np.s_[1:], np.s_[::-1, ::-1]):
-                np.testing.assert_array_equal((x[key] + 1).numpy(), array[key] + 1)
-                self.assertEqual(float(x[key].sum()), 0)
+            for key in np.s_[::-1, 1:]:
+                self.check(self.t.put(array)[key] + 1, array[key] + 1, 0)
 
     def test_views_send_nothing(self):
         with self.calls() as calls:
@@ -95,34 +89,6 @@ class ArraysTest(python_outsider.Case):
         zeros = self.t.put(np.array([[0.0, -0.0], [-0.0, 0.0]], "f4")).T.reshape(4).numpy()
         self.assertEqual(np.signbit(zeros).tolist(), [False, True, True, False])
 
-    def test_random_chains_of_views(self):
-        for _ in range(60):
-            array, view = self.a, self.x
-            for _ in range(RNG.integers(1, 5)):
-                kind = RNG.integers(0, 4)
-                if kind == 0:
-                    array, view = array.T, view.T
-                elif kind == 1 and array.ndim:
-                    step = int(RNG.choice([-2, -1, 1, 2]))
-                    array, view = array[::step], view[::step]
-                elif kind == 2 and array.size:
-                    shape = (-1, 3) if array.size % 3 == 0 else (-1,)
-                    array, view = array.reshape(shape), view.reshape(shape)
-                else:
-                    shape = (2, *array.shape)
-                    if len(shape) < 5:
-                        array, view = np.broadcast_to(array, shape), view.broadcast_to(shape)
-            self.check(view, array, 0)
-
-    def test_negative_extents(self):
-        for shape in ((-1,), (2, -3)):
-            for call in (
-                self.x[0, 0].broadcast_to, lambda shape: np.broadcast_to(self.x[0, 0], shape),
-                lambda shape: np.full_like(self.x, 1, shape=shape),
-            ):
-                with self.assertRaises(ts.BadShape):
-                    call(shape)
-
     def test_bad_indices_are_index_errors(self):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):
@@ -132,67 +98,42 @@ class ArraysTest(python_outsider.Case):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
             self.x[0] = 1
-        with self.assertRaises(ts.BadShape):
-            self.x.reshape(7, -1)
+        for call in (lambda: self.x.reshape(7, -1), lambda: self.x[0, 0].broadcast_to((2, -3)),
+                     lambda: np.full_like(self.x, 1, shape=(-1,)), lambda: self.x @ self.x,
+                     lambda: self.x + self.x.T):
+            self.assertRaises(ts.BadShape, call)
 
     # --- operations
 
-    def test_chains(self):
-        a, x = self.a, self.x
-        mu = a.mean(axis=0)
-        self.check((x @ x.T - a[:, 0]).sum(axis=1), (a @ a.T - a[:, 0]).sum(axis=1), 1e-4)
-        self.check((x - x.mean(axis=0)).var(axis=0), (a - mu).var(axis=0), 1e-4)
-        self.check(2 * x + 1 - x / 4, 2 * a + 1 - a / 4)
-        self.check(-(3 - x.T), -(3 - a.T))
-        self.check(x * x[0].dot(x[0]), a * (a[0] @ a[0]), 1e-4)
-        self.check(x[0] + x[:, :1] + a[0], a[0] + a[:, :1] + a[0])
-        self.check(x.T @ x[:, 2], a.T @ a[:, 2], 1e-4)
-        self.check(a.T @ x, a.T @ a, 1e-4)
-        self.check(x[2] @ x.T, a[2] @ a.T, 1e-4)
-
     def test_reductions(self):
-        for name in ("sum", "prod", "min", "max", "mean", "var", "argmin", "argmax", "all", "any"):
-            for axis in (None, 0, -1, (0, 1)):
-                for keepdims in (False, True):
-                    if name.startswith("arg") and isinstance(axis, tuple):
-                        continue
-                    with self.subTest(name=name, axis=axis, keepdims=keepdims):
-                        options = {"axis": axis, "keepdims": keepdims}
-                        expected = getattr(np, name)(self.a, **options)
-                        self.check(getattr(self.x, name)(**options), expected, 1e-4)
-                        self.check(getattr(np, name)(self.x, **options), expected, 1e-4)
-
-    def test_integers_have_the_types_of_numpy(self):
+        names = ("sum", "prod", "min", "max", "mean", "var", "argmin", "argmax", "all", "any")
+        for name, axis, keepdims in itertools.product(names, (None, 0, -1, (0, 1)), (False, True)):
+            if name.startswith("arg") and isinstance(axis, tuple):
+                continue
+            with self.subTest(name=name, axis=axis, keepdims=keepdims):
+                options = {"axis": axis, "keepdims": keepdims}
+                expected = getattr(np, name)(self.a, **options)
+                self.check(getattr(self.x, name)(**options), expected, 1e-4)
+                self.check(getattr(np, name)(self.x, **options), expected, 1e-4)
         a = RNG.integers(-9, 9, (5, 6)).astype("i4")
         x = self.t.put(a)
         self.check(x.sum(axis=0), a.sum(axis=0), 0)
-        self.assertEqual(x.sum(axis=0).dtype, np.int64)
         self.check(x.mean(), a.mean(), 1e-12)
-        self.check(x @ x.T + 7, a @ a.T + 7, 0)
-        self.check(-x * 3, -a * 3, 0)
         self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
 
     def test_functions(self):
-        """In forms that tests/python_array_api_test.py has not."""
+        """In forms that tests/python_signatures_test.py does not have."""
         weights, ones = np.arange(12, dtype="f4"), np.ones(5)
         box = lambda x: x.reshape(4, 3, 9)  # noqa: E731
         for i, call in enumerate((
-            lambda x: np.sum(x, axis=0, dtype="f8"), lambda x: np.var(x, axis=0, ddof=1),
-            lambda x: np.std(x, axis=1, keepdims=True), lambda x: x.std(), lambda x: x.var(ddof=2),
-            lambda x: x.std(axis=0, ddof=1), lambda x: np.average(x, axis=0),
-            lambda x: np.average(x, axis=0, weights=weights), lambda x: np.ptp(x, axis=1),
             lambda x: np.average(x[:3].astype("f8"), axis=0, weights=[1, 2, 3]),
-            lambda x: np.diff(x, 2, axis=0), lambda x: np.diff(x > 0, 2),
+            lambda x: np.average(x, axis=0, weights=weights), lambda x: np.diff(x > 0, 2),
             lambda x: np.moveaxis(x[None], 0, 2), lambda x: np.rot90(x), lambda x: np.rot90(x, -1),
             lambda x: np.linalg.norm(x, np.inf, axis=0), lambda x: np.split(x, 3)[1],
             lambda x: np.tensordot(box(x), box(x), ([1, 2], [1, 2])), lambda x: np.inner(x, x),
             lambda x: np.tensordot(box(x), x.T, 1), lambda x: np.inner(box(x), x),
-            lambda x: np.full_like(x, 7, shape=(2, 2)), lambda x: np.dot(x, x.T),
-            lambda x: np.vdot(x, x), lambda x: np.add.reduce(x), lambda x: x.flatten(),
-            lambda x: np.multiply.reduce(x, axis=1), lambda x: np.matmul(x.T, self.a),
-            lambda x: x.clip(-1, 0.5), lambda x: (x * 10).round(), lambda x: x.trace(),
-            lambda x: x.diagonal(1), lambda x: x.repeat(2, axis=0), lambda x: x.conj(),
-            lambda x: x.real,
+            lambda x: np.dot(x, x.T), lambda x: np.vdot(x, x), lambda x: np.matmul(x.T, self.a),
+            lambda x: (x * 10).round(),
         )):
             with self.subTest(number=i):
                 self.check(call(self.x), call(self.a), 1e-4)
@@ -201,7 +142,6 @@ class ArraysTest(python_outsider.Case):
         self.check(ts.window_sum(x[0], 2), np.convolve(a[0], ones, "same"))
         self.check(ts.sum_squares(x, axis=1), (a * a).sum(axis=1))
         self.check(ts.norm(x, 1, axis=0), np.linalg.norm(a, 1, axis=0))
-        self.check(np.add(a, x) - np.multiply(2, x), np.zeros_like(a))
         self.assertRaises(ValueError, np.diff, x, -1)
         parts = np.split(x[:, :0], 3, axis=1)
         self.assertEqual([part.shape for part in parts], 3 * [(a.shape[0], 0)])
@@ -224,19 +164,14 @@ class ArraysTest(python_outsider.Case):
         ):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()
-        with self.assertRaises(ts.BadShape):
-            x @ x
-        with self.assertRaises(ts.BadShape):
-            x + x.T
-
-    def test_refusals_name_what_is_there(self):
-        x = self.x
         for call, way in (
-            (lambda: np.einsum("ij->j", x), "tensordot"), (lambda: np.add.outer(x, x), r"\[:, None\]"),
+            (lambda: np.einsum("ij->j", x), "tensordot"),
+            (lambda: np.add.outer(x, x), r"\[:, None\]"),
             (lambda: np.select([x > 0], [x]), "np.where"), (lambda: np.hsplit(x, 3), "slices"),
             (lambda: np.cov(x), "d @ d.T"), (lambda: np.isposinf(x), "np.inf"),
             (lambda: np.linalg.multi_dot([x, x.T]), "a @ b"), (lambda: np.median(x), "ts.topk"),
             (lambda: np.concatenate([x, x]), r"put\(\)"), (lambda: np.rollaxis(x, 1), "moveaxis"),
+            (lambda: np.linalg.svd(x), r"np\.linalg\.svd"),
             (lambda: x + ts.connect(self.server.address).put(self.a), "import_from"),
         ):
             with self.assertRaisesRegex(ts.Unsupported, way):
@@ -247,8 +182,10 @@ class ArraysTest(python_outsider.Case):
         x = self.t.put(a)
         for call in (
             lambda a: np.tile(a, 1), lambda a: np.tile(a, (2, 1, 1, 2, 1, 2)),
-            lambda a: np.tile(a[0, 0, 0, :, 0], (2, 3, 2)), lambda a: np.repeat(a[None, None], 2, 5),
-            lambda a: np.trace(a[0, 0, 0, :, :, :0], 1), lambda a: np.diagonal(a[0, 0, :, :, 0], 2, 1, 2),
+            lambda a: np.tile(a[0, 0, 0, :, 0], (2, 3, 2)),
+            lambda a: np.repeat(a[None, None], 2, 5),
+            lambda a: np.trace(a[0, 0, 0, :, :, :0], 1),
+            lambda a: np.diagonal(a[0, 0, :, :, 0], 2, 1, 2),
             lambda a: np.repeat(a[0, 0, 0, 0, 0, 1], 2, axis=0), lambda a: np.diff(a, n=0),
             lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
             lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),
@@ -260,14 +197,7 @@ class ArraysTest(python_outsider.Case):
             self.assertRaises(IndexError, call)
             self.assertRaises(ValueError, call)
 
-    def test_nothing_is_downloaded_silently(self):
-        for attempt in (lambda: np.asarray(self.x), lambda: np.array([self.x[0], self.x[1]])):
-            with self.assertRaisesRegex(TypeError, r"\.numpy\(\)"):
-                attempt()
-
     def test_numbers(self):
-        self.assertAlmostEqual(float(self.x[0].dot(self.x[0])), float(self.a[0] @ self.a[0]), 4)
-        self.assertEqual(int(self.x.argmax()), int(self.a.argmax()))
         self.assertTrue(self.x.any())
         self.assertFalse(bool((self.x - self.x).any()))
         with self.assertRaises(ValueError):
@@ -312,18 +242,14 @@ class ArraysTest(python_outsider.Case):
                 np.testing.assert_array_equal(got, want)
             self.assertEqual(calls, ["TopK"])
             self.assertEqual([s.operation for s in values.stats], ["top_k"])
-            self.assertGreater(values.stats[0].total_us, 0)
-            self.assertEqual(values.stats[0].moved_bytes, 0)
             calls.clear()
             # What nobody asks for stays there.
             np.testing.assert_array_equal(indices.numpy(), expected[1])
-            self.assertEqual(calls, ["Execute"])
-            calls.clear()
             together = (values * 2 + indices).sum(axis=1)
             np.testing.assert_allclose(
                 together.numpy(), (expected[0] * 2 + expected[1]).sum(axis=1), rtol=1e-6
             )
-            self.assertEqual(calls, ["Execute"])
+            self.assertEqual(calls, ["Execute", "Execute"])
         self.assertEqual([s.operation for s in together.stats], ["top_k", "reduce"])
         self.assertIn("one Execute of 2 steps", together.explain())
         self.assertIn("step 0 indices", together.explain())
@@ -349,35 +275,15 @@ class ArraysTest(python_outsider.Case):
         self.check(indices.save("largest/indices", replace=True), expected[1], 0)
         self.check(values.save("largest/values", replace=True), expected[0], 0)
 
-    def test_large_results_of_topk_go_through_buffers(self):
-        a = RNG.permutation(1_200_000).reshape(600, 2000).astype("f4")
-        x = self.t.put(a)
-        values, indices = x.topk(1900)
-        for got, want in zip(self.t.compute(values, indices), self.largest(a, 1900)):
-            np.testing.assert_array_equal(got, want)
-        np.testing.assert_array_equal(indices.numpy(), self.largest(a, 1900)[1])
-
     def test_errors_of_topk(self):
-        for k in (0, 10, -1, 4097):
-            with self.assertRaises(ts.BadK):
-                self.x.topk(k)
-        with self.assertRaises(ts.BadK):
-            self.t.put(np.zeros(5000, "f4")).topk(4097)
-        for attempt in (lambda: self.x.topk(1.5), lambda: self.x.topk(1, axis=None)):
-            with self.assertRaises(TypeError):
-                attempt()
-        with self.assertRaises(ValueError):
-            self.x.topk(1, axis=2)
-        with self.assertRaises(ValueError):
-            self.x.sum().topk(1)
-
-    def test_strategy_of_topk(self):
-        values, indices = (part.with_(timing=True) for part in self.x.topk(2))
-        self.t.compute(values, indices)
-        self.assertEqual(len(values.stats), 1)
-        self.assertGreater(values.stats[0].kernel_us, 0)
-        with self.assertRaises(ts.UnknownStrategy):
-            self.t.compute(values.with_("none"), indices.with_("none"))
+        x, long = self.x, self.t.put(np.zeros(5000, "f4"))
+        for error, attempt in (
+            (ts.BadK, lambda: x.topk(0)), (ts.BadK, lambda: x.topk(10)),
+            (ts.BadK, lambda: x.topk(-1)), (ts.BadK, lambda: long.topk(4097)),
+            (TypeError, lambda: x.topk(1.5)), (TypeError, lambda: x.topk(1, axis=None)),
+            (ValueError, lambda: x.topk(1, axis=2)), (ValueError, lambda: x.sum().topk(1)),
+        ):
+            self.assertRaises(error, attempt)
 
     # --- programs
 
@@ -410,15 +316,15 @@ class ArraysTest(python_outsider.Case):
             v, want = v - v.mean() / 2, want - want.mean() / 2
         self.check(v, want, 1e-3)
 
-    def test_a_result_too_large_for_an_answer_goes_through_a_buffer(self):
-        a = RNG.standard_normal(1_500_000).astype("f4")
+    def test_results_too_large_for_an_answer_go_through_buffers(self):
+        a = RNG.permutation(1_200_000).reshape(600, 2000).astype("f4")
         x = self.t.put(a)
-        before = {array.name for array in self.unnamed()}
+        unnamed = lambda: {array.name for array in self.t.list("unnamed/")}  # noqa: E731
+        before = unnamed()
         self.check(x + x, a + a)
-        self.assertTrue(o.eventually(lambda: not self.unnamed_since(before), 5))
-
-    def unnamed_since(self, before):
-        return [array.name for array in self.unnamed() if array.name not in before]
+        for got, want in zip(self.t.compute(*x.topk(1900)), self.largest(a, 1900)):
+            np.testing.assert_array_equal(got, want)
+        self.assertTrue(o.eventually(lambda: unnamed() <= before, 20))
 
     def test_strategy_and_timing(self):
         name = "cpu_serial" if o.Program.device == "cpu" else "tree_sequential"
@@ -463,11 +369,10 @@ class ArraysTest(python_outsider.Case):
             answer = self.t.call("Dot", a=operand, b=operand)
             self.assertEqual(answer.value.real or answer.value.integer, 83)
             self.assertEqual(list(answer.stats.operand_versions), [x.version] * 2)
-        special = self.t.put(np.array([np.nan, np.inf, -0.0, 1e300]))
+        special = self.t.put(np.array([np.nan, np.inf, -0.0]))
         np.testing.assert_array_equal(special.sum().numpy(), np.nan)
         np.testing.assert_array_equal(special[1:].sum().numpy(), np.inf)
-        np.testing.assert_array_equal(special[3:].dot(special[3:]).numpy(), np.inf)
-        self.assertTrue(np.signbit(special[2:3].max().numpy()))
+        self.assertTrue(np.signbit(special[2:].max().numpy()))
 
     def test_keep(self):
         a, x = self.a, self.x
@@ -486,9 +391,6 @@ class ArraysTest(python_outsider.Case):
         self.assertTrue(o.eventually(lambda: name not in self.t, 5))
 
     # --- lifetimes
-
-    def unnamed(self):
-        return self.t.list("unnamed/")
 
     def test_unnamed_buffers_go_with_the_last_reference(self):
         x = self.t.put(self.a)
@@ -539,14 +441,6 @@ class ArraysTest(python_outsider.Case):
             self.t["scope/y"].delete()
         self.assertEqual(self.t.list("scope/"), [])
 
-    def test_threads_share_a_client(self):
-        def work(i):
-            for _ in range(20):
-                got = float((self.x[i] + i).sum())
-                np.testing.assert_allclose(got, (self.a[i] + i).sum(), rtol=1e-4)
-
-        o.in_threads(8, work)
-
     # --- how they look and what they refuse
 
     def test_repr_html_and_pickle(self):
@@ -555,35 +449,29 @@ class ArraysTest(python_outsider.Case):
         self.assertIn("12 x 9", array._repr_html_())
         self.assertIn("<svg", (array + 1)._repr_html_())
         for refused in (array, self.t, array + 1):
-            with self.assertRaisesRegex(TypeError, "pickle"):
-                pickle.dumps(refused)
+            self.assertRaisesRegex(TypeError, "pickle", pickle.dumps, refused)
+        for pair in (array, [array[0], array[1]]):
+            self.assertRaisesRegex(TypeError, r"\.numpy\(\)", np.asarray, pair)
 
     def test_what_numpys_arrays_have_besides(self):
         x = self.x
         for array in (x, x + 1):
             refused = []
-            for name in dir(np.ndarray):
+            for name in (*dir(np.ndarray), "nothing"):
                 try:
                     getattr(array, name)
                 except AttributeError as error:
                     self.assertFalse(hasattr(array, name))
-                    if name.startswith("_"):
+                    if name.startswith("_") or name == "nothing":
                         self.assertNotIsInstance(error, ts.Unsupported)
                         continue
                     self.assertIsInstance(error, ts.NoAttribute)
                     self.assertRegex(str(error), r"\.numpy\(\)|save\(\)")
                     refused.append(name)
-            self.assertLessEqual({"sort", "tolist", "cumsum", "fill", "strides", "flat"}, {*refused})
-        with self.assertRaisesRegex(ts.NoAttribute, "ts.topk"):
-            x.sort()
-        with self.assertRaisesRegex(ts.NoAttribute, "immutable"):
-            x.fill(1)
-        with self.assertRaisesRegex(ts.NoAttribute, "save"):
-            (x + 1).name
-        with self.assertRaises(AttributeError) as caught:
-            x.nothing
-        self.assertNotIsInstance(caught.exception, ts.Unsupported)
-        self.assertEqual(getattr(x, "tolist", 7), 7)
+            self.assertLessEqual({"sort", "tolist", "cumsum", "fill", "strides"}, {*refused})
+        for why, call in (("ts.topk", lambda: x.sort()), ("immutable", lambda: x.fill(1)),
+                          ("save", lambda: (x + 1).name)):
+            self.assertRaisesRegex(ts.NoAttribute, why, call)
 
 
 class ShardsTest(python_outsider.Case):
@@ -617,7 +505,6 @@ class ShardsTest(python_outsider.Case):
         self.assertEqual(moved.devices, ("cpu:2", "cpu:1"))
         self.assertEqual(x.copy().devices, x.devices)
         self.assertEqual(x.copy(device="cpu:1").devices, ("cpu:1",))
-        np.testing.assert_array_equal(moved.numpy(), a)
         np.testing.assert_array_equal((x + moved).numpy(), a + a)
         large = np.arange(300_000, dtype=np.float64)  # in ranges
         far = self.t.put(large, placement=["cpu:1", "cpu:0"])
@@ -626,37 +513,23 @@ class ShardsTest(python_outsider.Case):
     def test_results(self):
         a = (np.arange(60_000) % 7).astype(np.float32)
         x = self.t.put(a, placement="all")
-        for made in (
-            (x * 2).save(placement="all"),
-            (x * 2).save("named", placement=["cpu:2", "cpu:0", "cpu:1"]), self.aio_saved(a),
-        ):
-            self.assertEqual(sorted(made.devices), ["cpu:0", "cpu:1", "cpu:2"])
-        named = self.t["named"]
-        np.testing.assert_array_equal(named.numpy(), a * 2)
-        self.assertEqual(x.save(placement=["cpu:1", "cpu:0"]).devices, ("cpu:1", "cpu:0"))
-        total = named.sum()
-        self.assertEqual(total.item(), 2 * a.sum())
-        self.assertEqual(total.stats[0].devices, 3)
-        with self.assertRaises(ts.BadPlacement):
-            (x * 2).save(placement=["cpu:0", "cpu:0"])
 
-    def aio_saved(self, a):
         async def save():
             async with await ts.aio.connect(self.server.address) as t:
                 x = await t.put(a, placement="all")
                 await (x * 2).save("saved", placement="all")
 
         asyncio.run(save())
-        return self.t["saved"]
-
-    def test_refused(self):
-        for placement in (["cpu:0", "cpu:0"], ["all", "cpu:0"]):
-            with self.assertRaises(ts.BadPlacement):
-                self.t.put(np.zeros(3), placement=placement)
-        with self.assertRaises(ts.BadDevice):
-            self.t.put(np.zeros(3), placement=["cpu:7"])
+        named = (x * 2).save("named", placement=["cpu:2", "cpu:0", "cpu:1"])
+        for made in ((x * 2).save(placement="all"), named, self.t["saved"]):
+            self.assertEqual(sorted(made.devices), ["cpu:0", "cpu:1", "cpu:2"])
+        np.testing.assert_array_equal(named.numpy(), a * 2)
+        self.assertEqual(x.save(placement=["cpu:1", "cpu:0"]).devices, ("cpu:1", "cpu:0"))
+        total = named.sum()
+        self.assertEqual(total.item(), 2 * a.sum())
+        self.assertEqual(total.stats[0].devices, 3)
         with self.assertRaises(ts.BadPlacement):
-            self.t.put(np.zeros(3), device="cpu:0", placement="all")
+            self.t.put(a, device="cpu:0", placement="all")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """What a process takes for transfers of 256 MiB with the Python client, in addition to the arrays
 themselves.
-
-usage: python_memory_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import contextlib

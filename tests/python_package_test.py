@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """The Python package as its users get it: the wheel in a clean environment, the README's lines, the
 tutorial line by line, the examples and their pages.
-
-usage: python_package_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import doctest
@@ -15,8 +13,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-
-import numpy as np
 
 import outsider as o
 import python_outsider
@@ -119,20 +115,6 @@ class PackageTest(python_outsider.Case):
         for name, arguments in SMALL.items():
             with self.subTest(name):
                 run_here(PACKAGE / "examples" / f"{name}.py", self.server.address, *arguments)
-
-    def test_the_file_that_no_memory_holds(self):
-        """Neither this side's nor the server's, which has room for a few pieces of 8 MiB."""
-        path, mib = self.folder / "rows.npy", 256
-        rows = np.lib.format.open_memmap(path, "w+", np.float32, (mib << 14, 16))
-        rows[-1] = 3  # The rest are zeros, and take no room on the disk.
-        del rows
-        server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "96Mi")
-        self.addCleanup(server.kill)
-        example = PACKAGE / "examples" / "streaming_statistics.py"
-        said = run_here(example, server.address, "--file", path, "--piece-mib", "8")
-        self.assertIn(f"{mib << 14} rows, {mib} MiB", said)
-        (peak,) = re.findall("this process: (\\d+) MiB at most", said)
-        self.assertLess(int(peak), mib // 2)
 
     def test_the_comparison_with_peers(self):
         """NumPy in the place of CuPy; the script compares all answers by itself."""

@@ -2,8 +2,6 @@
 """Compares with NumPy every function and ufunc of NumPy's that the Python client has: each argument
 of its signature by name and by position, in every type, at the ends of the integer types. What is
 not served is refused with a way out; no argument has another meaning than in NumPy.
-
-usage: python_signatures_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import inspect

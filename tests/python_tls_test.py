@@ -1,14 +1,7 @@
 #!/usr/bin/env python3
-"""The Python client over TLS: whom it trusts, what it shows, and both clients alike.
-
-usage: python_tls_test.py --server build/bin/tessera-server [unittest arguments]
-"""
+"""The Python client over TLS: whom it trusts, what it shows, and both clients alike."""
 
 import asyncio
-import itertools
-import pathlib
-import tempfile
-import unittest
 
 import numpy as np
 
@@ -20,21 +13,17 @@ from authority import Authority
 SOON = {"connect_timeout": 0.7}  # Of those that never come.
 
 
-class TlsTest(unittest.TestCase):
+class TlsTest(o.Case):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = pathlib.Path(folder.name)
+        super().setUpClass()
         cls.ca, cls.foreign = (Authority(cls.folder, name) for name in ("home", "foreign"))
-        cls.cert, cls.key = map(str, cls.ca.issue("server"))
         cls.mine = dict(zip(("tls_cert", "tls_key"), map(str, cls.ca.issue("client"))))
-        cls.server = o.Server(folder.name, "--tls-cert", cls.cert, "--tls-key", cls.key)
+        cert, key = cls.ca.issue("server")
+        flags = ("--tls-cert", cert, "--tls-key", key)
+        cls.server = o.Server(cls.folder, *flags)
         cls.addClassCleanup(cls.server.kill)
-        cls.strict = o.Server(
-            folder.name, "--tls-cert", cls.cert, "--tls-key", cls.key, "--tls-client-ca",
-            str(cls.ca.cert),
-        )
+        cls.strict = o.Server(cls.folder, *flags, "--tls-client-ca", cls.ca.cert)
         cls.addClassCleanup(cls.strict.kill)
 
     def total(self, server, **options):
@@ -44,17 +33,17 @@ class TlsTest(unittest.TestCase):
     def test_who_is_trusted(self):
         self.assertEqual(self.total(self.server, tls_ca=str(self.ca.cert)), 12)
         port = self.server.address.split(":")[1]
+        array = np.random.default_rng(1).random(1 << 20)
         with ts.connect(f"localhost:{port}", tls_ca=str(self.ca.cert)) as t:
-            self.assertEqual(t.list("unnamed/"), [])
+            np.testing.assert_array_equal(t.put(array).numpy(), array)
         for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}):
             with self.subTest(options), self.assertRaisesRegex(ts.Unreachable,
                                                                "certificate .*was refused"):
                 self.total(self.server, **SOON, **options)
         with self.assertRaisesRegex(ts.Unreachable, "TLS"):
             self.total(self.server, **SOON)
-        pair = map(str, self.ca.issue("elsewhere", names="DNS:gpu.example"))
-        server = o.Server(self.folder, *itertools.chain(*zip(("--tls-cert", "--tls-key"), pair)))
-        self.addCleanup(server.kill)
+        cert, key = self.ca.issue("elsewhere", names="DNS:gpu.example")
+        server = self.serve("--tls-cert", cert, "--tls-key", key)
         with self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused.*not in peer"):
             self.total(server, **SOON, tls_ca=str(self.ca.cert))
         self.assertEqual(
@@ -73,11 +62,6 @@ class TlsTest(unittest.TestCase):
             ts.connect(self.strict.address, tls_cert=self.mine["tls_cert"])
         with self.assertRaises(FileNotFoundError):
             ts.connect(self.strict.address, tls_ca="/none")
-
-    def test_a_large_array(self):
-        array = np.random.default_rng(1).random(1 << 20)
-        with ts.connect(self.server.address, tls_ca=str(self.ca.cert)) as t:
-            np.testing.assert_array_equal(t.put(array).numpy(), array)
 
     def test_asyncio(self):
         async def work():

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Every test, file and name that a document names exists, and every limit of the server has its
-line in docs/reliability.md.
-
-usage: reliability_test.py
-"""
+line in docs/reliability.md."""
 
 import pathlib
 import re

@@ -8,8 +8,6 @@ usage: rolling_restart_test.py --server build/bin/tessera-server --cli build/bin
 
 import importlib
 import json
-import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -33,11 +31,9 @@ SERVICE_CONFIG = {
 }
 
 
-class RollingRestartTest(unittest.TestCase):
+class RollingRestartTest(o.FreshCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        super().setUp()
         self.authority = Authority(self.folder, "ca")
         cert, key = self.authority.issue("tessera", names="IP:127.0.0.1,DNS:tessera")
         self.mine = self.authority.issue("caller")
@@ -58,8 +54,7 @@ class RollingRestartTest(unittest.TestCase):
         ]  # fmt: skip
 
     def healthy(self, address):
-        words = map(str, [*self.command(address), "--timeout", "5s", "health"])
-        return subprocess.run(list(words), capture_output=True, timeout=60).returncode == 0
+        return o.run(*self.command(address), "--timeout", "5s", "health").returncode == 0
 
     def target(self, servers):
         """In gRPC's own words."""

@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""How ./dev test counts what suites have run: failures and skips within suites of Python too.
-
-usage: runner_test.py [unittest arguments]
-"""
+"""How ./dev test counts what suites have run: failures and skips within suites of Python too."""
 
 import pathlib
 import subprocess

@@ -5,20 +5,19 @@ against the package database and against the libraries that the programs load.
 usage: sbom_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 import urllib.parse
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "deploy" / "sbom.sh"
-PROGRAMS = []
+import outsider as o
+
+SCRIPT = o.ROOT / "deploy" / "sbom.sh"
+PROGRAMS = (o.Program.path, o.Program.cli)
 
 # Those of SPDX 2.3 that the script uses.
 RELATIONS = {
@@ -28,7 +27,7 @@ RELATIONS = {
 
 def run(*command, text=None, epoch="1700000000"):
     return subprocess.run(
-        list(map(str, command)), input=text, capture_output=True, text=True, check=True, cwd=ROOT,
+        list(map(str, command)), input=text, capture_output=True, text=True, check=True, cwd=o.ROOT,
         timeout=300, env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
     ).stdout
 
@@ -168,9 +167,4 @@ class SbomTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    PROGRAMS = [os.path.abspath(programs.server), os.path.abspath(programs.cli)]
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -9,15 +9,12 @@ import base64
 import hashlib
 import json
 import os
-import pathlib
 import re
 import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
-import unittest
 import urllib.request
 
 import numpy as np
@@ -26,8 +23,6 @@ import outsider as o
 from authority import Authority
 from callers import PIECE, Caller, every_method, line_of, replace
 from python_outsider import PACKAGE
-
-CLI = None
 
 
 def forms(secret):
@@ -43,18 +38,9 @@ def forms(secret):
     return found
 
 
-class SecretsTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.root = tempfile.TemporaryDirectory()
-        o.make_stubs(cls.root.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.root.cleanup()
-
+class SecretsTest(o.FreshCase):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root.name))
+        super().setUp()
         self.said = {}  # everything that was read, by where it was read
 
     def say(self, where, text):
@@ -62,43 +48,27 @@ class SecretsTest(unittest.TestCase):
 
     def serve(self, token, *flags):
         replace(self.folder / "tokens", line_of(token, "admin", "one") + "\n")
-        talkative = {"GRPC_VERBOSITY": "debug"}
-        before = {name: os.environ.get(name) for name in talkative}
-        os.environ.update(talkative)
-        try:
-            server = o.Server(
-                self.folder, "--no-warm-up", "--tokens", str(self.folder / "tokens"),
-                "--log-level", "trace", "--slow-call", "1us", "--metrics-listen", "127.0.0.1:0",
-                "--spans", str(self.folder / "spans"), "--shared-memory",
-                str(self.folder / "shared"), *map(str, flags),
-            )
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
-        self.addCleanup(server.kill)
-        return server
+        return super().serve(
+            "--tokens", self.folder / "tokens", "--log-level", "trace", "--slow-call", "1us",
+            "--metrics-listen", "127.0.0.1:0", "--spans", self.folder / "spans",
+            "--shared-memory", self.folder / "shared", *flags, GRPC_VERBOSITY="debug",
+        )  # fmt: skip
 
     def command(self, *arguments, token=None, token_file=None, where="command line"):
         """Runs the command line, and looks at it as other users can: by ps."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-        environment["GRPC_VERBOSITY"] = "debug"
-        if token is not None:
-            environment["TESSERA_TOKEN"] = token
-        if token_file is not None:
-            environment["TESSERA_TOKEN_FILE"] = str(token_file)
+        given = {"TESSERA_TOKEN": token, "TESSERA_TOKEN_FILE": token_file}
+        given = {name: str(value) for name, value in given.items() if value is not None}
         process = subprocess.Popen(
-            [CLI, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=environment, text=True,
+            [o.Program.cli, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
+            stderr=subprocess.STDOUT, env=o.environment(GRPC_VERBOSITY="debug", **given),
         )
-        listed = subprocess.run(
-            ["ps", "-ww", "-o", "args=", "-p", str(process.pid)], capture_output=True, text=True
-        )
-        self.say("ps", listed.stdout)
+        self.say_what_ps_shows(process)
         out, _ = process.communicate(timeout=120)
         self.say(where, out)
         return process.returncode, out
+
+    def say_what_ps_shows(self, process):
+        self.say("ps", o.run("ps", "-ww", "-o", "args=", "-p", process.pid).stdout)
 
     def assert_kept(self, *kept):
         for where, texts in self.said.items():
@@ -113,8 +83,7 @@ class SecretsTest(unittest.TestCase):
         right, wrong = (f"{mark}-{secrets.token_urlsafe(32)}" for mark in ("right", "wrong"))
         for flags in ((), ("--log-format", "json")):
             server = self.serve(right, *flags)
-            self.say("ps", subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(server.pid)],
-                                          capture_output=True, text=True).stdout)
+            self.say_what_ps_shows(server)
             for token in (right, wrong):
                 self.call_everything(server, token)
                 self.run_everything(server, token)
@@ -189,12 +158,10 @@ class SecretsTest(unittest.TestCase):
                     traceback.print_exc()
                     print(repr(error), vars(error))
         """)
-        environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "TESSERA_TOKEN": token,
-                       "GRPC_VERBOSITY": "debug"}
-        ended = subprocess.run(
-            [sys.executable, "-c", script, server.address], capture_output=True, text=True,
-            timeout=120, env=environment,
+        environment = o.environment(
+            PYTHONPATH=str(PACKAGE), TESSERA_TOKEN=token, GRPC_VERBOSITY="debug"
         )
+        ended = o.run(sys.executable, "-c", script, server.address, env=environment)
         self.say("Python", ended.stdout + ended.stderr)
 
     def test_keys_stay_out_of_all_that_can_be_read(self):
@@ -224,5 +191,4 @@ class SecretsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    CLI, rest = o.server_and_cli()
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""service_bench against a server on the CPU: every operation, load and flag in short runs.
-
-usage: service_bench_test.py --bench build/bin/service_bench --server build/bin/tessera-server
-       --cli build/bin/tessera [unittest arguments]
-"""
+"""service_bench against a server on the CPU: every operation, load and flag in short runs."""
 
 import contextlib
 import json
@@ -70,16 +66,14 @@ class ServiceBenchTest(o.Case):
         self.assertEqual(document["options"]["seed"], 1)
         (us,) = [target for target in document["targets"] if target["name"] == "us"]
         self.assertEqual(us["devices"][0]["name"], "cpu")
+        self.assertEqual(self.server.client().names(), [])
 
     def test_shared_memory(self):
         _, rows = self.measure("--operations", ",".join(SHARED), "--callers", "1,3")
-        self.assertEqual(self.targets(rows), {"us", "bare gRPC"})
         self.assertEqual({operation for operation, *_ in rows}, set(SHARED))
         self.assertEqual(len(rows), 2 * 2 * len(SHARED))
         for key, row in rows.items():
             self.assertGreater(row["median"]["per_second"], 0, key)
-
-    def test_a_server_without_shared_memory(self):
         server = self.serve()
         done = short_run("--target", server.address, "--operations", "upload_shared")
         self.assertEqual(done.returncode, 1, done.stdout)
@@ -108,13 +102,6 @@ class ServiceBenchTest(o.Case):
         half = rows["dot", 4096, 2, ("load", 0.5), "us"]["rounds"]
         for full, part in zip(closed, half):
             self.assertLess(part["per_second"], 0.8 * full["per_second"])
-
-    def test_an_open_loop_counts_the_wait_for_a_slow_server(self):
-        # Far more than any server answers: calls wait for each other, and the wait counts.
-        _, rows = self.measure("--operations", "upload", "--rate", "20000", "--rounds", "1")
-        for waited in (row["median"] for row in rows.values()):
-            self.assertLess(waited["per_second"], 10000 << 20)
-            self.assertGreater(waited["p50_us"], 20000)
 
     def test_rest(self):
         _, rows = self.measure("--rest", "0.05,0.1", "--operations", "ping,upload")
@@ -171,33 +158,22 @@ class ServiceBenchTest(o.Case):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("bare gRPC unix", done.stdout)
 
-    def test_no_buffers_stay(self):
-        self.measure("--operations", "dot,matmul,upload,download", "--beside", "upload:2")
-        self.assertEqual(self.server.client().names(), [])
-
     def test_bad_flags(self):
         for flags, said in [
+            *(([flag, "0"], f"{flag}: Value 0 not in range") for flag in (
+                "--elements", "--side", "--transfer-mib", "--rate", "--load", "--seconds",
+                "--rounds")),
             (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,dots,chain,"),
             (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
-            (["--target", "a="], '"a=" is not NAME=ADDRESS'),
             (["--target", "a=x", "--target", "a=y"], 'two are named "a"'),
             (["--target", "bare gRPC=x"], 'the name "bare gRPC" is taken'),
             (["--callers", "1,0"], "--callers: Value 0 not in range"),
-            (["--elements", "0"], "--elements: Value 0 not in range"),
-            (["--side", "0"], "--side: Value 0 not in range"),
-            (["--transfer-mib", "0"], "--transfer-mib: Value 0 not in range"),
-            (["--rate", "0"], "--rate: Value 0 not in range"),
-            (["--load", "0"], "--load: Value 0 not in range"),
             (["--rest", "-1"], "--rest: Value -1 not in range"),
-            (["--beside", "upload"], "needs 1 to 4096 callers"),
             (["--beside", "upload:0"], "needs 1 to 4096 callers"),
             (["--beside", "nope:2"], '"nope" is none of ping, dot'),
-            (["--seconds", "0"], "--seconds: Value 0 not in range"),
-            (["--rounds", "0"], "--rounds: Value 0 not in range"),
             (["--seed", "x"], "--seed"),
             (["--nope"], "--nope"),
             (["serve"], "address is required"),
-            (["serve-naive"], "address is required"),
         ]:
             done = o.run(BENCH, *flags)
             self.assertGreater(done.returncode, 100, flags)

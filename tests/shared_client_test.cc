@@ -16,8 +16,7 @@
 #include "client/client.h"
 #include "kernels/base/error.h"
 #include "tessera/v1/shared_memory.grpc.pb.h"
-#include "tests/fake_device.h"
-#include "tests/test_server.h"
+#include "tests/client_fixture.h"
 
 namespace tessera {
 namespace {
@@ -32,23 +31,16 @@ std::string SocketPath() {
 }
 
 tessera::Options SharedOptions() {
-  tessera::Options options = TestOptions();
-  options.listen = {"127.0.0.1:0"};
+  tessera::Options options = TcpOptions();
   options.shared_memory = SocketPath();
   return options;
 }
 
-std::string Pattern(std::size_t bytes) {
-  std::string data(bytes, '\0');
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 251);
-  return data;
-}
-
 class SharedClientTest : public ::testing::Test {
  protected:
-  explicit SharedClientTest(const tessera::Options& options = SharedOptions())
+  SharedClientTest()
       : device_(new FakeDevice),
-        server_(options, Devices()),
+        server_(SharedOptions(), Devices()),
         client_({.server = server_.address()}) {}
 
   std::vector<std::unique_ptr<Device>> Devices() {
@@ -60,18 +52,6 @@ class SharedClientTest : public ::testing::Test {
                                  const UploadOptions& options = {}) {
     return client_.Upload(name, DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
                           FromMemory(data), options);
-  }
-  std::string Get(const std::string& name, const DownloadOptions& options = {}) {
-    std::string data;
-    const auto buffer = client_.Download(
-        name,
-        [&](const v1::Buffer&, std::string_view bytes) {
-          data += bytes;
-          return absl::OkStatus();
-        },
-        options);
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    return data;
   }
   // Uploads an array while the server still copies into a slot that the client has given up. The
   // copy ends after the source has filled the slot of the upload.
@@ -85,7 +65,7 @@ class SharedClientTest : public ::testing::Test {
     };
     const auto buffer = client.Upload("new", DType::kI32, {kSlot / 4}, source);
     ASSERT_TRUE(buffer.ok()) << buffer.status();
-    EXPECT_TRUE(Get("new") == data);
+    EXPECT_TRUE(Get(client_, "new") == data);
   }
   // What the messages of gRPC have carried since the last time.
   std::uint64_t Wire() {
@@ -104,36 +84,30 @@ TEST_F(SharedClientTest, LargeArraysLeaveTheWireAlone) {
   for (const std::size_t size : {kLeast, kSlot - 4, kSlot, kSlot + 4, 2 * kSlot, 5 * kSlot + 12}) {
     const std::string data = Pattern(size);
     std::uint64_t sent = 0;
-    UploadOptions options;
-    options.replace = true;
-    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
-    const auto buffer = Put("x", data, options);
+    const auto progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const auto buffer = Put("x", data, {.replace = true, .progress = progress});
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(buffer->state(), v1::Buffer::STATE_READY);
     EXPECT_EQ(sent, size);
-    EXPECT_TRUE(Get("x") == data) << size;
+    EXPECT_TRUE(Get(client_, "x") == data) << size;
     EXPECT_LT(Wire(), 16 << 10);
-    EXPECT_TRUE(Get("x", {.offset = 4}) == data.substr(4));
+    EXPECT_TRUE(Get(client_, "x", {.offset = 4}) == data.substr(4));
     const DownloadOptions window{.offset = 8, .limit = size - 16};
-    EXPECT_TRUE(Get("x", window) == data.substr(8, size - 16));
+    EXPECT_TRUE(Get(client_, "x", window) == data.substr(8, size - 16));
     Wire();
   }
 }
 
 TEST_F(SharedClientTest, SmallOnesAndOthersDoNot) {
-  const std::string small = Pattern(kLeast - 4);
+  const std::string small = Pattern(kLeast - 4), large = Pattern(kLeast);
   ASSERT_TRUE(Put("small", small).ok());
   EXPECT_GT(Wire(), small.size());
-  EXPECT_TRUE(Get("small") == small);
+  EXPECT_TRUE(Get(client_, "small") == small);
   EXPECT_GT(Wire(), small.size());
-  const std::string large = Pattern(kLeast);
   Client unwilling({.server = server_.address(), .shared_memory = false});
-  ASSERT_TRUE(
-      unwilling
-          .Upload("large", DType::kI32, {static_cast<std::int64_t>(kLeast / 4)}, FromMemory(large))
-          .ok());
+  ASSERT_TRUE(unwilling.Upload("large", DType::kI32, {kLeast / 4}, FromMemory(large)).ok());
   EXPECT_GT(unwilling.traffic().sent_bytes, large.size());
-  EXPECT_TRUE(Get("large") == large);
+  EXPECT_TRUE(Get(client_, "large") == large);
 }
 
 TEST_F(SharedClientTest, SourcesAreAskedInOrderByOneThreadAtATime) {
@@ -192,11 +166,9 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   };
   for (const Way& way : {Way{"one slot", client_, kLeast}, Way{"slots", client_, 3 * kSlot},
                          Way{"a stream", wire, kLeast}, Way{"streams", wire, kSlot, 4}}) {
-    UploadOptions options;
-    options.replace = true;
-    options.streams = way.streams;
     const auto replace = [&](const Source& source) {
       const std::int64_t shape[] = {static_cast<std::int64_t>(way.size / 4)};
+      const UploadOptions options = {.replace = true, .streams = way.streams};
       return way.client.Upload("x", DType::kI32, shape, source, options).status();
     };
     for (const std::size_t end : {std::size_t{1}, way.size / 2, way.size}) {
@@ -215,11 +187,10 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kMib);
   ASSERT_TRUE(memory.ok()) << memory.status();
   device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
-  UploadOptions options;
-  options.replace = true;
-  expect_old(client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 0, options).status(),
-             "memory of the caller");
-  EXPECT_TRUE(Get("x") == old);
+  expect_old(
+      client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 0, {.replace = true}).status(),
+      "memory of the caller");
+  EXPECT_TRUE(Get(client_, "x") == old);
 }
 
 TEST_F(SharedClientTest, ADrainClosesTheSocketOfRegions) {
@@ -244,7 +215,7 @@ TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
   EXPECT_EQ(client_.Download("x", stop).status().message(), "enough");
   device_->Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
   EXPECT_EQ(ErrorReason(client_.Download("x", none).status()), "CUDA_ERROR");
-  EXPECT_TRUE(Get("x") == data);
+  EXPECT_TRUE(Get(client_, "x") == data);
 }
 
 TEST_F(SharedClientTest, MoreTransfersThanSlots) {
@@ -253,11 +224,9 @@ TEST_F(SharedClientTest, MoreTransfersThanSlots) {
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {
       const std::string name = "x" + std::to_string(i);
-      UploadOptions replace;
-      replace.replace = true;
       for (int round = 0; round < 3; ++round) {
-        EXPECT_TRUE(Put(name, data, replace).ok());
-        EXPECT_TRUE(Get(name) == data);
+        EXPECT_TRUE(Put(name, data, {.replace = true}).ok());
+        EXPECT_TRUE(Get(client_, name) == data);
       }
     });
   }
@@ -357,8 +326,8 @@ TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
     held.thread.join();
   }
   for (const char fill : {'o', 'a', 'b', 'c', 'd'})
-    EXPECT_TRUE(Get(std::string(1, fill)) == std::string(kLeast, fill)) << fill;
-  EXPECT_TRUE(Get("last") == last);
+    EXPECT_TRUE(Get(client_, std::string(1, fill)) == std::string(kLeast, fill)) << fill;
+  EXPECT_TRUE(Get(client_, "last") == last);
 }
 
 TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
@@ -369,7 +338,7 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   std::memcpy(memory->bytes().data() + 100, data.data(), data.size());
   const auto buffer = client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 100);
   ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_TRUE(Get("x") == data);
+  EXPECT_TRUE(Get(client_, "x") == data);
   const auto got = client_.DownloadShared("x", *memory, kMib + 100, 2 * kMib, 8);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->size(), kMib - 8);
@@ -392,28 +361,23 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
 }
 
-TEST(SharedClient, GoesOnWithoutSharedMemory) {
-  tessera::Options options = SharedOptions();
-  options.shared_memory.clear();
-  TestServer server(options);
-  Client client({.server = server.address()});
-  const std::string data = Pattern(2 * kSlot);
-  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 2}, FromMemory(data)).ok());
-  std::string got(data.size(), '\0');
-  ASSERT_TRUE(client.Download("x", absl::MakeSpan(got)).ok());
-  EXPECT_TRUE(got == data);
-  EXPECT_EQ(client.MakeSharedMemory(1).status().code(), absl::StatusCode::kUnimplemented);
-}
-
-TEST(SharedClient, GoesOnWhereTheServerHasNoRoom) {
-  tessera::Options options = SharedOptions();
-  options.shared_memory_limit = kMib;
-  TestServer server(options);
-  Client client({.server = server.address()});
-  const std::string data = Pattern(kSlot);
-  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 4}, FromMemory(data)).ok());
-  EXPECT_GT(client.traffic().sent_bytes, data.size());
-  EXPECT_EQ(ErrorReason(client.MakeSharedMemory(2 * kMib).status()), "SHARED_MEMORY_EXHAUSTED");
+TEST(SharedClient, GoesOnWithoutSharedMemoryOrWhereTheServerHasNoRoom) {
+  for (const bool shared : {false, true}) {
+    tessera::Options options = shared ? SharedOptions() : TcpOptions();
+    options.shared_memory_limit = kMib;
+    TestServer server(options);
+    Client client({.server = server.address()});
+    const std::string data = Pattern(2 * kSlot);
+    ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 2}, FromMemory(data)).ok());
+    EXPECT_GT(client.traffic().sent_bytes, data.size());
+    std::string got(data.size(), '\0');
+    ASSERT_TRUE(client.Download("x", absl::MakeSpan(got)).ok());
+    EXPECT_TRUE(got == data);
+    const absl::Status none = client.MakeSharedMemory(2 * kMib).status();
+    EXPECT_EQ(none.code(),
+              shared ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(ErrorReason(none), shared ? "SHARED_MEMORY_EXHAUSTED" : "") << none;
+  }
 }
 
 TEST(SharedClient, FindsANewServer) {

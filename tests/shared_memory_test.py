@@ -5,6 +5,7 @@ left behind by clients that lie, hang, or die.
 usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
+import unittest
 
 import numpy as np
 
@@ -160,7 +161,7 @@ def is_clean(server, client):
 
 
 def path_of(server):
-    return server.shared_path
+    return server.log_path.parent / "shared.sock"
 
 
 # --- Transfers ------------------------------------------------------------------------------------
@@ -188,7 +189,6 @@ def test_contents_of_every_size(server, client):
         assert np.array_equal(region.bytes[at + 1 : at + 1 + data.size], data), size
         assert np.all(region.bytes[: at + 1] == 0xEE)
         assert np.all(region.bytes[at + 1 + data.size :] == 0xEE), size
-    region.close()
 
 
 def test_ranges_of_a_draft(server, client):
@@ -209,14 +209,9 @@ def test_ranges_of_a_draft(server, client):
                 client.upload([dict(message, version=draft.version)])
                 continue
             region.bytes[:size] = data[at : at + size]
-            answer = call(
-                client,
-                "UploadShared",
-                name="d",
-                version=draft.version,
-                offset=at,
-                source=region.range(0, size),
-            )
+            source = region.range(0, size)
+            answer = call(client, "UploadShared", name="d", version=draft.version, offset=at,
+                          source=source)
             assert answer.buffer.state == 1 and answer.buffer.version == draft.version
     sealed = client.call("SealBuffer", name="d", version=draft.version).buffer
     assert sealed.state == 2
@@ -232,75 +227,46 @@ def test_ranges_of_a_draft(server, client):
         assert np.all(region.bytes[expected.size :] == 0)
     answer = call(client, "DownloadShared", name="d", offset=4 * MIB, target=region.range(0, MIB))
     assert answer.size == 0
-    region.close()
-
-
-def test_results_are_those_of_numpy(server, client):
-    """An operation on what came from a region, and its result into it."""
-    region = Region(path_of(server), 8 * MIB)
-    floats = np.frombuffer(region.memory, np.float32)
-    a = RNG.standard_normal(MIB).astype(np.float32)
-    floats[:MIB] = a
-    spec = o.buffers.BufferSpec(dtype=1, shape=[MIB])
-    call(client, "UploadShared", name="a", spec=spec, source=region.range(0, 4 * MIB))
-    operand = o.resident("a")
-    client.call("Add", a=operand, b=operand, result=o.into("b"))
-    call(client, "DownloadShared", name="b", target=region.range(4 * MIB, 4 * MIB))
-    assert np.array_equal(floats[MIB:], a + a)
-    region.close()
 
 
 def test_replacing_and_names(server, client):
-    """Creation is that of Upload: names, replacement, devices, lifetimes, quota."""
+    """Names, drafts and ranges are those of Upload and Download."""
     region = Region(path_of(server), MIB)
     source = region.range(0, 4)
+    bad = "INVALID_ARGUMENT"
 
-    def upload(name="n", source=source, **spec):
-        spec = o.buffers.BufferSpec(**{"dtype": 1, "shape": [1], **spec})
-        return attempt(client, "UploadShared", name=name, spec=spec, source=source)
+    def upload(name="n", **fields):
+        return attempt(client, "UploadShared", name=name, source=source, **fields)
 
-    first = upload()
+    def download(name="n", **fields):
+        return attempt(client, "DownloadShared", name=name, target=source, **fields)
+
+    def created(name="n", shape=(1,), **spec):
+        return upload(name, spec=o.buffers.BufferSpec(dtype=1, shape=shape, **spec))
+
+    first = created()
     assert first.ok, first
-    refused(upload(), "ALREADY_EXISTS", "BUFFER_EXISTS")
-    second = upload(replace=True)
+    refused(created(), "ALREADY_EXISTS", "BUFFER_EXISTS")
+    second = created(replace=True)
     assert second.ok and second.answer.buffer.version > first.answer.buffer.version
-    refused(upload(name="no spaces"), "INVALID_ARGUMENT", "BAD_NAME")
-    refused(upload(name="m", dtype=0), "INVALID_ARGUMENT", "BAD_DTYPE")
-    refused(upload(name="m", shape=[-1]), "INVALID_ARGUMENT", "BAD_SHAPE")
-    refused(upload(name="m", device="tpu:0"), "INVALID_ARGUMENT", "BAD_DEVICE")
-    refused(upload(name="m", shape=[2]), "INVALID_ARGUMENT", "BAD_RANGE", size=4, expected=8)
-    refused(upload(name="m", shape=[0]), "INVALID_ARGUMENT", "BAD_RANGE", size=4, expected=0)
-    refused(upload(name="m", shape=[1 << 40]), "INVALID_ARGUMENT", "BAD_RANGE")
-    ttl = upload(name="t", ttl={"seconds": 3600})
+    for shape, expected in (((2,), 8), ((0,), 0), ((1 << 40,), 4 << 40)):
+        refused(created("m", shape), bad, "BAD_RANGE", size=4, expected=expected)
+    ttl = created("t", ttl={"seconds": 3600})
     assert ttl.ok and ttl.answer.buffer.HasField("expire_time")
     spec = o.buffers.BufferSpec(dtype=1, shape=[1])
     for more, field in ((dict(version=7), "version"), (dict(offset=4), "offset")):
-        outcome = attempt(client, "UploadShared", name="m", spec=spec, source=source, **more)
-        refused(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", field=field)
+        refused(upload("m", spec=spec, **more), bad, "BAD_MESSAGE", field=field)
     assert sorted(client.names()) == ["n", "t"]
-    # Drafts.
-    into = dict(source=source)
-    refused(attempt(client, "UploadShared", name="m", **into), "NOT_FOUND", "BUFFER_NOT_FOUND")
-    sealed = attempt(client, "UploadShared", name="n", **into)
-    refused(sealed, "FAILED_PRECONDITION", "BUFFER_SEALED")
+    refused(upload("m"), "NOT_FOUND", "BUFFER_NOT_FOUND")
+    refused(upload(), "FAILED_PRECONDITION", "BUFFER_SEALED")
     draft = client.create("m", np.zeros(2, np.float32))
-    wrong = attempt(client, "UploadShared", name="m", version=draft.version + 1, **into)
-    refused(wrong, "FAILED_PRECONDITION", "VERSION_MISMATCH")
+    refused(upload("m", version=draft.version + 1), "FAILED_PRECONDITION", "VERSION_MISMATCH")
     for offset in (5, 8, 1 << 63, (1 << 64) - 1, (1 << 64) - 4):
-        outcome = attempt(client, "UploadShared", name="m", offset=offset, **into)
-        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE")
-    # Downloads.
-    target = region.range(0, 4)
-    outcome = attempt(client, "DownloadShared", name="m", target=target)
-    refused(outcome, "FAILED_PRECONDITION", "BUFFER_NOT_READY")
-    outcome = attempt(client, "DownloadShared", name="?", target=target)
-    refused(outcome, "NOT_FOUND", "BUFFER_NOT_FOUND")
-    outcome = attempt(client, "DownloadShared", name="n", version=1, target=target)
-    refused(outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH")
+        refused(upload("m", offset=offset), bad, "BAD_RANGE")
+    refused(download("m"), "FAILED_PRECONDITION", "BUFFER_NOT_READY")
+    refused(download(version=1), "FAILED_PRECONDITION", "VERSION_MISMATCH")
     for offset in (5, 1 << 63, (1 << 64) - 1):
-        outcome = attempt(client, "DownloadShared", name="n", offset=offset, target=target)
-        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", limit=4)
-    region.close()
+        refused(download(offset=offset), bad, "BAD_RANGE", limit=4)
 
 
 def test_truth_values(server, client):
@@ -321,7 +287,6 @@ def test_truth_values(server, client):
     call(client, "UploadShared", name="d", source=region.range(0, 1000))
     client.call("SealBuffer", name="d")
     assert client.download("d") == bytes([0, 1] * 500)
-    region.close()
 
 
 def test_ranges_outside_of_the_region(server, client):
@@ -338,7 +303,6 @@ def test_ranges_outside_of_the_region(server, client):
         outcome = attempt(client, "DownloadShared", name="x", target=outside)
         refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", offset=offset, size=length, limit=size)
     assert client.names() == ["x"]
-    region.close()
 
 
 def test_tokens(server, client):
@@ -432,7 +396,6 @@ def test_files_that_are_no_region(server, client):
         assert client.download("x") == b"\0" * 4 * PAGE
     connection.close()
     region = Region(path, PAGE)  # it serves on
-    region.close()
 
 
 def test_nobody_takes_pages_away(server, client):
@@ -459,7 +422,6 @@ def test_nobody_takes_pages_away(server, client):
     spec = o.buffers.BufferSpec(dtype=5, shape=[4 * PAGE])
     call(client, "UploadShared", name="x", spec=spec, source=region.range(0, 16 * PAGE))
     assert client.download("x") == b"\7" * (16 * PAGE)
-    region.close()
 
 
 def test_garbage_and_silence(server, client):
@@ -487,7 +449,7 @@ def test_garbage_and_silence(server, client):
     assert time.monotonic() - begin < HANDSHAKE_S
     for connection in silent:
         assert connection.recv(1) == b""
-    assert HANDSHAKE_S - 0.5 < time.monotonic() - begin < HANDSHAKE_S + 3
+    assert time.monotonic() - begin > HANDSHAKE_S - 0.5
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
 
 
@@ -534,36 +496,37 @@ def test_permissions(server, client):
 # --- Ends -----------------------------------------------------------------------------------------
 
 
+def large_upload(server, client, **spec):
+    """A region of 256 MiB, and a function that begins an upload of it to "x"."""
+    region = Region(path_of(server), 256 * MIB)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], **spec)
+    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    upload = o.shared_grpc.SharedMemoryServiceStub(client.channel).UploadShared
+    return region, lambda timeout=60: upload.future(request, timeout=timeout)
+
+
 def test_a_region_that_ends_during_a_transfer(server, client):
     """The transfer goes on to its end; the memory goes with it."""
-    region = Region(path_of(server), 256 * MIB)
+    region, begin = large_upload(server, client)
     region.bytes[:] = 3
-    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB])
-    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
-    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
-    future = stub.UploadShared.future(request, timeout=60)
+    future = begin()
     assert eventually(lambda: client.names() == ["x"], 5, 0.001)
     region.connection.close()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
-    answer = client.download("x", offset=255 * MIB)
-    assert answer == b"\3" * MIB
+    assert client.download("x", offset=255 * MIB) == b"\3" * MIB
     assert eventually(lambda: is_clean(server, client), 5)
-    region.close()
 
 
 def test_cancelled_transfers(server, client):
     """Callers that leave, and deadlines: nothing stays, and drafts that were created go."""
-    region = Region(path_of(server), 256 * MIB)
-    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], replace=True)
-    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
-    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    region, begin = large_upload(server, client, replace=True)
     for i in range(12):
         if i % 2:
-            outcome = o.outcome_of(lambda: stub.UploadShared(request, timeout=0.002 * i))
+            outcome = o.outcome_of(begin(timeout=0.002 * i))
             assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
         else:
-            future = stub.UploadShared.future(request, timeout=60)
+            future = begin()
             time.sleep(0.004 * i)
             future.cancel()
             if not future.cancelled():
@@ -677,7 +640,6 @@ def test_writers_during_transfers(server, client):
     stop.set()
     writer.join()
     assert client.dot_of_ones() == 1
-    region.close()
 
 
 def test_many_transfers_at_once(server, client):
@@ -708,84 +670,68 @@ def test_many_transfers_at_once(server, client):
     assert not wrong, wrong[:3]
     for outcome in too_many:
         assert outcome.code == "RESOURCE_EXHAUSTED", outcome
-    for region in regions:
-        region.close()
 
 
 def test_no_service_without_the_flag(server, client):
-    other = o.Server(pathlib.Path(path_of(server)).parent, "--no-warm-up")
-    try:
+    with o.Server(server.log_path.parent) as other:
         outcome = attempt(other.client(), "GetSharedMemory")
         assert outcome.code == "UNIMPLEMENTED", outcome
-    finally:
-        other.kill()
 
 
 def test_restart(server, client):
-    """A socket that a killed server left is taken over; one in use is not. Tokens do not survive."""
-    path = path_of(server)
-    region = Region(path, PAGE)
-    folder = pathlib.Path(path).parent
+    """A socket that a killed server left is taken over; one in use is not. Tokens do not
+    survive."""
+    folder = server.log_path.parent
+    path = folder / "restarted.sock"
     flags = ("--shared-memory", path, *FLAGS)
-    try:
-        o.Server(folder, *flags).kill()
-        raise RuntimeError("two servers share a socket")
-    except AssertionError:
-        pass
-    server.process.kill()
-    server.process.wait()
-    assert region.connection.recv(1) == b"" and os.path.exists(path)
-    second = o.Server(folder, *flags)
-    try:
+    with o.Server(folder, *flags) as first:
+        region = Region(path, PAGE)
+        try:
+            o.Server(folder, *flags).kill()
+            raise RuntimeError("two servers share a socket")
+        except AssertionError:
+            pass
+        first.process.kill()
+        assert region.connection.recv(1) == b"" and path.exists()
+    with o.Server(folder, *flags) as second:
         mine = second.client()
         mine.put("x", np.ones(1, np.float32))
         outcome = attempt(mine, "DownloadShared", name="x", target=region.range(0, 4))
         refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
         again = Region(path, PAGE)
         assert attempt(mine, "DownloadShared", name="x", target=again.range(0, 4)).ok
-        assert second.stop() == 0 and not os.path.exists(path)
+        assert second.stop() == 0 and not path.exists()
         assert again.connection.recv(1) == b""
-    finally:
-        second.kill()
 
 
 def test_drain(server, client):
     """What is under way ends; nothing else begins, and the socket is gone."""
-    path = path_of(server)
-    region = Region(path, 256 * MIB)
-    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB])
-    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
-    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
-    future = stub.UploadShared.future(request, timeout=60)
+    _, begin = large_upload(server, client)
+    future = begin()
     assert eventually(lambda: client.names() == ["x"], 5, 0.001)
     server.signal()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
     assert server.wait(20) == 0
-    assert not os.path.exists(path)
-    region.close()
+    assert not path_of(server).exists()
 
 
 def test_few_descriptors(server, client):
     """A server without descriptors refuses and recovers."""
     if o.Program.sanitized():
-        raise Skipped("UndefinedBehaviorSanitizer needs a descriptor to look at an object's type")
-    folder = pathlib.Path(path_of(server)).parent
-    path = str(folder / "few.sock")
-    few = o.Server(folder, "--shared-memory", path, *FLAGS, prefix=("prlimit", "--nofile=96"))
-    try:
+        reason = "UndefinedBehaviorSanitizer needs a descriptor to look at an object's type"
+        raise unittest.SkipTest(reason)
+    folder = server.log_path.parent
+    path = folder / "few.sock"
+    flags = ("--shared-memory", path, *FLAGS)
+    with o.Server(folder, *flags, prefix=("prlimit", "--nofile=96")) as few:
         mine = few.client()
         mine.put("x", np.ones(1, np.float32))
-        held = []
-        for _ in range(80):
-            connection = connect(path)
-            held.append(connection)
+        held = [connect(path) for _ in range(80)]
         file, _ = make_file(PAGE)
         for connection in held:
-            try:
+            with contextlib.suppress(OSError):
                 socket.send_fds(connection, [GREETING], [file] * 20)
-            except OSError:
-                pass
         for connection in held:
             connection.close()
         # Until it has closed what they sent it cannot even ask how much memory there is.
@@ -795,52 +741,7 @@ def test_few_descriptors(server, client):
         region = Region(path, PAGE)
         assert attempt(mine, "DownloadShared", name="x", target=region.range(0, 4)).ok
         region.close()
-    finally:
-        few.kill()
-
-
-class Skipped(Exception):
-    """Why a test cannot be made here."""
-
-
-def main():
-    tests = o.chosen_tests(globals())
-    failed = skipped = 0
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        for name, test in tests.items():
-            begin = time.monotonic()
-            path = os.path.join(folder, "shared.sock")
-            server = o.Server(folder, "--shared-memory", path, *FLAGS)
-            server.shared_path = path
-            try:
-                client = server.client()
-                client.dot_of_ones()  # its connection is there from here on
-                test(server, client)
-                client.close()
-                if server.alive():
-                    code = server.stop()
-                    assert code == 0, f"the server ended with {code}"
-                    assert not os.path.exists(path), "the socket stays"
-                verdict = "ok"
-            except Skipped as why:
-                verdict = "skipped"
-                skipped += 1
-                print(why)
-            except Exception:
-                verdict = "FAILED"
-                failed += 1
-                traceback.print_exc()
-                print(server.log()[-2000:])
-            finally:
-                server.kill()
-            if os.path.exists(path):
-                os.unlink(path)
-            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
-    passed = len(tests) - failed - skipped
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 0 if tests and not failed else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(o.run_tests(globals(), *FLAGS, "--shared-memory", "{folder}/shared.sock"))

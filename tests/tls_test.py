@@ -11,10 +11,7 @@ import pathlib
 import re
 import signal
 import ssl
-import subprocess
 import sys
-import tempfile
-import unittest
 import urllib.request
 
 import grpc
@@ -24,7 +21,6 @@ import outsider as o
 from authority import Authority, openssl
 from callers import Bearer, line_of
 
-CLI = None
 DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "demo.py"
 
 
@@ -35,22 +31,15 @@ def replace(path, content):
     os.replace(fresh, path)
 
 
-class TlsTest(unittest.TestCase):
+class TlsTest(o.FreshCase):
     @classmethod
     def setUpClass(cls):
-        cls.root = tempfile.TemporaryDirectory()
-        o.make_stubs(cls.root.name)
-        cls.ca = Authority(cls.root.name, "home")
-        cls.foreign = Authority(cls.root.name, "foreign")
-        cls.pair = cls.ca.issue("server")
-        cls.client_pair = cls.ca.issue("client")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.root.cleanup()
+        super().setUpClass()
+        cls.ca, cls.foreign = (Authority(cls.folder, name) for name in ("home", "foreign"))
+        cls.pair, cls.client_pair = (cls.ca.issue(name) for name in ("server", "client"))
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root.name))
+        super().setUp()
         self.cert, self.key = self.folder / "cert.pem", self.folder / "key.pem"
         self.install(self.pair)
 
@@ -59,11 +48,7 @@ class TlsTest(unittest.TestCase):
         replace(self.key, pair[1].read_bytes())
 
     def serve(self, *flags):
-        server = o.Server(
-            self.folder, *map(str, ["--tls-cert", self.cert, "--tls-key", self.key, *flags])
-        )
-        self.addCleanup(server.kill)
-        return server
+        return super().serve("--tls-cert", self.cert, "--tls-key", self.key, *flags)
 
     def dot(self, server, ca=None, pair=None):
         """How a call ends on a connection of its own."""
@@ -117,9 +102,8 @@ class TlsTest(unittest.TestCase):
 
         def command_line(pair, ca=self.ca.cert, timeout="20s"):
             flags = ("--tls-ca", ca, "--tls-cert", pair[0], "--tls-key", pair[1])
-            words = [CLI, "--server", server.address, "--timeout", timeout, *flags, "ls"]
-            command = map(str, words)
-            return subprocess.run(command, capture_output=True, timeout=60).returncode
+            at = ("--server", server.address, "--timeout", timeout)
+            return o.run(o.Program.cli, *at, *flags, "ls").returncode
 
         for files in ((own[0], signed), (own[0], signed, self.ca.cert)):
             self.install((joined("chain.pem", *files), own[1]))
@@ -232,7 +216,8 @@ class TlsTest(unittest.TestCase):
                 grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
             )
             self.addCleanup(channel.close)
-            return o.buffer_grpc.BufferServiceStub(grpc.intercept_channel(channel, Bearer(*metadata)))
+            intercepted = grpc.intercept_channel(channel, Bearer(*metadata))
+            return o.buffer_grpc.BufferServiceStub(intercepted)
 
         token = ("authorization", "Bearer secret")
         x = np.arange(5, dtype=np.float32)
@@ -340,23 +325,18 @@ class TlsTest(unittest.TestCase):
         self.assertNotIn(body, server.log())
         self.assertNotIn("BEGIN", server.log())
 
-    def test_files_that_cannot_be_used_are_refused_at_the_start(self):
-        missing = self.folder / "missing"
-        address = ("--listen", "127.0.0.1:0")
-        said = o.refused(*address, "--tls-cert", missing, "--tls-key", self.key)
-        self.assertIn(f"cannot use {missing} for TLS: there is no such file", said)
-        other_key = self.ca.issue("start")[1]
-        said = o.refused(*address, "--tls-cert", self.cert, "--tls-key", other_key)
-        self.assertIn("it is not the key of", said)
-        said = o.refused(*address, "--tls-cert", self.cert)
-        self.assertIn("--tls-cert and --tls-key go together", said)
-        said = o.refused(*address, "--tls-client-ca", self.cert)
-        self.assertIn("--tls-cert and --tls-key go together", said)
-
-    def test_other_hosts_need_tls_or_a_flag_that_says_otherwise(self):
-        said = o.refused("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
-        self.assertIn("other hosts could connect to 0.0.0.0:0 without TLS", said)
-        self.assertIn("--insecure", said)
+    def test_what_is_refused_at_the_start(self):
+        missing, other_key = self.folder / "missing", self.ca.issue("start")[1]
+        for said, *flags in (
+            (f"cannot use {missing} for TLS: there is no such file", "--tls-cert", missing,
+             "--tls-key", self.key),
+            ("it is not the key of", "--tls-cert", self.cert, "--tls-key", other_key),
+            ("--tls-cert and --tls-key go together", "--tls-cert", self.cert),
+            ("--tls-cert and --tls-key go together", "--tls-client-ca", self.cert),
+            ("other hosts could connect to 0.0.0.0:0 without TLS", "--listen", "0.0.0.0:0"),
+            ("--insecure", "--listen", "0.0.0.0:0"),
+        ):  # fmt: skip
+            self.assertIn(said, o.refused("--listen", "127.0.0.1:0", *flags))
 
     def test_the_command_line_speaks_tls(self):
         server = self.serve("--tls-client-ca", self.ca.cert)
@@ -371,20 +351,18 @@ class TlsTest(unittest.TestCase):
             (whole[2:], False),
         ):
             with self.subTest(flags):
-                command = [CLI, "--server", server.address, "--timeout", "3s", *flags, "ls"]
-                ended = subprocess.run(map(str, command), capture_output=True, timeout=60)
+                at = ("--server", server.address, "--timeout", "3s")
+                ended = o.run(o.Program.cli, *at, *flags, "ls")
                 self.assertEqual(ended.returncode == 0, served, ended.stderr)
 
     def test_a_client_ends_well_while_threads_of_grpc_use_openssl(self):
         server = self.serve()
         # gRPC polls so often that its threads, not the caller, make some of the TLS handshakes.
         # AddressSanitizer reports what such a thread still holds when OpenSSL has freed its state.
-        often = os.environ | {"GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "1"}
-        command = [CLI, "--server", server.address, "--tls-ca", self.ca.cert, "ls"]
+        often = o.environment(GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS="1")
+        command = [o.Program.cli, "--server", server.address, "--tls-ca", self.ca.cert, "ls"]
         for _ in range(20):
-            ended = subprocess.run(
-                map(str, command), capture_output=True, text=True, timeout=60, env=often
-            )
+            ended = o.run(*command, env=often)
             self.assertEqual((ended.returncode, ended.stderr), (0, "no buffers\n"))
 
     def test_the_demo_of_a_server_that_knows_its_callers(self):
@@ -393,8 +371,7 @@ class TlsTest(unittest.TestCase):
         mine.write_text("secret\n")
         server = self.serve("--tls-client-ca", self.ca.cert, "--tokens", tokens)
         cert, key = self.client_pair
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-        wrong, ca = {"TESSERA_TOKEN": "wrong"}, {"TESSERA_CLIENT_TLS_CA": self.ca.cert}
+        wrong, ca = {"TESSERA_TOKEN": "wrong"}, {"TESSERA_CLIENT_TLS_CA": str(self.ca.cert)}
         pair = ("--tls-cert", cert, "--tls-key", key)
         for flags, environment, said in (
             ((*pair, "--token-file", mine), wrong | ca, "PASSED"),
@@ -402,15 +379,11 @@ class TlsTest(unittest.TestCase):
             (("--token-file", mine), ca, "UNREACHABLE"),
         ):
             with self.subTest(flags=flags, environment=environment):
-                ended = subprocess.run(
-                    [sys.executable, DEMO, "--cli", CLI, "--server", server.address, *flags],
-                    capture_output=True, text=True, timeout=300,
-                    env=plain | {name: str(value) for name, value in environment.items()},
-                )
+                command = (sys.executable, DEMO, "--cli", o.Program.cli, "--server", server.address)
+                ended = o.run(*command, *flags, timeout=300, env=o.environment(**environment))
                 self.assertIn(said, ended.stdout + ended.stderr)
                 self.assertEqual(ended.returncode == 0, said == "PASSED")
 
 
 if __name__ == "__main__":
-    CLI, rest = o.server_and_cli()
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

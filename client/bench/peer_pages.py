@@ -1,4 +1,4 @@
-"""Tables and plots of client/python/peers.py for docs/performance.md."""
+"""Tables and plots of client/python/peers.py, for docs/performance.md and docs/measured."""
 
 import json
 
@@ -26,8 +26,8 @@ class Peers:
 
     @property
     def caption(self):
-        document = self.document
-        parts = [document["machine"]["cpu"], *dict.fromkeys(document["machine"]["devices"])]
+        document, machine = self.document, self.document["machine"]
+        parts = [machine["cpu"].replace("(R)", ""), *dict.fromkeys(machine["devices"])]
         parts += [document["peer"], f"grpcio {document['grpcio']}", document["date"]]
         return ", ".join(parts)
 
@@ -35,25 +35,43 @@ class Peers:
 PLOTTED = ("dot", "gelu", "matmul")
 
 
-def table(name):
-    """A row for each expression and number of elements, a column for each server; and plots."""
-    run = Peers(name)
-    if not run.rows:
-        return f"unmeasured: docs/measured/{name}.json is made by client/python/peers.py\n"
+def table(run, sizes):
+    """A line for each expression and number of elements, a column for each server."""
     servers = run.unique("server")
     lines = []
     for expression in run.unique("expression"):
-        for elements in run.unique("elements"):
+        for elements in sizes:
             times = [run.us(expression, elements, server) for server in servers]
             cells = [time_text(us) if us else "-" for us in times]
             lines.append([f"`{expression}`", f"{elements}", *cells])
     note = f"us unless said otherwise. {run.caption}. Medians of {run.document['rounds']} rounds."
+    return markdown(["expression", "elements", *servers], lines, note)
+
+
+def full(name):
+    """All sizes, and plots."""
+    run = Peers(name)
+    if not run.rows:
+        return unmeasured(name)
     plots = [
-        f"\n![Times of {expression} against elements](measured/{name}_{expression}_us.svg)\n"
+        f"\n![Times of {expression} against elements]({name}_{expression}_us.svg)\n"
         for expression in PLOTTED
         if expression in run.unique("expression")
     ]
-    return markdown(["expression", "elements", *servers], lines, note) + "".join(plots)
+    return table(run, run.unique("elements")) + "".join(plots)
+
+
+def brief(name):
+    """The largest arrays alone."""
+    run = Peers(name)
+    return table(run, [max(run.unique("elements"))]) if run.rows else unmeasured(name)
+
+
+def unmeasured(name):
+    return f"unmeasured: docs/measured/{name}.json is made by client/python/peers.py\n"
+
+
+TABLES = {"full": full, "brief": brief}
 
 
 def plot(name, expression):

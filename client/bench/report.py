@@ -1,21 +1,25 @@
 #!/usr/bin/python3
-"""Makes the tables and plots of docs/performance.md from runs of service_bench.
+"""Makes the tables and plots of docs/performance.md, docs/measured/service.md and
+docs/measured/python.md from runs of service_bench and client/python/peers.py.
 
   report.py render [--check]
-      Fills in what the page asks for, from docs/measured/FILE.json, each what service_bench
-      --json FILE wrote. With --check it writes nothing, names what it would change, and exits 1
-      if there is any.
+      Fills in what the pages ask for, from docs/measured/FILE.json, each written by service_bench
+      --json FILE. With --check it writes nothing, names the files that it would change, and exits
+      with 1 if there are any.
 
-The page asks for a table between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
+A page asks for a table between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
   closed         closed loops: rates, their ratios to the bare server's, latencies
   open           open loops, at a rate and at a share of the closed loops' rate: latencies
   rest           the first call after a rest
+  brief          the servers of this project alone, a line for each operation, size and load; FILE
+                 and OPERATION may be lists, separated by commas
 
-A table of what client/python/peers.py wrote, and its plots, stand between <!-- peers: FILE --> and
-<!-- end -->: "unmeasured" as long as FILE.json is missing.
+A table of a file that client/python/peers.py wrote stands between <!-- peers: FILE WHAT --> and
+<!-- end -->: "unmeasured" as long as FILE.json is missing. WHAT is `full`, with plots, or `brief`,
+the largest arrays alone.
 
-A plot ![...](measured/FILE_OPERATION_WHAT.svg) is drawn, over the callers of closed loops and for
-the first size that was measured. WHAT is
+A plot ![...](FILE_OPERATION_WHAT.svg) of a page in docs/measured is drawn, over the callers of
+closed loops and for the first size that was measured. WHAT is
   rate           calls a second in thousands, or GB/s of transfers
   latency        p50 and, dashed, p99
 """
@@ -30,9 +34,9 @@ sys.path.insert(0, str(ROOT / "kernels" / "bench"))
 
 import pages  # noqa: E402
 import peer_pages  # noqa: E402
-from pages import MEASURED, markdown, time_text  # noqa: E402
+from pages import MEASURED, markdown, rate_text, time_text  # noqa: E402
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / "performance.md", MEASURED / "service.md", MEASURED / "python.md"]
 SCALE = {"calls": (1e3, "thousand calls/s"), "bytes": (1e9, "GB/s")}
 
 
@@ -44,12 +48,13 @@ class Run:
         self.options = document["options"]
         self.rows = document["rows"]
         self.targets = [target["name"] for target in document["targets"]]
-        self.caption = ", ".join([*self.machine(document), document["date"]])
+        self.host, self.date = ", ".join(self.machine(document)), document["date"]
+        self.caption = f"{self.host}, {self.date}"
 
     @staticmethod
     def machine(document):
         machine = document["machine"]
-        parts = [f"{machine['cpu']}, {machine['cores']} cores"]
+        parts = [f"{machine['cpu'].replace('(R)', '')}, {machine['cores']} cores"]
         for target in document["targets"]:
             for device in target.get("devices", []):
                 if target.get("version") and device["name"] != "cpu":
@@ -73,7 +78,7 @@ class Run:
             text += f" of {options['seconds']:g} s"
         if options["beside"]:
             operation, callers = options["beside"].split(":")
-            text += f", with {callers} callers of {operation} beside"
+            text += f", with {callers} concurrent callers of {operation}"
         return text + "; seed {seed}.".format(**options)
 
 
@@ -133,7 +138,7 @@ def extras(run, rows):
     if has("beside_per_second"):
         operation = run.options["beside"].split(":")[0]
         divisor, unit = SCALE["bytes" if operation in ("upload", "download") else "calls"]
-        columns[f"{operation}s beside, {unit}"] = (
+        columns[f"concurrent {operation}s, {unit}"] = (
             lambda row: f"{row['median'].get('beside_per_second', 0.0) / divisor:.3g}"
         )
     if has("refused"):
@@ -177,6 +182,65 @@ def rest_table(run, operation):
     ]
     head = ["size", "rest", "server", "median us", "of bare", "largest"]
     return without_blank_sizes(head, lines, run.note())
+
+
+def latency_text(row, quantile):
+    us = row["median"].get(f"{quantile}_us", 0.0)
+    return f"{us:.0f} us" if us < 1000 else time_text(us)
+
+
+def brief_cells(run, row, bare):
+    """The columns of one server in a brief table: {head: text}."""
+    divisor, unit = scale(row)
+    name = "" if row["target"] == "tessera" else ", unix socket"
+    if row["load"]["kind"] == "rest":
+        return {f"median{name}": latency_text(row, "p50"), "bare": latency_text(bare, "p50")}
+    cells = {f"{unit}{name}": rate_text(row["median"].get("per_second", 0.0) / divisor)}
+    if row["load"]["kind"] == "closed":
+        cells[f"of bare{name}"] = ratio_text(row, "per_second")
+    for quantile in ("p50", "p99") if row["size_unit"] != "MiB" else ():
+        cells[f"{quantile}{name}"] = latency_text(row, quantile)
+        if row["load"]["kind"] == "load":
+            cells[f"bare {quantile}"] = latency_text(bare, quantile)
+    return cells | {head: text(row) for head, text in extras(run, [row]).items() if head != "late"}
+
+
+def brief_note(runs):
+    """What Run.note says, once for all runs."""
+
+    def each(values):
+        return " and ".join(dict.fromkeys(values))
+
+    rounds = each(str(run.options["rounds"]) for run in runs)
+    medians = "One round" if rounds == "1" else f"Medians of {rounds} rounds"
+    hosts = each(run.host for run in runs)
+    return f"{hosts}, {each(sorted(run.date for run in runs))}. {medians}."
+
+
+def brief_table(names, operations):
+    """A line for each operation, size and load, with the columns of all servers of this project."""
+    heads, found = ["operation", "size", "load", "callers"], {}
+    runs = [Run(name) for name in names.split(",")]
+    for operation in operations.split(","):
+        for run in runs:
+            rows = run.of(operation, "load", "rest") or run.of(operation, "closed")
+            for row in rows:
+                if not row["target"].startswith("tessera"):
+                    continue
+                kind = row["load"]["kind"]
+                heads[2] = "rest" if kind == "rest" else "load"
+                load = "" if kind == "closed" else load_text(row["load"])
+                key = f"`{operation}`", size_text(row), load, str(row["callers"])
+                bare = [r for r in rows if r["target"] == "bare gRPC" and r["load"] == row["load"]]
+                cells = brief_cells(run, row, bare[0] if bare else None)
+                found.setdefault(key, {}).update(cells)
+                heads += [head for head in cells if head not in heads]
+    lines = [[*key, *(cells.get(head, "-") for head in heads[4:])] for key, cells in found.items()]
+    shown = [i for i in range(len(heads)) if i >= 4 or len({line[i] for line in lines}) > 1]
+    if len({line[0] for line in lines}) == len({(line[0], line[1]) for line in lines}):
+        shown = [i for i in shown if i != 1]  # one size for each operation: the page names it
+    lines = [[line[i] for i in shown] for line in lines]
+    return markdown([heads[i] for i in shown], lines, brief_note(runs))
 
 
 def without_blank_sizes(head, lines, note):
@@ -223,26 +287,34 @@ def plot(run, operation, what):
 # --- page -----------------------------------------------------------------------------------------
 
 
-def render(options):
+def rendered(page):
+    """The text of a page with all its tables made again."""
+
     def filled(match):
         begin, name, operation, load, end = match.groups()
+        if load == "brief":
+            return f"{begin}\n{brief_table(name, operation)}{end}"
         return f"{begin}\n{TABLES[load](Run(name), operation)}{end}"
 
     text = re.sub(
         r"(?s)(<!-- service: (\S+) (\S+) (\S+) -->).*?(<!-- end -->)",
         filled,
-        PAGE.read_text(encoding="utf-8"),
+        page.read_text(encoding="utf-8"),
     )
-    text = re.sub(
-        r"(?s)(<!-- peers: (\S+) -->).*?(<!-- end -->)",
-        lambda match: f"{match.group(1)}\n{peer_pages.table(match.group(2))}{match.group(3)}",
+    return re.sub(
+        r"(?s)(<!-- peers: (\S+) (\S+) -->).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{peer_pages.TABLES[match[3]](match[2])}{match[4]}",
         text,
     )
-    outputs = {PAGE: text}
-    plots = re.findall(r"!\[.*?\]\(measured/(\w+)_([a-z]+)_(rate|latency)\.svg\)", text)
+
+
+def render(options):
+    outputs = {page: rendered(page) for page in PAGES}
+    text = "".join(outputs[page] for page in PAGES if page.parent == MEASURED)
+    plots = re.findall(r"!\[.*?\]\((\w+)_([a-z]+)_(rate|latency)\.svg\)", text)
     for name, operation, what in plots:
         outputs[MEASURED / f"{name}_{operation}_{what}.svg"] = plot(Run(name), operation, what)
-    for name, expression in re.findall(r"!\[.*?\]\(measured/(\w+)_([a-z]+)_us\.svg\)", text):
+    for name, expression in re.findall(r"!\[.*?\]\((\w+)_([a-z]+)_us\.svg\)", text):
         outputs[MEASURED / f"{name}_{expression}_us.svg"] = peer_pages.plot(name, expression)
     pages.settle(outputs, options.check, "client/bench/report.py render")
 

@@ -13,6 +13,7 @@ import ast
 import pathlib
 import re
 import sys
+import textwrap
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE / "tessera"
@@ -20,8 +21,8 @@ PAGE = HERE.parents[1] / "docs" / "python_api.md"
 HEAD = """# The Python client: reference
 
 Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](python.md) comes first.
-In [`ts.aio`](#asyncio) the classes have the same methods, with the same errors, and those that talk to
-the server are awaited.
+In [`ts.aio`](#asyncio) the classes have the same methods with the same errors, and those that talk
+to the server are awaited.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
@@ -32,11 +33,10 @@ SECTIONS = (
                  ("aio", "Array"))),
     ("Costs", (("_plan", "Stats"),)),
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
-              ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"),
-              *(("dask/_tree", name) for name in ("sum", "prod", "mean", "var", "std", "dot")))),
+              ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
 # What stands before the names of a module's functions, where that is not "ts.".
-SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.", "dask/_tree": "tessera.dask.",
+SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
           "aio": "ts.aio."}
 # Classes that readers do not see by the name that they have in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
@@ -92,7 +92,12 @@ def members(node):
 
 
 def entry(title, text):
-    return [f"`{title}`", "", *("> " + line if line else ">" for line in text.splitlines()), ""]
+    head = [f"`{title}`"]
+    if len(head[0]) > 100:
+        words = title.replace(" ", "\0").replace(",\0", ", ")  # lines end between arguments
+        lines = textwrap.wrap(words, 100, subsequent_indent="    ", break_on_hyphens=False)
+        head = ["```python", *(line.replace("\0", " ") for line in lines), "```"]
+    return [*head, "", *("> " + line if line else ">" for line in text.splitlines()), ""]
 
 
 def function_lines(module, name):

@@ -15,6 +15,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGES = HERE.parents[1] / "docs" / "examples"
@@ -37,7 +38,8 @@ def page(example, outputs, caption):
     """outputs: of the code cells, in order; without them it is what --check compares."""
     title, _, rest = next(cells(example))[1].partition("\n\n")
     title = " ".join(title.split())
-    lines = [f"# {title.split(':')[0]}", "", title, "", "```", rest.strip(), "```", ""]
+    lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "",
+             "```", rest.strip(), "```", ""]
     outputs = iter(outputs)
     for kind, text in list(cells(example))[1:]:
         if kind == "markdown":
@@ -52,8 +54,7 @@ def page(example, outputs, caption):
     if caption:
         lines += [f"*{caption}*", ""]
     name = example.name
-    path = f"client/python/examples/{name}"
-    lines.append(f"The example: [{path}](../../{path}).")
+    lines.append(f"The example: [{name}](../../client/python/examples/{name}).")
     return "\n".join(lines) + "\n"
 
 

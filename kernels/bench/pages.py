@@ -7,6 +7,7 @@ import html
 import math
 import pathlib
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "docs" / "measured"
@@ -29,6 +30,7 @@ def time_text(us):
 
 def markdown(head, lines, note):
     cells = ["| " + " | ".join(line) + " |" for line in [head] + lines]
+    note = textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False)
     return "\n".join([cells[0], "|---" * len(head) + "|", *cells[1:]]) + f"\n\n{note}\n"
 
 

@@ -17,6 +17,7 @@ A page asks for a table between <!-- measured: FILE OPERATION WHAT --> and <!-- 
   errors         the largest errors that were seen
   choices        which strategy a request gets that names none, and what that costs
   targets        how the aims of docs/measured/targets.json were met
+  dates          the machine, and when OPERATION `all` was measured
 
 Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has a table of its own,
 a line for each strategy, whose last cell is filled in: the rate of the strategy in the line's first
@@ -31,13 +32,14 @@ import math
 import pathlib
 import re
 import statistics
-import statistics
+import textwrap
 
 import pages
 from pages import MEASURED, ROOT, markdown, rate_text, time_text
 
 PLOTS_PAGE = MEASURED / "README.md"
-PAGES = [PLOTS_PAGE, *sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))]
+CHAPTERS = sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))
+PAGES = [PLOTS_PAGE, MEASURED / "targets.md", *CHAPTERS]
 
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
@@ -105,6 +107,8 @@ class Figures:
     def __init__(self, name):
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
         self.caption = document["caption"]
+        # The dates of all operations stand once on the page (dates_table).
+        self.machine = f"{self.caption.partition(', 20')[0]} ([dates](README.md#dates))"
         self.rows = document["rows"]
         self.cpu = document["device"] == "cpu"
         self.by_name = {
@@ -140,7 +144,7 @@ class Figures:
     def note(self, rows):
         runs = max(row["runs"] for row in rows)
         what = f"Medians of {runs} interleaved runs" if runs > 1 else "One run"
-        return f"{self.caption}. {what}, device time, caches cold."
+        return f"{self.machine}. {what}, device time, caches cold."
 
 
 @functools.cache
@@ -348,7 +352,7 @@ def errors_table(data, operation):
         lambda row: f"{row['error']:.1e}",
         f"The largest error of 64 elements of a product of {side} x {side} matrices of normal "
         "values, relative to the sum of the sizes of its terms. Rounding the result to the type is "
-        f"included. {data.caption}.",
+        f"included. {data.machine}.",
     )
 
 
@@ -428,8 +432,8 @@ def targets_table(data, operation):
 
 
 def regret_run(name):
-    """docs/measured/NAME.json, written by strategy_bench: the run, and of each of its random problems
-    (operation, default's time, vendor's or None, best strategy's)."""
+    """docs/measured/NAME.json, written by strategy_bench: the run, and a tuple for each of its
+    random problems, (operation, default's time, vendor's or None, best strategy's)."""
     run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
     problems = []
     for row in run["rows"]:
@@ -530,7 +534,13 @@ def plot(data, operation, dtype):
 
 # --- pages ----------------------------------------------------------------------------------------
 
+
+def dates_table(data, operation):
+    return textwrap.fill(f"{data.caption}.", 100) + "\n"
+
+
 TABLES = {
+    "dates": dates_table,
     "rates": rates_table,
     "types": types_table,
     "variants": variants_table,

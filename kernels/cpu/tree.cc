@@ -33,7 +33,6 @@ struct Operands {
   const typename C::Element* x[C::kOperands];
   const View* view[C::kOperands];  // Merged; null where x is contiguous
   MapRows* map = nullptr;          // what computes x[0]; null where it is in memory
-  std::int64_t origin = 0;         // the number that the first element has in the tree
 };
 
 // One row of the operands: where it stands, or a copy.
@@ -43,9 +42,7 @@ struct Row {
   const T* x[C::kOperands];
   T copy[C::kOperands][kTreeRow<T>];
 
-  // first: as the tree counts.
   void Load(const Operands<C>& in, std::int64_t first, std::int64_t count) {
-    first -= in.origin;
     for (int o = 0; o < C::kOperands; ++o) {
       if (in.map != nullptr) {
         in.map->Run(first, count, copy[o]);
@@ -211,18 +208,6 @@ void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::in
   FinishChunks<C>(value, tree, op, result);
 }
 
-// n: elements of the part.
-template <class C>
-void FoldPart(Operands<C> in, ReduceOp op, std::int64_t n, const ArrayPart& part, void* values,
-              Stream& stream) {
-  const Tree tree = FixedTree(part.elements, sizeof(typename C::Element));
-  const TreeChunks chunks = ChunksOf(tree, part.first, n);
-  const TeamShare share{&stream, chunks.first, chunks.end};
-  in.origin = part.first;
-  FoldChunks<C>(in, nullptr, tree, IsMirrored(op), {&share, 1},
-                static_cast<typename C::Wide*>(values));
-}
-
 // A view as the fold reads it, or null.
 class MergedView {
  public:
@@ -264,11 +249,6 @@ void DispatchDotKind(DType dtype, bool compensated, const F& f) {
   });
 }
 
-template <class W>
-constexpr bool kHasPadding = false;
-template <class V>
-constexpr bool kHasPadding<Indexed<V>> = sizeof(V) < sizeof(std::int64_t);
-
 }  // namespace
 
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares) {
@@ -282,49 +262,6 @@ void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShar
   DispatchDotKind(p.dtype, compensated, [&](auto kind) {
     WithOperands<decltype(kind)>(
         p, [&](const auto& in) { FoldTree(in, nullptr, ReduceOp::kSum, p.n, p.result, shares); });
-  });
-}
-
-void FoldTreeReducePart(const ReduceProblem& p, bool compensated, const ArrayPart& part,
-                        void* values, Stream& stream) {
-  DispatchKind(p.op, p.dtype, compensated, [&](auto kind) {
-    WithOperands<decltype(kind)>(
-        p, [&](const auto& in) { FoldPart(in, p.op, p.n, part, values, stream); });
-  });
-}
-
-void FoldTreeDotPart(const DotProblem& p, bool compensated, const ArrayPart& part, void* values,
-                     Stream& stream) {
-  DispatchDotKind(p.dtype, compensated, [&](auto kind) {
-    WithOperands<decltype(kind)>(
-        p, [&](const auto& in) { FoldPart(in, ReduceOp::kSum, p.n, part, values, stream); });
-  });
-}
-
-void FinishTree(ReduceOp op, DType dtype, bool compensated, std::int64_t n, const void* values,
-                Scalar* result) {
-  DispatchKind(op, dtype, compensated, [&](auto kind) {
-    using C = decltype(kind);
-    using Wide = typename C::Wide;
-    const auto value = [&](std::int64_t c) {
-      Wide wide;
-      std::memcpy(&wide, static_cast<const char*>(values) + c * std::int64_t{sizeof wide},
-                  sizeof wide);
-      return wide;
-    };
-    FinishChunks<C>(value, FixedTree(n, sizeof(typename C::Element)), op, result);
-  });
-}
-
-void ClearPadding(ReduceOp op, DType dtype, bool compensated, std::int64_t count, void* values) {
-  DispatchKind(op, dtype, compensated, [&](auto kind) {
-    using Wide = typename decltype(kind)::Wide;
-    if constexpr (kHasPadding<Wide>) {
-      constexpr std::size_t kValue = sizeof(Wide::value);
-      auto* at = static_cast<char*>(values);
-      for (std::int64_t c = 0; c < count; ++c, at += sizeof(Wide))
-        std::memset(at + kValue, 0, offsetof(Wide, index) - kValue);
-    }
   });
 }
 

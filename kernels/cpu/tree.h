@@ -15,17 +15,4 @@ namespace tessera {
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);
 void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares);
 
-// Strategy::launch_part.
-void FoldTreeReducePart(const ReduceProblem& p, bool compensated, const ArrayPart& part,
-                        void* values, Stream& stream);
-void FoldTreeDotPart(const DotProblem& p, bool compensated, const ArrayPart& part, void* values,
-                     Stream& stream);
-
-// What the values of all chunks of an array of n elements give, those of any device (step 5 of
-// kernels/fixed_tree.h); values may lie anyhow. Those of a Dot as of SUM.
-void FinishTree(ReduceOp op, DType dtype, bool compensated, std::int64_t n, const void* values,
-                Scalar* result);
-// Zeros between the fields of values, which else are bytes of whatever was there before.
-void ClearPadding(ReduceOp op, DType dtype, bool compensated, std::int64_t count, void* values);
-
 }  // namespace tessera

@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -101,13 +100,6 @@ class CudaDevice final : public Device {
   // For what MakeStream and MakeLargeStream make. REQUIRES: the device is current.
   StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
   StreamHandle MakeLargeHandle() const;
-  // Makes kernels leave that wait for small work (kernels/cuda/persistent.h): others want the SMs,
-  // or the driver waits for all kernels.
-  void DismissPersistent() const {
-    std::atomic_ref(*dismissals()).fetch_add(1, std::memory_order_relaxed);
-  }
-  // How often that has happened, in memory that kernels can read.
-  std::uint32_t* dismissals() const { return static_cast<std::uint32_t*>(dismissals_.get()); }
   // Returns what the pool holds unused to the driver, for allocations that do not come from the
   // pool.
   void Trim();
@@ -121,7 +113,6 @@ class CudaDevice final : public Device {
   DeviceInfo info_;
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
-  PinnedMemory dismissals_;
   std::mutex peers_mutex_;
   std::map<int, bool> peers_;  // those of OpenTo, and what it said
   bool keeps_room_ = false;
@@ -129,8 +120,6 @@ class CudaDevice final : public Device {
 };
 
 // --- Stream ---
-
-class PersistentKernel;  // kernels/cuda/persistent.h
 
 // Where the blocks of one launch leave values for each other. Zero whenever no kernel of the stream
 // runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
@@ -153,10 +142,10 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   CudaDevice& device() const override { return device_; }
-  // To enqueue kernels, behind all work so far.
+  // To enqueue work, behind all work so far.
   cudaStream_t handle() {
-    device_.DismissPersistent();
-    return order();
+    busy_ = true;
+    return stream_.get();
   }
   void Reset() override;
   void Trim() override;
@@ -177,7 +166,6 @@ class CudaStream final : public Stream {
   void Synchronize() override;
   void StartTimer() override;
   double StopTimer() override;
-  void SetLinger(std::chrono::microseconds linger) override;
 
   Mailbox mailbox();
   // Enqueues what makes the mailbox zero again, for an operation that ends before all values are
@@ -188,11 +176,6 @@ class CudaStream final : public Stream {
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
-
-  // The kernel that takes small work without a launch; null where there shall be none. It begins as
-  // soon as it has the work, so that nothing may be enqueued that the work depends on. What is
-  // enqueued later, and Synchronize, waits for the work.
-  PersistentKernel* persistent() { return busy_ ? nullptr : persistent_.get(); }
 
   // The stream's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is
   // empty.
@@ -206,13 +189,6 @@ class CudaStream final : public Stream {
     Event done;
   };
 
-  // To enqueue copies, which need no SM.
-  cudaStream_t order() {
-    FinishPersistent();
-    busy_ = true;
-    return stream_.get();
-  }
-  void FinishPersistent();
   Slot& NextSlot();
   void FreeAll() noexcept;
   // Device memory that is zero for what comes next on the stream.
@@ -229,7 +205,6 @@ class CudaStream final : public Stream {
   void* mailbox_ = nullptr;
   void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;
-  std::unique_ptr<PersistentKernel> persistent_;
   // Whether work has been enqueued whose end Synchronize has not seen.
   bool busy_ = false;
 };

@@ -16,7 +16,6 @@
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/partition.h"
-#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/shards.h"
 
 namespace tessera {
@@ -217,8 +216,6 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, ordinal));
   info_.pci_bus_id = pci_bus_id;
   stream_ = MakeStreamHandle();
-  dismissals_ = MakePinnedMemory(sizeof(std::uint32_t));
-  *dismissals() = 0;
 
   cudaMemPoolProps pool{};
   pool.allocType = cudaMemAllocationTypePinned;
@@ -290,7 +287,6 @@ std::size_t CudaDevice::AllocationBytes(std::size_t bytes) const {
 
 void CudaDevice::Trim() {
   Use();
-  DismissPersistent();
   CUDA_CHECK(cudaMemPoolTrimTo(pool_, 0));
 }
 
@@ -302,7 +298,6 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
   CUDA_CHECK(cudaDeviceCanAccessPeer(&possible, peer.ordinal(), ordinal_));
   if (possible != 0) {
     Use();
-    DismissPersistent();
     cudaMemAccessDesc access{};
     access.location.type = cudaMemLocationTypeDevice;
     access.location.id = peer.ordinal();
@@ -346,7 +341,6 @@ std::unique_ptr<ShardedMemory> CudaDevice::AllocateShards(std::span<const Shard>
 
 StagingMemory CudaDevice::MakeStaging(std::size_t bytes) {
   Use();
-  DismissPersistent();
   return {MakePinnedMemory(bytes).release(), [](void* memory) noexcept { CudaDeleter()(memory); }};
 }
 
@@ -355,7 +349,6 @@ HostRegistration CudaDevice::RegisterHost(void* memory, std::size_t bytes) {
     if (cudaHostUnregister(registered) != cudaSuccess) cudaGetLastError();
   };
   Use();
-  DismissPersistent();
   const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
     // By another GPU, for all of them.
@@ -410,7 +403,6 @@ CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
       host_scratch_(
           [&device](std::size_t bytes) {
             device.Use();
-            device.DismissPersistent();
             return MakePinnedMemory(bytes).release();
           },
           [](void* memory) { CudaDeleter()(memory); }) {
@@ -507,21 +499,21 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
       }
     }
     if (size == 0) break;
-    CopyByShards(to, staged, size, cudaMemcpyHostToDevice, order());
-    CUDA_CHECK(cudaEventRecord(slot.done.get(), order()));
+    CopyByShards(to, staged, size, cudaMemcpyHostToDevice, handle());
+    CUDA_CHECK(cudaEventRecord(slot.done.get(), handle()));
     to += size;
   }
 }
 
 void CudaStream::CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
   device_.Use();
-  CopyPinned(device, host, bytes, cudaMemcpyHostToDevice, order(), idle_);
+  CopyPinned(device, host, bytes, cudaMemcpyHostToDevice, handle(), idle_);
 }
 
 void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   device_.Use();
   if (bytes > 0 && IsPinned(host)) {
-    CopyPinned(host, device, bytes, cudaMemcpyDeviceToHost, order(), idle_);
+    CopyPinned(host, device, bytes, cudaMemcpyDeviceToHost, handle(), idle_);
     Synchronize();
     return;
   }
@@ -537,8 +529,8 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
       // No wait: a copy to the device that reads the slot comes before this one on the stream, and
       // what the slot brought to the host was taken out in the round before.
       started = &NextSlot();
-      CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, order());
-      CUDA_CHECK(cudaEventRecord(started->done.get(), order()));
+      CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, handle());
+      CUDA_CHECK(cudaEventRecord(started->done.get(), handle()));
       from += size;
       bytes -= size;
     }
@@ -562,23 +554,23 @@ void CudaStream::CopyToPeer(Stream& peer, void* out, const void* data, std::size
   device_.Use();
   ForShardParts(out, to, data, device_.ordinal(), bytes,
                 [&](void* written, const void* read, std::size_t part, int writer, int reader) {
-                  CUDA_CHECK(cudaMemcpyPeerAsync(written, writer, read, reader, part, order()));
+                  CUDA_CHECK(cudaMemcpyPeerAsync(written, writer, read, reader, part, handle()));
                 });
 }
 
 void CudaStream::WaitFor(Stream& other) {
   auto& before = static_cast<CudaStream&>(other);
   before.device_.Use();
-  CUDA_CHECK(cudaEventRecord(before.idle_.get(), before.order()));
+  CUDA_CHECK(cudaEventRecord(before.idle_.get(), before.handle()));
   device_.Use();
-  CUDA_CHECK(cudaStreamWaitEvent(order(), before.idle_.get(), 0));
+  CUDA_CHECK(cudaStreamWaitEvent(handle(), before.idle_.get(), 0));
 }
 
 void CudaStream::Zero(void* device, std::size_t bytes) {
   device_.Use();
   ForShardParts(device, 0, device, 0, bytes,
                 [&](void* part, const void*, std::size_t size, int, int) {
-                  CUDA_CHECK(cudaMemsetAsync(part, 0, size, order()));
+                  CUDA_CHECK(cudaMemsetAsync(part, 0, size, handle()));
                 });
 }
 
@@ -593,7 +585,6 @@ void CudaStream::Convert(const void* in, DType from, void* out, DType to, std::i
 }
 
 void CudaStream::Synchronize() {
-  FinishPersistent();
   if (!busy_) return;
   device_.Use();
   if (!Poll([&] { return cudaStreamQuery(stream_.get()); })) {
@@ -603,23 +594,14 @@ void CudaStream::Synchronize() {
   busy_ = false;
 }
 
-void CudaStream::SetLinger(std::chrono::microseconds linger) {
-  persistent_ =
-      linger.count() > 0 ? std::make_unique<PersistentKernel>(device_, *result(), linger) : nullptr;
-}
-
-void CudaStream::FinishPersistent() {
-  if (persistent_ != nullptr) persistent_->Wait();
-}
-
 void CudaStream::StartTimer() {
   device_.Use();
-  CUDA_CHECK(cudaEventRecord(start_.get(), order()));
+  CUDA_CHECK(cudaEventRecord(start_.get(), handle()));
 }
 
 double CudaStream::StopTimer() {
   device_.Use();
-  CUDA_CHECK(cudaEventRecord(stop_.get(), order()));
+  CUDA_CHECK(cudaEventRecord(stop_.get(), handle()));
   Synchronize();
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start_.get(), stop_.get()));
@@ -632,14 +614,14 @@ Mailbox CudaStream::mailbox() {
 }
 
 void CudaStream::ClearMailbox() {
-  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, order()));
+  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, handle()));
 }
 
-void CudaStream::ClearTicket() { CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kTicketBytes, order())); }
+void CudaStream::ClearTicket() { CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kTicketBytes, handle())); }
 
 void* CudaStream::AllocateZeros(std::size_t bytes) {
   void* memory = device_.WithSpare([&] { return device_.Allocate(bytes); });
-  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, order());
+  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, handle());
   if (error != cudaSuccess) {
     device_.Free(memory);
     ThrowCudaError(error, "cudaMemsetAsync");

@@ -7,10 +7,9 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// kOnce, kAgain: of memory that nobody writes while the kernel runs; what is read once is kept out of
-// the L1 cache. kCoherent: of memory that may have been written since the kernel began, before a
-// fence of this thread's block.
-enum class Load { kOnce, kAgain, kCoherent };
+// Both read memory that does not change while the kernel runs. What is read once stays out of the
+// L1 cache.
+enum class Load { kOnce, kAgain };
 
 // 16 bytes. address: a multiple of 16. Volatile, so that the compiler leaves a load where it starts
 // early instead of moving it to where its value is used.
@@ -21,15 +20,10 @@ __device__ uint4 LoadAligned(const void* address) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
-  } else if constexpr (kLoad == Load::kAgain) {
+  } else {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
-  } else {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address)
-                 : "memory");
   }
   return v;
 }

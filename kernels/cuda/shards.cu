@@ -181,10 +181,8 @@ class CudaShards final : public ShardedMemory {
 
   // On a lost device every call fails, and there is nobody to tell.
   void Release() noexcept {
-    for (const CudaDevice* device : devices_) {
-      device->DismissPersistent();
+    for (const CudaDevice* device : devices_)
       if (cudaSetDevice(device->ordinal()) != cudaSuccess) cudaGetLastError();
-    }
     for (const Mapping& mapping : mappings_) {
       TheShards().Remove(mapping.address);
       Driver().unmap(mapping.address, mapping.bytes);
@@ -230,7 +228,6 @@ std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards) {
       if (!device.OpenTo(peer))
         Unsupported(peer.info().name + " does not reach the memory of " + device.info().name);
     }
-    device.DismissPersistent();
   }
   return std::make_unique<CudaShards>(shards);
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,10 +16,6 @@ absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n);
 inline DType ScalarDType(ReduceOp op, DType dtype) {
   return IsArg(op) ? dtype : ResultDType(op, dtype);
 }
-// Whether n elements of `size` bytes are a part that begins and ends at multiples of so many elements or
-// at the array's end, as metadata calls them. INVALID_ARGUMENT / BAD_PART {first, elements, UNIT_NAME}.
-absl::Status CheckPart(const ArrayPart& part, std::int64_t n, std::int64_t size, std::int64_t unit,
-                       std::string_view unit_name);
 // Of the array that is folded.
 absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in);
 

@@ -61,32 +61,6 @@ Folding MakeFolding(const Shape& shape, const std::array<bool, kMaxRank>& folded
   return folding;
 }
 
-// The elements of a row of a part: all from the first folded axis on.
-absl::StatusOr<std::int64_t> CheckRows(const ArrayPart& part, const View& x,
-                                       const std::array<bool, kMaxRank>& folded) {
-  int first = 0;
-  while (first < x.shape.rank && !folded[static_cast<std::size_t>(first)]) ++first;
-  if (first == 0) {
-    return Invalid(
-        "BAD_PART", "the axis that parts are cut along cannot be folded",
-        {{"first", absl::StrCat(part.first)}, {"elements", absl::StrCat(part.elements)}});
-  }
-  std::int64_t row = 1;
-  for (int i = first; i < x.shape.rank; ++i) row *= x.shape[i];
-  absl::Status status =
-      CheckPart(part, x.elements(), static_cast<std::int64_t>(SizeOf(x.dtype)), row, "row");
-  if (status.ok() && row > 0 && part.elements % row != 0) {
-    return Invalid(
-        "BAD_PART",
-        absl::StrCat("an array of ", part.elements, " elements has no whole rows of ", row),
-        {{"first", absl::StrCat(part.first)},
-         {"elements", absl::StrCat(part.elements)},
-         {"row", absl::StrCat(row)}});
-  }
-  if (!status.ok()) return status;
-  return row;
-}
-
 }  // namespace
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
@@ -115,28 +89,17 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
 
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
-                                    const RunOptions& options, const MapStage* in,
-                                    const ArrayPart* part) {
+                                    const RunOptions& options, const MapStage* in) {
   if (absl::Status status = ReduceAxesType(x, op, axes, false, in).status(); !status.ok())
     return status;
-  std::int64_t row = 0;
-  if (part != nullptr) {
-    const absl::StatusOr<std::int64_t> found = CheckRows(*part, x, *FoldedAxes(x.shape, axes));
-    if (!found.ok()) return found.status();
-    row = *found;
-  }
   const auto problem_of = [&](const Folding& folding, DType dtype) {
-    // Of x, whose extent before the first folded axis is a factor of outer.
-    const std::int64_t own = row > 0 ? x.elements() / row : 0;
-    return ReduceAxesProblem{
-        .dtype = dtype,
-        .op = op,
-        .outer = folding.outer,
-        .length = folding.length,
-        .inner = folding.inner,
-        .x = nullptr,
-        .out = nullptr,
-        .outer_of_all = own > 0 ? folding.outer / own * (part->elements / row) : 0};
+    return ReduceAxesProblem{.dtype = dtype,
+                             .op = op,
+                             .outer = folding.outer,
+                             .length = folding.length,
+                             .inner = folding.inner,
+                             .x = nullptr,
+                             .out = nullptr};
   };
   if (IsMapped(x, in)) {
     absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);

@@ -46,15 +46,6 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-PART = 1 << 20  # bytes of a message of an upload
-
-
-def put(client, name, array):
-    data = array.tobytes()
-    messages = [dict(name=name, spec=o.spec_of(array))]
-    client.upload(messages + [dict(data=data[i : i + PART]) for i in range(0, len(data), PART)])
-
-
 def seconds_of(pid, call):
     """Returns the processor time that all threads of a process use for a call."""
 
@@ -161,9 +152,9 @@ def main():
         for numpy in NUMPY.values():
             array = (100 * rng.random((SIDE, SIDE))).astype(numpy)
             for client in (strict, free):
-                put(client, numpy, array)
+                client.put(numpy, array)
         for client in (strict, free):
-            put(client, "subnormal", np.full((512, 512), 1e-20, "f4"))
+            client.put("subnormal", np.full((512, 512), 1e-20, "f4"))
         found = []
         for name, method, fields in (*maps(), *folds()):
             if args.only not in name:

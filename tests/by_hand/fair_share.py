@@ -12,7 +12,6 @@ beside a flood is more than five times that alone.
 """
 
 import argparse
-import hashlib
 import os
 import pathlib
 import subprocess
@@ -20,35 +19,22 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import outsider as o  # noqa: E402
+from callers import Caller, line_of  # noqa: E402
 
 IN_FLIGHT = 16  # of the flood
 MOST = 5
-PART = 1 << 20  # bytes of a message of an upload
 
 
-class Tenant:
-    """A client whose calls carry a token."""
-
-    def __init__(self, address, token):
-        self.client = o.Client(address)
-        self.metadata = (("authorization", f"Bearer {token}"),)
-
-    def put(self, name, array):
-        data = array.tobytes()
-        parts = [data[i : i + PART] for i in range(0, len(data), PART)]
-        first = o.buffers.UploadRequest(name=name, spec=o.spec_of(array, replace=True))
-        messages = [first] + [o.buffers.UploadRequest(data=part) for part in parts]
-        self.client.b.Upload(iter(messages), metadata=self.metadata)
-
-    def dot(self):
-        x = o.resident("x")
-        self.client.c.Dot(o.compute.DotRequest(a=x, b=x), metadata=self.metadata)
+def dot(client):
+    x = o.resident("x")
+    client.call("Dot", a=x, b=x)
 
 
 # --- Floods ---------------------------------------------------------------------------------------
@@ -77,24 +63,11 @@ def top_k_of_rows(rows):
 
 def map_of(n):
     """exp(x * x + 1)"""
-    node, add, multiply, exp = (
-        o.compute.Expression.Node,
-        o.compute.MAP_OP_ADD,
-        o.compute.MAP_OP_MULTIPLY,
-        o.compute.MAP_OP_EXP,
-    )
-    nodes = [
-        node(operand=0),
-        node(op=multiply, args=[0, 0]),
-        node(real=1, dtype=1),
-        node(op=add, args=[1, 2]),
-        node(op=exp, args=[3]),
-    ]
+    nodes = [dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0]), dict(real=1, dtype=1),
+             dict(op="MAP_OP_ADD", args=[1, 2]), dict(op="MAP_OP_EXP", args=[3])]
+    result = o.into("mapped", replace=True)
     request = o.compute.MapRequest(
-        expression=o.compute.Expression(nodes=nodes),
-        operands=[o.resident("flood")],
-        result=o.into("mapped", replace=True),
-    )
+        expression=dict(nodes=nodes), operands=[o.resident("flood")], result=result)
     return randoms(n), "Map", request
 
 
@@ -122,11 +95,11 @@ def flood(arguments):
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
-        tenant = Tenant(arguments.at, "large")
+        tenant = Caller(types.SimpleNamespace(address=arguments.at, clients=[]), "large")
         array, method, request = FLOODS[arguments.flood[0]](arguments)
-        tenant.put("flood", array)
-        call = getattr(tenant.client.c, method)
-        call(request, metadata=tenant.metadata)
+        tenant.put("flood", array, replace=True)
+        call = getattr(tenant.c, method)
+        call(request)
         print("ready", flush=True)
         while sys.stdin.readline():
             places, ended, stop, done = (
@@ -141,7 +114,7 @@ def flood(arguments):
             def run(places=places, stop=stop, note=note):
                 while not stop.is_set():
                     places.acquire()
-                    call.future(request, metadata=tenant.metadata).add_done_callback(note)
+                    call.future(request).add_done_callback(note)
 
             thread = threading.Thread(target=run)
             thread.start()
@@ -155,7 +128,7 @@ def flood(arguments):
             if not all(done):
                 sys.exit(f"{done.count(False)} of {len(done)} calls of the flood failed")
             print(len(done), flush=True)
-        tenant.client.close()
+        tenant.close()
 
 
 class Flood:
@@ -202,7 +175,7 @@ def sample(tenant, seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         begin = time.perf_counter()
-        tenant.dot()
+        dot(tenant)
         took.append((time.perf_counter() - begin) * 1e6)
     return np.percentile(took, [50, 99])
 
@@ -246,24 +219,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
         tokens = pathlib.Path(folder) / "tokens"
-        tokens.write_text(
-            "".join(
-                f"{hashlib.sha256(name.encode()).hexdigest()} write {name}\n"
-                for name in ("small", "large")
-            )
-        )
-        server = o.Server(folder, f"--tokens={tokens}")
-        try:
-            small = Tenant(server.address, "small")
+        lines = (line_of(name, "write", name) + "\n" for name in ("small", "large"))
+        tokens.write_text("".join(lines))
+        with o.Server(folder, f"--tokens={tokens}") as server:
+            small = Caller(server, "small")
             small.put("x", np.ones(4096, np.float32))
             sample(small, 1)
             columns = ("p50 alone", "beside", "p99 alone", "beside")
             print("flood".ljust(13) + "".join(f"{column:>10}" for column in columns), end="")
             print("   ratio    calls")
             fair = [measure(server, small, kind, arguments) for kind in arguments.flood]
-            small.client.close()
-        finally:
-            server.kill()
     return 0 if all(fair) else 1
 
 

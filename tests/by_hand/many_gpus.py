@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Arrays over one, two, three... devices of a server: the same bits, and how the time falls. For a host with several GPUs;
-CI does without it.
+"""Arrays over one, two, three... devices of a server: how the time falls. For a host with several
+GPUs; CI does without it. shards_test.py, with --device, checks the bits.
 
-usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3] [--elements 32,34,36]
-                    [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
+usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3]
+                    [--elements 32,34,36] [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
---elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of them. --copy-gib: CopyBuffer
-from the first device to the second, the allocation of the new buffer included. --upload-gib: an array that goes through
-shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
+--elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of
+them. --copy-gib: CopyBuffer from the first device to the second, the allocation of the new buffer
+included. --upload-gib: an array that goes through shared memory, and over streams, to all devices
+at once. Products have a program of their own, product_bench.
 """
 
 import argparse
-import hashlib
 import importlib
 import json
 import os
@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "client" / "python")]
 
 import outsider as o  # noqa: E402
 
-ts = None  # the Python client's package; prepare() fills it in
+ts = None  # the Python client's package, which finds the stubs when it is imported
 ROUNDS = 7
 SEED = 26
 
@@ -44,76 +44,9 @@ def make(client, name, rows, columns, devices):
     """An f32 array on these devices that no host has seen: rows of 1 and 2 in turn."""
     column = (1 + np.arange(rows) % 2).astype("f4").reshape(rows, 1)
     row = o.inline(np.zeros(1, "f4"), o.view((1, columns), (0, 0)))
-    client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices), timeout=300)
+    client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices),
+                timeout=300)
     return 1.5 * rows * columns
-
-
-def prepare(folder):
-    """Stubs, and beside them in the same package the client, which looks for them when it is imported."""
-    global ts
-    os.mkdir(os.path.join(folder, "tessera"))
-    sys.path.insert(0, folder)
-    ts = importlib.import_module("tessera")
-    o.make_stubs(folder)
-
-
-# --- Bits -----------------------------------------------------------------------------------------
-
-
-def arrays(least, count):
-    """Of each type, of odd shapes, in which each of count devices has `least` bytes and more."""
-    rng = np.random.default_rng(SEED)
-    columns = 4099 if least > 1 << 20 else 67
-    for kind, size in (("f32", 4), ("f64", 8), ("i32", 4), ("bf16", 2)):
-        rows = int(count * least * 1.1) // (size * columns) | 1
-        values = rng.standard_normal((rows, columns), "f4")
-        if kind == "bf16":
-            yield kind, (values.view("u4") >> np.uint32(16)).astype("u2").view(ts.bfloat16)
-        else:
-            yield kind, (1000 * values if kind == "i32" else values).astype(f"{kind[0]}{size}")
-
-
-def answers(client, x):
-    """{operation: (what came out as bytes, devices that worked)}."""
-    out = {}
-    dot = client.call("Dot", a=x, b=x, timeout=300)
-    out["Dot"] = dot.value.SerializeToString(), dot.stats.devices
-    for op in o.compute.ReduceOp.keys()[1:]:
-        answer = client.call("Reduce", x=x, op=op, timeout=300)
-        out[op] = answer.value.SerializeToString(), answer.stats.devices
-    for axis in (0, 1):
-        for op in ("REDUCE_OP_SUM", "REDUCE_OP_VARIANCE", "REDUCE_OP_ARGMAX"):
-            answer = client.call("Reduce", x=x, op=op, axes=[axis], timeout=300)
-            out[f"{op} along {axis}"] = answer.tensor.data, answer.stats.devices
-    top = client.call("TopK", x=x, k=3, timeout=300, values=o.into("values", replace=True),
-                      indices=o.into("indices", replace=True))
-    out["TopK"] = client.download("values") + client.download("indices"), top.stats.devices
-    total = client.call("Map", **add(x, x), result=o.into("y", replace=True), timeout=300)
-    out["Map"] = hashlib.sha256(client.download("y", timeout=300)).digest(), total.stats.devices
-    return out
-
-
-def same_bits(server, client, devices, least):
-    print(f"== Bits on 1 to {len(devices)} devices")
-    different = 0
-    for kind, values in arrays(least, len(devices)):
-        with ts.connect(server.address) as t:
-            t.put(values, name="host", replace=True)
-        first = None
-        for count in range(1, len(devices) + 1):
-            client.call("CopyBuffer", source="host", name="x", replace=True, placement=devices[:count], timeout=300)
-            found = answers(client, o.resident("x"))
-            first = first or found
-            for what, (value, _) in found.items():
-                if value != first[what][0]:
-                    different += 1
-                    print(f"   {what}: OTHER BITS on {count}")
-            alone = [what for what, (_, worked) in found.items() if worked != count]
-            print(f"   {kind} {values.shape} on {count}: {len(found)} answers; by fewer devices: "
-                  + (", ".join(alone) or "none"))
-    client.call("DeleteBuffer", name="host")
-    client.call("DeleteBuffer", name="x")
-    assert not different, different
 
 
 # --- Speed ----------------------------------------------------------------------------------------
@@ -152,9 +85,11 @@ def speed(client, devices, exponents, rows_):
                     one[what] = us
                 ratio = one[what] / us if what in one else None
                 rate = (4 << exponent) / us / 1000
-                print(f"   2^{exponent} {what} on {count} ({answer.stats.devices} worked): {us / 1000:.3f} ms, "
+                print(f"   2^{exponent} {what} on {count} ({answer.stats.devices} worked):"
+                      f" {us / 1000:.3f} ms, "
                       f"{rate:.0f} GB/s" + (f", {ratio:.2f} x" if ratio else ""), flush=True)
-                rows_.append({"elements": 1 << exponent, "what": what, "devices": count, "us": us, "GB/s": rate,
+                rows_.append({"elements": 1 << exponent, "what": what, "devices": count, "us": us,
+                              "GB/s": rate,
                               "times": ratio, "worked": answer.stats.devices})
             client.call("DeleteBuffer", name="x")
 
@@ -170,7 +105,8 @@ def copies(client, devices, sizes, rows_):
             client.call("CopyBuffer", source="x", name="y", device=devices[1], timeout=300)
             seconds.append(time.perf_counter() - begin)
         median = statistics.median(seconds[1:])
-        print(f"   {gib} GiB: {1000 * median:.2f} ms, {(gib << 30) / median / 1e9:.0f} GB/s", flush=True)
+        print(f"   {gib} GiB: {1000 * median:.2f} ms, {(gib << 30) / median / 1e9:.0f} GB/s",
+              flush=True)
         rows_.append({"what": "CopyBuffer", "bytes": gib << 30, "seconds": median})
         for name in "xy":
             client.call("DeleteBuffer", name=name)
@@ -188,8 +124,10 @@ def upload(server, client, devices, gib, rows_):
                 x = t.put(values, placement=devices)
                 seconds = time.monotonic() - begin
                 rate = values.nbytes / seconds / 1e9
-                print(f"   {'shared memory' if shared else 'streams'}: {seconds:.2f} s, {rate:.1f} GB/s")
-                rows_.append({"what": "put", "shared": shared, "turn": turn, "bytes": values.nbytes, "seconds": seconds})
+                print(f"   {'shared memory' if shared else 'streams'}: {seconds:.2f} s,"
+                      f" {rate:.1f} GB/s")
+                rows_.append({"what": "put", "shared": shared, "turn": turn, "bytes": values.nbytes,
+                              "seconds": seconds})
                 for row in (0, len(values) // 2, len(values) - 1):
                     assert np.array_equal(x[row].numpy(), block), row
                 del x
@@ -200,13 +138,14 @@ def main(arguments, folder):
     gpus = devices[0].startswith("cuda")
     o.Program.path = os.path.abspath(arguments.server)
     o.Program.device = arguments.devices
-    prepare(folder)
+    o.make_stubs(folder)
+    global ts
+    ts = importlib.import_module("tessera")
     flags = ["--memory-limit", "92%" if gpus else "1Gi", "--shared-memory", f"{folder}/memory"]
     server = o.Server(folder, *flags, "--scratch-limit", "2Gi" if gpus else "256Mi")
     rows = []
     try:
         client = server.client(options=[("grpc.max_receive_message_length", -1)])
-        same_bits(server, client, devices, 64 << 20 if gpus else 1 << 18)
         speed(client, devices, [int(e) for e in arguments.elements.split(",")], rows)
         if arguments.copy_gib:
             copies(client, devices, [int(gib) for gib in arguments.copy_gib.split(",")], rows)
@@ -219,7 +158,8 @@ def main(arguments, folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", required=True)
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     parser.add_argument("--elements", default="32")

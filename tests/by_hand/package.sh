@@ -72,7 +72,7 @@ inside bash -c 'apt-get install -qqy --no-install-recommends cmake g++ make pkg-
 mkdir "$tree/tmp/consumer"
 cp tests/consumer/CMakeLists.txt "$tree/tmp/consumer/"
 # shellcheck disable=SC2016
-sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$tree/tmp/consumer/main.cc"
+sed -n '/^```cpp$/,/^```$/{/^```/d;p}' docs/cpp.md >"$tree/tmp/consumer/main.cc"
 inside bash -c 'cd /tmp/consumer && cmake -DMAIN=main.cc . && cmake --build . && ls -l consumer' \
   >"$tree/tmp/build.log" 2>&1 || fail "$(tail -n 20 "$tree/tmp/build.log")"
 tail -n 1 "$tree/tmp/build.log"

@@ -327,28 +327,11 @@ class Haproxy:
         return text.replace("/etc/haproxy/tls", str(self.tls))
 
 
-class NginxTest(Nginx, ProxyCase, unittest.TestCase):
-    pass
-
-
-class HaproxyTest(Haproxy, ProxyCase, unittest.TestCase):
-    pass
-
-
-class NginxRollingTest(Nginx, RollingCase, unittest.TestCase):
-    pass
-
-
-class HaproxyRollingTest(Haproxy, RollingCase, unittest.TestCase):
-    pass
-
-
-class NginxRoutesTest(Nginx, RouteCase, unittest.TestCase):
-    pass
-
-
-class HaproxyRoutesTest(Haproxy, RouteCase, unittest.TestCase):
-    pass
+# NginxTest, HaproxyRoutesTest...
+for proxy in (Nginx, Haproxy):
+    for kind, case in (("", ProxyCase), ("Rolling", RollingCase), ("Routes", RouteCase)):
+        name = f"{proxy.__name__}{kind}Test"
+        globals()[name] = type(name, (proxy, case, unittest.TestCase), {})
 
 
 if __name__ == "__main__":

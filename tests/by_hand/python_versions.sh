@@ -3,7 +3,7 @@
 # its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no network
 # and no protoc there.
 #
-# usage: python_versions.sh pack             makes build/python: the wheel, and Debian's hypothesis
+# usage: python_versions.sh pack             makes build/python: the wheel
 #        python_versions.sh run BIN [DEVICE [OUT]]
 #          BIN: the folder of tessera-server and tessera, or build/bundle; OUT: for figures and pages
 set -euo pipefail
@@ -19,17 +19,13 @@ pack() {
   local out=build/python copy
   copy=$(mktemp -d)
   rm -rf "$out"
-  mkdir -p "$out/site" "$copy/client"
+  mkdir -p "$out" "$copy/client"
   cp -R client/python "$copy/client/"
   cp -R proto "$copy/"
   rm -rf "$copy/client/python"/{build,dist,*.egg-info}
   /usr/bin/python3 -m build --wheel --no-isolation --outdir "$out" "$copy/client/python" \
     >/dev/null 2>&1
   rm -rf "$copy"
-  for name in hypothesis attr attrs sortedcontainers; do
-    cp -R "/usr/lib/python3/dist-packages/$name" "$out/site/"
-  done
-  find "$out/site" -name __pycache__ -prune -exec rm -rf {} +
   say "$(du -sh "$out")"
 }
 
@@ -73,7 +69,7 @@ suites() {
 }
 
 # prepare VENV: an environment with the wheel, and behind it what the host has, which may be an
-# environment itself, and then build/python/site.
+# environment itself.
 prepare() {
   local venv=$1 hosts site
   hosts=$(python3 -c 'import sys; print([path for path in sys.path if path.endswith("-packages")])')
@@ -81,7 +77,7 @@ prepare() {
   site=$("$venv/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cat >"$site/sitecustomize.py" <<END
 import sys
-sys.path += [path for path in [*$hosts, "$PWD/build/python/site"] if path not in sys.path]
+sys.path += [path for path in $hosts if path not in sys.path]
 END
   if "$venv/bin/python3" -c 'import pip' 2>/dev/null; then
     "$venv/bin/python3" -m pip install --quiet --no-deps --no-index --disable-pip-version-check \
@@ -111,14 +107,13 @@ with tarfile.open(sys.argv[1]) as packed: packed.extractall(sys.argv[2])' "$bin/
   export PATH=$work/venv/bin:$PATH
 
   say "Versions"
-  python3 -c 'import pathlib, platform, google.protobuf, grpc, hypothesis, numpy, tessera
+  python3 -c 'import pathlib, platform, google.protobuf, grpc, numpy, tessera
 try:
     from ml_dtypes import __version__ as ml_dtypes
 except ImportError:
     ml_dtypes = "is not here"
 print("Python", platform.python_version(), "NumPy", numpy.__version__, "protobuf",
-      google.protobuf.__version__, "grpcio", grpc.__version__, "ml_dtypes", ml_dtypes,
-      "hypothesis", hypothesis.__version__)
+      google.protobuf.__version__, "grpcio", grpc.__version__, "ml_dtypes", ml_dtypes)
 print("tessera", tessera.__version__, "in", pathlib.Path(tessera.__file__).parent)'
 
   say "Suites"

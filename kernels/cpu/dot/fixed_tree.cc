@@ -29,11 +29,6 @@ void RunShared(const DotProblem& p, std::span<const TeamShare> shares, Stream&) 
   FoldTreeDot(p, kCompensated, shares);
 }
 
-template <bool kCompensated>
-void RunPart(const DotProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  FoldTreeDotPart(p, kCompensated, part, values, stream);
-}
-
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotCpuFixedTree = {
@@ -48,7 +43,6 @@ extern constexpr Strategy<DotProblem> kDotCpuFixedTree = {
     .launch_wide = Run<true>,
     .launch_shared = RunShared<false>,
     .launch_wide_shared = RunShared<true>,
-    .launch_part = RunPart<false>,
     .reads_views = true,
 };
 
@@ -61,7 +55,6 @@ extern constexpr Strategy<DotProblem> kDotCpuCompensated = {
     .cost = CostOf,
     .launch = Run<true>,
     .launch_shared = RunShared<true>,
-    .launch_part = RunPart<true>,
     .reads_views = true,
 };
 

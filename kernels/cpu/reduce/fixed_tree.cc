@@ -28,11 +28,6 @@ void RunShared(const ReduceProblem& p, std::span<const TeamShare> shares, Stream
   FoldTreeReduce(p, kCompensated, shares);
 }
 
-template <bool kCompensated>
-void RunPart(const ReduceProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  FoldTreeReducePart(p, kCompensated, part, values, stream);
-}
-
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
@@ -47,7 +42,6 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .launch_wide = Run<true>,
     .launch_shared = RunShared<false>,
     .launch_wide_shared = RunShared<true>,
-    .launch_part = RunPart<false>,
     .reads_views = true,
 };
 
@@ -60,7 +54,6 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated = {
     .cost = CostOf,
     .launch = Run<true>,
     .launch_shared = RunShared<true>,
-    .launch_part = RunPart<true>,
     .reads_views = true,
 };
 

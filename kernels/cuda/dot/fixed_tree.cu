@@ -20,7 +20,6 @@
 // as long as no product underflows. 10 operations per pair of f64, where memory leaves an H200's SM
 // time for about 50.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
@@ -39,7 +38,6 @@ Cost CostOf(const DotProblem& p) {
 template <bool kCompensated>
 void Enqueue(const DotProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (!kCompensated && BeginPersistent(p, cuda)) return;
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype,
@@ -52,16 +50,6 @@ void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Strea
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype, [&](auto zero) {
     LaunchTreeDotShared<decltype(zero), kCompensated>(p, launch, shares, Cuda(own));
-  });
-}
-
-template <bool kCompensated>
-void EnqueuePart(const DotProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p, part), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) {
-    LaunchTreeDotPart<decltype(zero), kCompensated>(p, part, launch, values, cuda);
   });
 }
 
@@ -81,7 +69,6 @@ extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .launch_wide = Enqueue<true>,
     .launch_shared = EnqueueShared<false>,
     .launch_wide_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<false>,
     .reads_views = true,
 };
 
@@ -96,7 +83,6 @@ extern constexpr Strategy<DotProblem> kDotCompensated = {
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
     .launch_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<true>,
     .reads_views = true,
 };
 

@@ -25,7 +25,6 @@
 // smaller types, which are double already. 7 additions per f64, where memory leaves an H200's SM
 // time for about 25.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
@@ -44,7 +43,6 @@ Cost CostOf(const ReduceProblem& p) {
 template <bool kCompensated>
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (!kCompensated && BeginPersistent(p, cuda)) return;
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(
@@ -57,16 +55,6 @@ void EnqueueShared(const ReduceProblem& p, std::span<const TeamShare> shares, St
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype, [&](auto zero) {
     LaunchTreeReduceShared<decltype(zero), kCompensated>(p, launch, shares, Cuda(own));
-  });
-}
-
-template <bool kCompensated>
-void EnqueuePart(const ReduceProblem& p, const ArrayPart& part, void* values, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p, part), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) {
-    LaunchTreeReducePart<decltype(zero), kCompensated>(p, part, launch, values, cuda);
   });
 }
 
@@ -86,7 +74,6 @@ extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .launch_wide = Enqueue<true>,
     .launch_shared = EnqueueShared<false>,
     .launch_wide_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<false>,
     .reads_views = true,
 };
 
@@ -101,7 +88,6 @@ extern constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
     .launch_shared = EnqueueShared<true>,
-    .launch_part = EnqueuePart<true>,
     .reads_views = true,
 };
 

@@ -115,7 +115,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
   for (int i = 0; i < kLanesEach; ++i)
 #pragma unroll
     for (int o = 0; o < O; ++o)
-      if (whole(i)) v[i][o] = VectorIn<T>(LoadVector<C, true>(in.x[o] + first(i)), 0);
+      if (whole(i)) v[i][o] = VectorIn<T>(LoadVector<true>(in.x[o] + first(i)), 0);
   typename C::Wide lanes[kLanesEach];
 #pragma unroll
   for (int i = 0; i < kLanesEach; ++i) {

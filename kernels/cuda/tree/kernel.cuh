@@ -151,28 +151,6 @@ __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
   FinishReceived<C>(received, work);
 }
 
-// Moves the values of chunks [first, first + count), which blocks of earlier launches have sent, to
-// values, and leaves the mailbox zero. Any grid.
-template <class W>
-__global__ void CollectTree(const Mailbox mailbox, std::int64_t first, std::int64_t count,
-                            W* values) {
-  constexpr int kPairs = kMailPairs<W>;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *mailbox.ticket = 0;
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    ulonglong2* slot = MailSlot(mailbox, first + i, kPairs);
-    unsigned plain[2 * kPairs];
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      const ulonglong2 words = slot[j];
-      plain[2 * j] = static_cast<unsigned>(words.x);
-      plain[2 * j + 1] = static_cast<unsigned>(words.y);
-      slot[j] = make_ulonglong2(0, 0);
-    }
-    std::memcpy(values + i, plain, sizeof(W));
-  }
-}
-
 // --- Short arrays ---
 
 // One whole array of one chunk of up to kRows rows, by all threads of a block of kTreeLanes: thread

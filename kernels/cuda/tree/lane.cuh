@@ -40,14 +40,6 @@ struct TreeOperands {
   const typename C::Element* x[C::kOperands];
 };
 
-// Columns whose operands are loaded as Load::kCoherent says.
-template <class C>
-struct Coherent : C {};
-template <class C>
-constexpr bool IsCoherent = false;
-template <class C>
-constexpr bool IsCoherent<Coherent<C>> = true;
-
 // --- Vectors ---
 
 template <class T>
@@ -62,10 +54,9 @@ struct Loaded {
   uint4 part[kAligned ? 1 : 2];
 };
 
-// C: columns, whose operands may have been written since the kernel began if they are Coherent.
-template <class C, bool kAligned>
+template <bool kAligned>
 __device__ Loaded<kAligned> LoadVector(const void* address) {
-  constexpr Load kLoad = IsCoherent<C> ? Load::kCoherent : kAligned ? Load::kOnce : Load::kAgain;
+  constexpr Load kLoad = kAligned ? Load::kOnce : Load::kAgain;
   if constexpr (kAligned) {
     return {{LoadAligned<kLoad>(address)}};
   } else {
@@ -200,8 +191,7 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 #pragma unroll
       for (int j = 0; j < kCount; ++j)
 #pragma unroll
-        for (int o = 0; o < O; ++o)
-          batch[j][o] = LoadVector<C, kWhole>(next[o] + j * kTreeRowBytes);
+        for (int o = 0; o < O; ++o) batch[j][o] = LoadVector<kWhole>(next[o] + j * kTreeRowBytes);
 #pragma unroll
       for (int o = 0; o < O; ++o) next[o] += kCount * kTreeRowBytes;
 #pragma unroll
@@ -277,7 +267,7 @@ __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeW
   const auto load = [&](int j) {
 #pragma unroll
     for (int o = 0; o < O; ++o) {
-      if (j < rows) batch[j][o] = VectorIn<T>(LoadVector<C, true>(in.x[o] + first + j * kRow), 0);
+      if (j < rows) batch[j][o] = VectorIn<T>(LoadVector<true>(in.x[o] + first + j * kRow), 0);
     }
   };
 #pragma unroll

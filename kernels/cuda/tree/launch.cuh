@@ -74,7 +74,6 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
   };
-  for (const T*& x : in.x) x = moved(x, launch.origin);
   // Chunks of a piece.
   std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
@@ -113,7 +112,7 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
       } else if (piece == tree.chunks) {
         GatherAsync(*views[o], copy[o], stream.handle());
       } else {
-        GatherRangeAsync(*views[o], begin - launch.origin, count, copy[o], stream.handle());
+        GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
       }
       in.x[o] = moved(copy[o], begin);
     }
@@ -187,52 +186,6 @@ void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
   }
 }
 
-// The chunks of a part: sent by launches in which nobody receives, then moved to values.
-template <class C>
-void LaunchTreeValues(const TreeOperands<C>& in, const View* const (&views)[C::kOperands],
-                      ReduceOp op, std::int64_t n, const ArrayPart& part, TreeLaunch launch,
-                      void* values, CudaStream& stream) {
-  using Wide = typename C::Wide;
-  constexpr int kThreads = 256;
-  const TreeChunks chunks = ChunksOf(launch.tree, part.first, n);
-  launch.origin = part.first;
-  // To the kernels the array ends with the part, behind which nothing may be read; and it has more
-  // chunks than any, so that no block takes its own for the only one, or itself for the receiver.
-  launch.tree.n = part.first + n;
-  launch.tree.chunks = kTreeMaxChunks + 1;
-  const TreeWork work = {launch.tree,        op,           IsMirrored(op), stream.mailbox(),
-                         /*result=*/nullptr, chunks.first, chunks.end,     kNoTicket};
-  try {
-    if (!LaunchTreeWork<C>(in, views, nullptr, work, launch, stream)) return stream.ClearMailbox();
-    const std::int64_t count = chunks.end - chunks.first;
-    CollectTree<Wide>
-        <<<static_cast<unsigned>(CeilDiv(count, kThreads)), kThreads, 0, stream.handle()>>>(
-            work.mailbox, chunks.first, count, static_cast<Wide*>(values));
-    CUDA_CHECK_LAUNCH(CollectTree);
-  } catch (...) {
-    stream.ClearMailbox();
-    throw;
-  }
-}
-
-template <class T, bool kCompensated>
-void LaunchTreeReducePart(const ReduceProblem& p, const ArrayPart& part, const TreeLaunch& launch,
-                          void* values, CudaStream& stream) {
-  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    using C = decltype(kind);
-    LaunchTreeValues<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.op, p.n, part, launch, values,
-                        stream);
-  });
-}
-
-template <class T, bool kCompensated>
-void LaunchTreeDotPart(const DotProblem& p, const ArrayPart& part, const TreeLaunch& launch,
-                       void* values, CudaStream& stream) {
-  using C = decltype(DotColumnsType<T, kCompensated>());
-  LaunchTreeValues<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}},
-                      {p.a_view, p.b_view}, ReduceOp::kSum, p.n, part, launch, values, stream);
-}
-
 template <class T, bool kCompensated>
 void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                          std::span<const TeamShare> shares, CudaStream& own) {
@@ -294,11 +247,7 @@ void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& st
   template void LaunchTreeReduceShared<T, kCompensated>(const ReduceProblem&, const TreeLaunch&,   \
                                                         std::span<const TeamShare>, CudaStream&);  \
   template void LaunchTreeDotShared<T, kCompensated>(const DotProblem&, const TreeLaunch&,         \
-                                                     std::span<const TeamShare>, CudaStream&);     \
-  template void LaunchTreeReducePart<T, kCompensated>(const ReduceProblem&, const ArrayPart&,      \
-                                                      const TreeLaunch&, void*, CudaStream&);      \
-  template void LaunchTreeDotPart<T, kCompensated>(const DotProblem&, const ArrayPart&,            \
-                                                   const TreeLaunch&, void*, CudaStream&);
+                                                     std::span<const TeamShare>, CudaStream&);
 #define TESSERA_TREE_INSTANCES(T)     \
   TESSERA_TREE_INSTANCES_OF(T, false) \
   TESSERA_TREE_INSTANCES_OF(T, true)

@@ -20,8 +20,6 @@ struct TreeLaunch {
   Tree tree;
   std::uint32_t grid = 0;
   std::uint32_t block = 0;
-  // The number that the operands' first element has in the tree: a multiple of a chunk.
-  std::int64_t origin = 0;
 };
 
 // Block sizes of the strategies: lanes are shared out to whatever threads there are.
@@ -69,13 +67,5 @@ void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
 template <class T, bool kCompensated>
 void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                          std::span<const TeamShare> shares, CudaStream& own);
-
-// Strategy::launch_part. launch: with the tree of the whole array.
-template <class T, bool kCompensated>
-void LaunchTreeReducePart(const ReduceProblem& p, const ArrayPart& part, const TreeLaunch& launch,
-                          void* values, CudaStream& stream);
-template <class T, bool kCompensated>
-void LaunchTreeDotPart(const DotProblem& p, const ArrayPart& part, const TreeLaunch& launch,
-                       void* values, CudaStream& stream);
 
 }  // namespace tessera

@@ -12,8 +12,8 @@ Tasks compute on the server of their worker. What travels between workers are ha
 fetches a chunk that it lacks from the server that has it, which both servers have to allow
 (--import-from).
 
-sum(), prod(), mean(), var(), std() and dot() of this module give the bits of one buffer with all
-elements, whatever the chunks; the methods of Dask's arrays give others for other chunks.
+Sums of several chunks add the sums of the chunks, as Dask does: their last bits depend on the
+chunks.
 """
 
 import dask.array as _da
@@ -25,7 +25,6 @@ from ._arrays import from_buffers, numpy, put
 from ._chunk import Chunk
 from ._joined import Joined
 from ._servers import Servers, use
-from ._tree import dot, mean, prod, std, sum, var
 
 for _kind in (Chunk, Joined):
     _dispatch.concatenate_lookup.register(_kind, _joined.concatenate)
@@ -39,14 +38,8 @@ __all__ = [
     "Chunk",
     "Joined",
     "Servers",
-    "dot",
     "from_buffers",
-    "mean",
     "numpy",
-    "prod",
     "put",
-    "std",
-    "sum",
     "use",
-    "var",
 ]

@@ -1,0 +1,69 @@
+"""A program on a terminal of its own."""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+
+import outsider as o
+
+
+class Terminal:
+    def __init__(self, *command, rows=24, columns=80, cwd=None, **variables):
+        """variables: of its environment, which has no others of this project's."""
+        self.mine, theirs = pty.openpty()
+        self.resize(rows, columns)
+        self.before = termios.tcgetattr(theirs)
+        # setsid, which is then the program, and not preexec_fn: what Python does between fork and
+        # exec may wait for a thread of gRPC, of which the child has none.
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
+            cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))
+        self.theirs = theirs  # kept open, so that what was written can be read in the end
+        self.text = b""
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.mine, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, seconds=0.0):
+        while select.select([self.mine], [], [], seconds)[0]:
+            self.text += os.read(self.mine, 65536)
+            seconds = 0
+
+    def wait_for(self, text, seconds=60):
+        """Reads until it is there, and forgets what was before its end."""
+        def there():
+            self.read(0.05)
+            return text in self.text
+
+        if not o.eventually(there, seconds, pause=0):
+            raise AssertionError(f"{text!r} does not come: {self.text[-2000:]!r}")
+        seen, self.text = self.text.split(text, 1)
+        return seen
+
+    def key(self, text):
+        os.write(self.mine, text)
+
+    def wait(self, seconds=60):
+        """The exit code."""
+        def over():
+            self.read()
+            return self.process.poll() is not None
+
+        if not o.eventually(over, seconds):
+            raise AssertionError("it does not end")
+        self.read()
+        return self.process.returncode
+
+    def as_before(self):
+        return termios.tcgetattr(self.theirs) == self.before
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.mine)
+        os.close(self.theirs)
