@@ -36,7 +36,8 @@ std::string_view BytesOf(absl::Span<const T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Client::Upload of exactly the elements of the shape: INVALID_ARGUMENT / BAD_RANGE for more or less.
+// Client::Upload of exactly the elements of the shape: INVALID_ARGUMENT / BAD_RANGE for more or
+// less.
 template <class T>
 absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
                                   absl::Span<const T> values, absl::Span<const std::int64_t> shape,

@@ -1,5 +1,5 @@
-// The calls of a client without waiting for their answers (Client::Async): operations, programs, and
-// what is short of the others. Transfers, drafts and lists are in Client alone.
+// The calls of a client without waiting for their answers (Client::Async): operations, programs,
+// and what is short of the others. Transfers, drafts and lists are in Client alone.
 //
 //   client.Async().Dot("x", "y", {}, [](absl::StatusOr<tessera::v1::DotResponse> answer) { ... });
 //   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");

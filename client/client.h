@@ -64,8 +64,8 @@ struct ClientOptions {
   std::string tls_key = {};
   // The name that the server's certificate is for; empty: the host of `server`.
   std::string tls_server_name = {};
-  // Says to a server with --tokens who calls: the token, or a file that holds it, which is read again
-  // after a second. Empty: none. A token needs TLS where it leaves this host.
+  // Says to a server with --tokens who calls: the token, or a file that holds it, which is read
+  // again after a second. Empty: none. A token needs TLS where it leaves this host.
   std::string token = {};
   std::string token_file = {};
   // Deadline of a unary call, retries included.
@@ -74,13 +74,13 @@ struct ClientOptions {
   // fine.
   absl::Duration connect_timeout = absl::Seconds(10);
   // A transfer may take as long as it needs, but not stand still for so long. TCP connections whose
-  // other end takes no bytes for so long, and for a second, are closed; by a unix socket an upload to
-  // a process that hangs may not end. After a transfer that has stood still the destructor of the
-  // process's last client may take up to 10 s, for gRPC's threads.
+  // other end takes no bytes for so long, and for a second, are closed; by a unix socket an upload
+  // to a process that hangs may not end. After a transfer that has stood still the destructor of
+  // the process's last client may take up to 10 s, for gRPC's threads.
   absl::Duration stall_timeout = absl::Seconds(60);
-  // Whether a call that the server refuses because others hold the room (QUEUE_FULL,
-  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated, after the server's own
-  // delay, until its deadline; a transfer for stall_timeout.
+  // Whether a call that the server refuses for lack of memory or queue space (QUEUE_FULL,
+  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated until its deadline,
+  // after the delay that the server suggests. Transfers are repeated for stall_timeout.
   bool retry_refused = true;
   // Whether Upload and Download of some MiB go through memory that is shared with the server, where
   // it is on this host and offers that (--shared-memory).
@@ -132,7 +132,8 @@ struct ResultBuffer {
   std::string name = {};
   std::optional<absl::Duration> ttl = {};  // absent: the server's default
   bool replace = false;
-  // Devices among which it is divided, or "all" alone; empty: one device, or of a copy as the source.
+  // Devices among which it is divided, or "all" alone; empty: one device, or of a copy as the
+  // source.
   std::vector<std::string> placement = {};
 };
 
@@ -149,8 +150,8 @@ struct OperationOptions {
   // The same two for the indices of TopK; those above are for its values.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // Of Reduce: what is folded, of x as operand 0 and of `with` from 1 on. Of Matmul: what becomes of
-  // the product, which is operand 0. Expr::ToMessage() of Expr.
+  // Of Reduce: what is folded, of x as operand 0 and of `with` from 1 on. Of Matmul: what becomes
+  // of the product, which is operand 0. Expr::ToMessage() of Expr.
   std::optional<v1::Expression> expression = {};
   std::vector<Operand> with = {};
   // As in CallOptions; unused in a program.
@@ -341,8 +342,9 @@ class Client {
                                       DownloadOptions options = {});
   absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
                                       DownloadOptions options = {});
-  // Memory for transfers without a copy in this process, of a server on this host. UNIMPLEMENTED: it
-  // shares none; UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and the errors of RegisterRegionResponse.
+  // Memory for transfers without a copy in this process, of a server on this host. UNIMPLEMENTED:
+  // it shares none; UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and the errors of
+  // RegisterRegionResponse.
   absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);
   // Creates a buffer from the memory's bytes from offset on, which are left alone meanwhile. Of the
   // options ttl, replace and device.
@@ -350,8 +352,8 @@ class Client {
                                           absl::Span<const std::int64_t> shape,
                                           const SharedMemory& memory, std::size_t offset = 0,
                                           const UploadOptions& options = {});
-  // Copies a buffer from byte `begin` on into [offset, offset + size) of the memory, as far as there
-  // are bytes: the answer's size.
+  // Copies a buffer from byte `begin` on into [offset, offset + size) of the memory, as far as
+  // there are bytes: the answer's size.
   absl::StatusOr<v1::DownloadSharedResponse> DownloadShared(const std::string& name,
                                                             const SharedMemory& memory,
                                                             std::size_t offset, std::size_t size,

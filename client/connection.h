@@ -51,10 +51,10 @@ inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 // A moment so far from now, by a clock that nobody sets.
 gpr_timespec After(absl::Duration duration);
 
-// Decides whether a call or a transfer is tried again after a failure. One that the server refused
-// for want of room (it says so with a RetryInfo) is tried again for as long as `patience` lasts.
-// One that broke (no connection, damaged bytes) is, when it is idempotent, up to kMaxFailures times
-// in a row without progress. Not thread safe.
+// Decides whether a call or a transfer is repeated after a failure. A call that the server refused
+// for lack of room (with a RetryInfo) is repeated for as long as `patience` lasts. A call that
+// broke (no connection, damaged bytes) is repeated only if it is idempotent, at most kMaxFailures
+// times in a row without progress. Not thread safe.
 class Retry {
  public:
   // Where FromGrpc leaves the delay that a server asks for, in an error's metadata.

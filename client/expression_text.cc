@@ -21,8 +21,8 @@ struct Operator {
   MapOp op;
 };
 
-// Operators of two arguments that associate to the left, level by level. Of those that begin alike the
-// longer one comes first.
+// Operators of two arguments that associate to the left, level by level. Of those that begin alike
+// the longer one comes first.
 const std::array<std::vector<Operator>, 6>& Levels() {
   static const auto& levels = *new std::array<std::vector<Operator>, 6>{{
       {{"or", MapOp::kOr}},

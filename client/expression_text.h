@@ -12,10 +12,10 @@ namespace tessera {
 //
 //   or   xor   and   not   == != < <= > >=   + -   * / // %   unary -   **
 //
-// Comparisons do not chain. a, b, ..., h are the operands in their order; numbers, true, false, inf and
-// nan are constants; operations of MapOp are called by name, as in sqrt(a) or where(a < b, a, b), and an
-// element type casts, as in f32(a). INVALID_ARGUMENT / BAD_EXPRESSION {position}: the number of
-// characters before what cannot be read.
+// Comparisons do not chain. a, b, ..., h are the operands in their order; numbers, true, false, inf
+// and nan are constants; operations of MapOp are called by name, as in sqrt(a) or where(a < b, a,
+// b), and an element type casts, as in f32(a). INVALID_ARGUMENT / BAD_EXPRESSION {position}: the
+// number of characters before what cannot be read.
 absl::StatusOr<Expr> ParseExpression(std::string_view text);
 
 }  // namespace tessera

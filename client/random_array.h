@@ -22,8 +22,8 @@ enum class Distribution {
 std::optional<Distribution> ParseDistribution(std::string_view name);
 
 // Element i depends on the seed, the distribution, the type and i alone. Integer types hold 100
-// times the value of a random distribution, rounded, u8 its absolute value, and u8 and i8 the nearest
-// that they have; bool is whether it is above 0. Offsets must be multiples of 16 bytes.
+// times the value of a random distribution, rounded, u8 its absolute value, and u8 and i8 the
+// nearest that they have; bool is whether it is above 0. Offsets must be multiples of 16 bytes.
 Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// A client for each of several servers that share names: each name has one home (kernels/base/ring.h).
+// A client for each of several servers that share names: each name has one home
+// (kernels/base/ring.h).
 //
 //   auto ring = tessera::RingClient::Read("ring.txt");
 //   tessera::Client& home = ring->For("run7/weights");

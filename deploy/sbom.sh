@@ -7,9 +7,12 @@
 #                                           of them, when none is named
 #        sbom.sh document NAME VERSION      reads rows and writes the document of NAME
 #
+# Written in bash and awk, because the last stage of the image makes it, where the packages are known
+# and there is no Python.
+#
 # A row is RELATION, name, version, architecture, maintainer, home page and package URL, with tabs
-# between. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what the
-# package is of NAME, as BUILD_DEPENDENCY_OF.
+# between. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what
+# the package is of NAME, as BUILD_DEPENDENCY_OF.
 set -euo pipefail
 
 owners() {

@@ -1,6 +1,6 @@
 // How a long reduction along the outermost axis is cut for several devices: into slabs of rows, of
-// which each device folds some to a partial result for every column. The device of the request folds
-// those of all slabs, from first to last:
+// which each device folds some to a partial result for every column. The device of the request
+// folds those of all slabs, from first to last:
 //
 //     x [length, inner]           partials [slabs, inner]      out [inner]
 //     rows   0 .. r - 1      ->   slab 0                 --+
@@ -10,8 +10,8 @@
 //
 // A device reads the rows that it has, but for half a slab at either end, and partial results are
 // what travels. Cutting columns instead would have each device read most of its columns from the
-// others. The slabs depend on the problem alone, so that any division of them has the same bits, that
-// of one device too.
+// others. The slabs depend on the problem alone, so that any division of them has the same bits,
+// that of one device too.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@ namespace tessera {
 inline constexpr std::int64_t kSlabs = 8;
 // Bytes of an array that is worth a second launch.
 inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
-// What partial results take is at most the array's size divided by this: little to write and to pass
-// on, and within the default --scratch-limit of a device, 1/16 of what its buffers may take, where
-// eight of them have the array.
+// What partial results take is at most the array's size divided by this: little to write and to
+// pass on, and within the default --scratch-limit of a device, 1/16 of what its buffers may take,
+// where eight of them have the array.
 inline constexpr std::int64_t kArrayOverPartials = 128;
 
 // Rows of a slab; 0: the problem is not cut. Behind kSlabs slabs of so many rows may come one of

@@ -162,12 +162,13 @@ std::string ToString(const Shape& shape);
 class Team {
  public:
   virtual ~Team() = default;
-  // The memory that they share: shards of the array at that address. All of them reach all operands.
+  // The memory that they share: shards of the array at that address. All of them reach all
+  // operands.
   virtual const void* data() const = 0;
   virtual absl::Span<const Shard> shards() const = 0;
-  // A stream of each of these devices, in the order of the shards: `own` on its device, on the others
-  // streams that stop with it. They stay until the team goes. May wait for other teams. UNAVAILABLE /
-  // DEVICE_LOST.
+  // A stream of each of these devices, in the order of the shards: `own` on its device, on the
+  // others streams that stop with it. They stay until the team goes. May wait for other teams.
+  // UNAVAILABLE / DEVICE_LOST.
   virtual absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) = 0;
 };
 
@@ -186,8 +187,8 @@ struct RunOptions {
   // Makes all checks and leaves it at that: nothing is asked, allocated or launched, and no memory
   // of operands is read, whose addresses may be null.
   bool check_only = false;
-  // Who works on it beside the stream's device, where the operation can be shared out and is worth it;
-  // null: nobody. With it, enqueue_only does not count.
+  // Who works on it beside the stream's device, where the operation can be shared out and is worth
+  // it; null: nobody. With it, enqueue_only does not count.
   Team* team = nullptr;
   // For operations whose result is an array: returns once the work is enqueued. Whoever calls
   // synchronises the stream before the result is read from elsewhere, and before operands go.
@@ -230,8 +231,8 @@ class Output {
   std::optional<absl::FunctionRef<absl::StatusOr<void*>()>> ask_;
 };
 
-// An expression on the way into an operation or out of it. Its operand 0 is what the operation would
-// take or give without it, and `with` are the others, from 1 on.
+// An expression on the way into an operation or out of it. Its operand 0 is what the operation
+// would take or give without it, and `with` are the others, from 1 on.
 struct MapStage {
   absl::Span<const ExpressionNode> expression;
   absl::Span<const View> with;
@@ -265,10 +266,11 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 //     another strategy has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
 // Dot and Reduce by the strategies that are chosen, Add, Map, and copies take strided and repeated
-// operands as they are, or in pieces of bounded size. What an expression makes for Reduce is computed
-// where it is folded or in pieces of bounded size; it is scratch memory of the array's size for
-// named strategies that are no trees, for Matmul, and for a folded outermost axis, but for columns that
-// go in parts beyond the limit. Else results have the bits of Map into an array and the operation on it.
+// operands as they are, or in pieces of bounded size. What an expression makes for Reduce is
+// computed where it is folded or in pieces of bounded size; it is scratch memory of the array's
+// size for named strategies that are no trees, for Matmul, and for a folded outermost axis, but for
+// columns that go in parts beyond the limit. Else results have the bits of Map into an array and
+// the operation on it.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
@@ -290,8 +292,8 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
                               bool smallest, const Output& values, const Output& indices,
                               const RunOptions& options);
 
-// Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous and
-// short.
+// Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous
+// and short.
 bool FitsBatch(const View& operand);
 
 // Many short vectors at once, with a launch for a thousand of them: results[i] is, bit by bit and
@@ -308,21 +310,21 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
-// The same to memory of another device: directly where Stream::ReachesPeer, else by way of the host.
-// It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or
-// elements are converted. view is on the device of `from`, out on that of `to`; both streams are the
-// caller's for the call. Looks at stopped() of both between pieces.
+// The same to memory of another device: directly where Stream::ReachesPeer, else by way of the
+// host. It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or
+// elements are converted. view is on the device of `from`, out on that of `to`; both streams are
+// the caller's for the call. Looks at stopped() of both between pieces.
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 
 // Runs strategies of the stream's device on small problems, so that their code is loaded, libraries
 // and the stream have what they set up at their first call, and the pace knows the strategies
 // before the first request: every available strategy, on F32 operands (on a CPU, where that takes
-// no time, on all types) and the default strategies on all; or, unless every_row, the default
+// no time, on all types) and the default strategies on all; or, unless every_strategy, the default
 // strategies of Dot, Reduce and Matmul alone, for a second stream of a device, which teaches the
 // pace nothing. Takes some 60 MB of device memory for the time being. A strategy that fails is left
 // out; the Status is of the memory and of the stream itself, and DEVICE_LOST.
-absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row);
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy);
 
 // --- The table ----------------------------------------------------------------------------------
 

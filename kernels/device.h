@@ -22,7 +22,7 @@ struct DeviceInfo {
   std::string model;  // the vendor's name
   Backend backend = Backend::kCpu;
   int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
-  int multiprocessors = 0;     // streaming multiprocessors, or threads that the CPU rows use
+  int multiprocessors = 0;     // streaming multiprocessors, or threads that CPU strategies use
   std::uint64_t memory_bytes = 0;
   std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
 };
@@ -128,13 +128,14 @@ class Device {
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
-  // Null, as in the beginning: there is none. It is cleared on threads that are about to allocate, whatever locks of
-  // others they hold. REQUIRES: nobody is in WithSpare or FreeSpare.
+  // Null, as in the beginning: there is none. It is cleared on threads that are about to allocate,
+  // whatever locks of others they hold. REQUIRES: nobody is in WithSpare or FreeSpare.
   void SetSpare(SpareMemory* spare) { spare_ = spare; }
   void FreeSpare() noexcept {
     if (spare_ != nullptr) spare_->Clear();
   }
-  // f(), and if that runs out of the device's memory and there was any to spare, once more without that.
+  // f(), and if that runs out of the device's memory and there was any to spare, once more without
+  // that.
   template <class F>
   auto WithSpare(F&& f) {
     const std::uint64_t frees = spare_ == nullptr ? 0 : spare_->frees();
@@ -157,8 +158,8 @@ class Device {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind do not reach each other's memory");
   }
-  // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without a
-  // detour. May wait for the device's work, and so may its end. Throws DeviceError.
+  // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without
+  // a detour. May wait for the device's work, and so may its end. Throws DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
   // Makes copies of the device reach memory without a detour: bytes > 0, in whole pages that are
   // there. One registration serves all devices of a backend: another one of the same memory may be
@@ -172,13 +173,13 @@ class Device {
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
   // Throws DeviceError: kLost after a failure that no stream has met yet.
   virtual void Probe() = 0;
-  // Begins or ends what a profiler records of the device's work, if one is attached that waits to be
-  // told.
+  // Begins or ends what a profiler records of the device's work, if one is attached that waits to
+  // be told.
   virtual void SetProfiling(bool /*on*/) noexcept {}
-  // Has streams of MakeLargeStream leave a part of the device to the others, if it can be parted: work
-  // of those then never waits for a kernel that fills all the rest. info() counts the rest from here
-  // on, so that strategies do the same, to the last bit, on either kind of stream. REQUIRES: there is
-  // no stream. Throws DeviceError.
+  // Has streams of MakeLargeStream leave a part of the device to the others, if it can be parted:
+  // work of those then never waits for a kernel that fills all the rest. info() counts the rest
+  // from here on, so that strategies do the same, to the last bit, on either kind of stream.
+  // REQUIRES: there is no stream. Throws DeviceError.
   virtual void KeepRoom() {}
   // A stream for operations that would hold the device for long. Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
@@ -210,11 +211,11 @@ class Stream {
   virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
-  // The flag that says that nobody wants the results of the stream's work any more; null: nobody
-  // will say so. Once set it stays set until the request ends. Any thread may set it.
+  // The cancellation flag of the current request; null if it cannot be cancelled. Once set it stays
+  // set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
   // Whether to stop. Strategies look at it as they go, where that costs nothing, every few
-  // milliseconds; whoever stops leaves its results as they are, which nobody will read. Thread
+  // milliseconds; one that stops leaves its results as they are, which are not read. Thread
   // safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
@@ -237,8 +238,9 @@ class Stream {
   // spare memory.
   virtual void* Scratch(std::size_t bytes) = 0;
   virtual ScratchMark MarkScratch() const = 0;
-  // Lets Scratch hand out again, to work that follows, what it has since the mark. REQUIRES: neither
-  // Reset nor Trim since; only work that this stream has had, and no HostScratch, lies there.
+  // Lets Scratch hand out again, to work that follows, what it has since the mark. REQUIRES:
+  // neither Reset nor Trim since; only work that this stream has had, and no HostScratch, lies
+  // there.
   virtual void RewindScratch(const ScratchMark& mark) = 0;
   // Who keeps from here on what Prepare gives out; null, as in the beginning: nobody.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
@@ -261,7 +263,8 @@ class Stream {
   // Copies the pieces, one behind the other. They may be in any memory, which may be reused on
   // return; the device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
-  // Copies from staging memory or memory that is registered, which stays as it is until Synchronize.
+  // Copies from staging memory or memory that is registered, which stays as it is until
+  // Synchronize.
   virtual void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
     const HostBytes piece{host, bytes};
     CopyToDevice(device, {&piece, 1});
@@ -276,8 +279,8 @@ class Stream {
   // are there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
   virtual void CopyToPeer(Stream& /*peer*/, void* /*out*/, const void* /*data*/,
                           std::size_t /*bytes*/) {}
-  // Makes what this stream is given from here on begin behind what the other one, of a device of the
-  // same backend, has been given so far.
+  // Makes what this stream is given from here on begin behind what the other one, of a device of
+  // the same backend, has been given so far.
   virtual void WaitFor(Stream& /*other*/) {}
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;

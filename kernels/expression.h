@@ -31,9 +31,9 @@ struct ExpressionNode {
   std::optional<DType> dtype;
 };
 
-// The expression over operands of these types as a program. INVALID_ARGUMENT / BAD_EXPRESSION {node,
-// ...}, with the index of the node at fault, as far as there is one. cast: what the result is cast
-// to, if to anything.
+// The expression over operands of these types as a program. INVALID_ARGUMENT / BAD_EXPRESSION
+// {node, ...}, with the index of the node at fault, as far as there is one. cast: what the result
+// is cast to, if to anything.
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);

@@ -1,6 +1,7 @@
-// The tree that the rows fixed_tree and compensated sum along, here and nowhere else: its shape is
-// a function of the number of elements and the element's size, so that every grid, every GPU, the
-// CPU and any division of the chunks among devices give the same bits. To reproduce a result:
+// The tree that the strategies fixed_tree and compensated sum along, here and nowhere else: its
+// shape is a function of the number of elements and the element's size, so that every grid, every
+// GPU, the CPU and any division of the chunks among devices give the same bits. To reproduce a
+// result:
 //
 //   vector   16 bytes: V = 16 / size elements.
 //   row      256 vectors: W = 256 V elements, 4096 bytes. Element i stands in row i / W and, within
@@ -76,8 +77,8 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 // Short arrays make enough chunks for every SM to begin at once. In long ones the
 // chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
 // the same memory channels at the same time. The longest, which several GPUs share, make more of
-// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round takes
-// as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
+// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round
+// takes as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
 // arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);

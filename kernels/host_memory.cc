@@ -19,9 +19,9 @@ namespace {
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPage = 4096;
-// What is populated at once. Meanwhile no other thread of the process maps or unmaps memory: beside four
-// callers that created buffers of 1 GiB, small calls of others took 0.8 to 6 s (p99) where these were
-// populated whole, and 36 to 140 ms in these pieces (2 busy cores, 2026-11-27).
+// What is populated at once. Meanwhile no other thread of the process maps or unmaps memory: beside
+// four callers that created buffers of 1 GiB, small calls of others took 0.8 to 6 s (p99) where
+// these were populated whole, and 36 to 140 ms in these pieces (2 busy cores, 2026-11-27).
 constexpr std::size_t kPopulated = std::size_t{16} << 20;
 // From this size on memory is mapped, so that it goes back to the system when it is freed. Below it
 // comes from the heap, which keeps some.

@@ -21,8 +21,8 @@ HostMemory ReadHostMemory(const std::string& root = "");
 // root: the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
-// Gives mapped memory, which starts with a page, all its pages. false: errno says why, EINVAL that the
-// kernel is older than 5.14.
+// Gives mapped memory, which starts with a page, all its pages. false: errno says why, EINVAL that
+// the kernel is older than 5.14.
 bool PopulateHost(void* memory, std::size_t bytes);
 
 // bytes of uninitialised memory aligned to 256, with all its pages. Null when so much is not free;

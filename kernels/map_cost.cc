@@ -32,8 +32,8 @@ std::uint64_t Flops(const MapProblem& p) {
   return flops * static_cast<std::uint64_t>(p.n);
 }
 
-// By how many unit roundoffs the operation on floating-point numbers may miss. Functions are within 2
-// units in the last place, of which each is at most two unit roundoffs.
+// By how many unit roundoffs the operation on floating-point numbers may miss. Functions are within
+// 2 units in the last place, of which each is at most two unit roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:

@@ -16,9 +16,9 @@ Cost OnePassCost(const MapProblem& p);
 // A pass for each instruction: its arguments, and its result.
 Cost PassEachCost(const MapProblem& p);
 
-// Bound of the rounding of each node, to its own type included: |computed - exact| <= roundoff * |exact|
-// for the arguments that the node is given, as long as the result is a normal number. What the nodes
-// before it have lost is not in it: an expression may magnify that as much as it likes.
+// Bound of the rounding of each node, to its own type included: |computed - exact| <= roundoff *
+// |exact| for the arguments that the node is given, as long as the result is a normal number. What
+// the nodes before it have lost is not in it: an expression may magnify that as much as it likes.
 double MapRoundoff(const MapProblem& p);
 
 // a * b + c over n elements of F32, for estimates and lists.

@@ -153,8 +153,8 @@ TESSERA_HD T FloorDivideReal(T a, T b) {
 }
 
 #ifndef __CUDA_ARCH__
-// As in Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2 a) + 1)
-// for larger ones. The host's own function misses by up to 2.2 units in the last place.
+// As in Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2
+// a) + 1) for larger ones. The host's own function misses by up to 2.2 units in the last place.
 inline double AccurateTanh(double a) {
   const double magnitude = std::fabs(a);
   if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too little to be seen
@@ -169,8 +169,8 @@ inline double AccurateTanh(double a) {
 }
 #endif
 
-// Within 2 units in the last place of the exact value, subnormal ones included. Of F32 through double,
-// where the device's own function is less accurate than that: pow on a GPU, tanh on a CPU.
+// Within 2 units in the last place of the exact value, subnormal ones included. Of F32 through
+// double, where the device's own function is less accurate than that: pow on a GPU, tanh on a CPU.
 template <MapOp kOp, class T>
 TESSERA_HD T Function(T a, T b) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -292,8 +292,8 @@ TESSERA_HD auto Apply(T a, T b, T c) {
   }
 }
 
-// A value rounded to an element type, as the value that this type has in a register: kernels/convert.h
-// for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
+// A value rounded to an element type, as the value that this type has in a register:
+// kernels/convert.h for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
 template <class Element, class From>
 TESSERA_HD ValueOf<Element> RoundTo(From x) {
   if constexpr (std::is_same_v<Element, bool>) {

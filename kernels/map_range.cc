@@ -9,8 +9,8 @@ std::int64_t StrideOf(const View& view, int axis) {
   return view.strides[static_cast<std::size_t>(axis)];
 }
 
-// The same elements in the same order, with extents of 1 dropped and neighbouring axes that one stride
-// walks through in all operands made one.
+// The same elements in the same order, with extents of 1 dropped and neighbouring axes that one
+// stride walks through in all operands made one.
 MapProblem Merged(const MapProblem& p) {
   MapProblem merged = p;
   const int operands = p.program->operands;
@@ -62,8 +62,8 @@ MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool
   return part;
 }
 
-// f(part) for the boxes that the elements make up, in order: what is left of a row that they begin in,
-// whole rows, and the beginning of a last one.
+// f(part) for the boxes that the elements make up, in order: what is left of a row that they begin
+// in, whole rows, and the beginning of a last one.
 template <class F>
 void ForBoxes(const MapProblem& p, std::int64_t first, std::int64_t count, const F& f) {
   const Shape& shape = p.operands[0].shape;

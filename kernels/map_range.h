@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// Enqueues elements [first, first + count) of the problem's result, counted in row-major order, by the
-// strategy that is chosen for it; they go to out, whatever the problem says. The same bits whatever the
-// range. Throws DeviceError.
+// Enqueues elements [first, first + count) of the problem's result, counted in row-major order, by
+// the strategy that is chosen for it; they go to out, whatever the problem says. The same bits
+// whatever the range. Throws DeviceError.
 void LaunchMapRange(const MapProblem& problem, std::int64_t first, std::int64_t count, void* out,
                     Stream& stream);
 

@@ -1,6 +1,6 @@
-// The rows of a product as shares of several devices: each multiplies its rows of a by all of b, and
-// writes its rows of c. k is never cut, so that a strategy that can be shared out has the same bits
-// for any division. Standard library only.
+// The rows of a product as shares of several devices: each multiplies its rows of a by all of b,
+// and writes its rows of c. k is never cut, so that a strategy that can be shared out has the same
+// bits for any division. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,10 @@ struct PieceSizes {
   std::int64_t most;   // of a piece, in whole rounds
   double growth;       // columns that come while one is multiplied
 
-  // Of the next piece: the first one is a round, since the device waits for it; each other one comes
-  // while the one before it is multiplied. In whole rounds, and what would be less than one is not
-  // left. last: columns of the piece before, 0 of the first; left: those that have been in none.
+  // Of the next piece: the first one is a round, since the device waits for it; each other one
+  // comes while the one before it is multiplied. In whole rounds, and what would be less than one
+  // is not left. last: columns of the piece before, 0 of the first; left: those that have been in
+  // none.
   std::int64_t Next(std::int64_t last, std::int64_t left) const {
     const auto grown = static_cast<std::int64_t>(growth * static_cast<double>(last));
     const std::int64_t rounds = grown / round > 1 ? grown / round : 1;

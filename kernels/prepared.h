@@ -1,5 +1,6 @@
-// What is made of an operand before a kernel reads it, as a copy without gaps. The operand of a later request may be the same
-// memory, unchanged; so whoever serves requests may keep it. Standard library only.
+// What is made of an operand before a kernel reads it, as a copy without gaps. The operand of a
+// later request may be the same memory, unchanged; so whoever serves requests may keep it. Standard
+// library only.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace tessera {
 
-// What is made of which elements. Two that are equal make the same bytes, as long as the elements stay as they are.
+// What is made of which elements. Two that are equal make the same bytes, as long as the elements
+// stay as they are.
 struct Preparation {
   std::string_view how;  // a literal: what is made depends on it and on the view alone
   View operand;

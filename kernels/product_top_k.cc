@@ -18,8 +18,8 @@ struct Value {
   bool scaled = false, multiplied = false;
 };
 
-// The three operations of a score follow each other. -1 * x and -x are the same, and so are a - b and
-// a + -b, whatever is rounded.
+// The three operations of a score follow each other. -1 * x and -x are the same, and so are a - b
+// and a + -b, whatever is rounded.
 Value Multiply(const Value& a, const Value& b) {
   if (b.kind == Value::Kind::kConstant && a.kind == Value::Kind::kScore) return Multiply(b, a);
   if (a.kind != Value::Kind::kConstant || b.kind != Value::Kind::kScore || b.multiplied) return {};

@@ -1,6 +1,6 @@
 // A product that selects: the best elements of each row of a matrix product, or of scores that are
-// made of it, without the product in memory. It stands for three steps of a program, Matmul, Map and
-// TopK, whose results nobody else reads, and has their bits. Standard library only.
+// made of it, without the product in memory. It stands for three steps of a program, Matmul, Map
+// and TopK, whose results nobody else reads, and has their bits. Standard library only.
 #pragma once
 
 #include <cstdint>

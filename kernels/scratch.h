@@ -45,8 +45,8 @@ class ScratchBlocks {
   }
 
   ScratchMark Mark() const { return at_; }
-  // What was handed out since the mark is invalid; its blocks stay, to be handed out again. REQUIRES:
-  // neither Trim nor Free since.
+  // What was handed out since the mark is invalid; its blocks stay, to be handed out again.
+  // REQUIRES: neither Trim nor Free since.
   void Rewind(const ScratchMark& mark) { at_ = mark; }
 
   // Everything that was handed out is invalid; the stream's own block stays.

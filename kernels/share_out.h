@@ -1,10 +1,17 @@
-// How an operation is shared out among the devices that its operands are sharded over: each takes
-// the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
-// outermost axis of an expression or of what is folded along other axes, a row of which TopK takes the
-// best, an element of a sum of two arrays, some windows, or some rows of a product. What is folded
-// along the outermost axis has no such parts, for each result is made of all shards: where it is
-// long, each device folds some of its rows (axis_slabs.h), elsewhere as many columns as the others.
-// What a part is depends on the problem alone, so that any division gives the same bits.
+// Splits one operation among the devices that its operands are sharded over. Each device computes
+// the parts whose first byte it has. What a part is depends on the problem alone, so that any
+// division gives the same bits.
+//
+//   Dot, Reduce                    a chunk of the fixed tree
+//   Map, Reduce along inner axes   an index of the outermost axis
+//   TopK                           the rows of one index of the axes before
+//   Add                            an element
+//   WindowSum                      kWindowPart results
+//   Matmul                         some rows of c
+//
+// A reduction along the outermost axis has no such parts, since each result is made of all shards.
+// If it is long, each device folds some slabs of rows (axis_slabs.h), else as many columns as the
+// others.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +33,13 @@ struct Division {
   std::int64_t parts = 0;
   // One device that has all parts takes them as a share, too: the strategy's bits are others alone.
   bool also_alone = false;
-  // Parts lie in all shards: devices that have some of the array take as many of them, and part_bytes
-  // is what a part has in all.
+  // Parts lie in all shards: devices that have some of the array take as many of them, and
+  // part_bytes is what a part has in all.
   bool across = false;
 };
 
-// On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds of
-// a product.
+// On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds
+// of a product.
 inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
 inline constexpr double kLeastSharedProduct = 0x1p32;
 
@@ -186,8 +193,8 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
   return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
 }
 
-// Some windows, whose elements beyond both ends of a device's are read from others. Where a window is as
-// wide as what a device has, each would read most of the array.
+// Some windows, whose elements beyond both ends of a device's are read from others. Where a window
+// is as wide as what a device has, each would read most of the array.
 inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
                            const Team& team) {
   if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};

@@ -8,52 +8,52 @@
 #include "kernels/share_out.h"
 #include "kernels/tuning.h"
 
-#define ROWS_Dot(CPU, CUDA)    \
-  CPU(Dot, CpuSerial)          \
-  CPU(Dot, CpuParallel)        \
-  CPU(Dot, CpuFixedTree)       \
-  CPU(Dot, CpuCompensated)     \
-  CUDA(Dot, Elementwise)       \
-  CUDA(Dot, BlockSerial)       \
-  CUDA(Dot, BlockSerialAtomic) \
-  CUDA(Dot, ThreadPartials)    \
-  CUDA(Dot, BlockPartials)     \
-  CUDA(Dot, TreeGlobal)        \
-  CUDA(Dot, TreeInterleaved)   \
-  CUDA(Dot, TreeSequential)    \
-  CUDA(Dot, Hierarchical)      \
-  CUDA(Dot, Coarsened)         \
-  CUDA(Dot, WarpShuffle)       \
-  CUDA(Dot, SinglePass)        \
-  CUDA(Dot, FixedTree)         \
-  CUDA(Dot, Compensated)       \
+#define STRATEGIES_Dot(CPU, CUDA) \
+  CPU(Dot, CpuSerial)             \
+  CPU(Dot, CpuParallel)           \
+  CPU(Dot, CpuFixedTree)          \
+  CPU(Dot, CpuCompensated)        \
+  CUDA(Dot, Elementwise)          \
+  CUDA(Dot, BlockSerial)          \
+  CUDA(Dot, BlockSerialAtomic)    \
+  CUDA(Dot, ThreadPartials)       \
+  CUDA(Dot, BlockPartials)        \
+  CUDA(Dot, TreeGlobal)           \
+  CUDA(Dot, TreeInterleaved)      \
+  CUDA(Dot, TreeSequential)       \
+  CUDA(Dot, Hierarchical)         \
+  CUDA(Dot, Coarsened)            \
+  CUDA(Dot, WarpShuffle)          \
+  CUDA(Dot, SinglePass)           \
+  CUDA(Dot, FixedTree)            \
+  CUDA(Dot, Compensated)          \
   CUDA(Dot, Cublas)
 
-#define ROWS_Reduce(CPU, CUDA)     \
-  CPU(Reduce, CpuSerial)           \
-  CPU(Reduce, CpuParallel)         \
-  CPU(Reduce, CpuFixedTree)        \
-  CPU(Reduce, CpuCompensated)      \
-  CUDA(Reduce, Interleaved)        \
-  CUDA(Reduce, Coalesced)          \
-  CUDA(Reduce, Privatized)         \
-  CUDA(Reduce, Coarsened)          \
-  CUDA(Reduce, NoStride)           \
-  CUDA(Reduce, GridStride)         \
-  CUDA(Reduce, Atomic)             \
-  CUDA(Reduce, TwoPass)            \
-  CUDA(Reduce, TwoKernelsUnrolled) \
-  CUDA(Reduce, WarpShuffle)        \
-  CUDA(Reduce, SinglePass)         \
-  CUDA(Reduce, FixedTree)          \
-  CUDA(Reduce, Compensated)        \
+#define STRATEGIES_Reduce(CPU, CUDA) \
+  CPU(Reduce, CpuSerial)             \
+  CPU(Reduce, CpuParallel)           \
+  CPU(Reduce, CpuFixedTree)          \
+  CPU(Reduce, CpuCompensated)        \
+  CUDA(Reduce, Interleaved)          \
+  CUDA(Reduce, Coalesced)            \
+  CUDA(Reduce, Privatized)           \
+  CUDA(Reduce, Coarsened)            \
+  CUDA(Reduce, NoStride)             \
+  CUDA(Reduce, GridStride)           \
+  CUDA(Reduce, Atomic)               \
+  CUDA(Reduce, TwoPass)              \
+  CUDA(Reduce, TwoKernelsUnrolled)   \
+  CUDA(Reduce, WarpShuffle)          \
+  CUDA(Reduce, SinglePass)           \
+  CUDA(Reduce, FixedTree)            \
+  CUDA(Reduce, Compensated)          \
   CUDA(Reduce, Library)
 
-#define ROWS_ReduceAxes(CPU, CUDA) \
-  CPU(ReduceAxes, CpuAxis)         \
+#define STRATEGIES_ReduceAxes(CPU, CUDA) \
+  CPU(ReduceAxes, CpuAxis)               \
   CUDA(ReduceAxes, Axis)
 
-#define ROWS_Matmul(CPU, CUDA)        \
+#define STRATEGIES_Matmul(CPU, CUDA)  \
   CPU(Matmul, CpuNaive)               \
   CPU(Matmul, CpuRegisterTiled)       \
   CPU(Matmul, CpuCacheTiled)          \
@@ -78,29 +78,29 @@
   CUDA(Matmul, Cublas)                \
   CUDA(Matmul, CublasLt)
 
-#define ROWS_Add(CPU, CUDA) \
-  CPU(Add, Cpu)             \
+#define STRATEGIES_Add(CPU, CUDA) \
+  CPU(Add, Cpu)                   \
   CUDA(Add, Simple)
 
-#define ROWS_WindowSum(CPU, CUDA) \
-  CPU(WindowSum, Cpu)             \
-  CUDA(WindowSum, Simple)         \
-  CUDA(WindowSum, Shared)         \
+#define STRATEGIES_WindowSum(CPU, CUDA) \
+  CPU(WindowSum, Cpu)                   \
+  CUDA(WindowSum, Simple)               \
+  CUDA(WindowSum, Shared)               \
   CUDA(WindowSum, RunningSum)
 
-#define ROWS_Map(CPU, CUDA) \
-  CPU(Map, CpuOneNode)      \
-  CPU(Map, CpuFused)        \
-  CUDA(Map, OneNode)        \
-  CUDA(Map, Fused)          \
-  CUDA(Map, Vectorized)     \
+#define STRATEGIES_Map(CPU, CUDA) \
+  CPU(Map, CpuOneNode)            \
+  CPU(Map, CpuFused)              \
+  CUDA(Map, OneNode)              \
+  CUDA(Map, Fused)                \
+  CUDA(Map, Vectorized)           \
   CUDA(Map, Compiled)
 
-#define ROWS_TopK(CPU, CUDA) \
-  CPU(TopK, CpuSelect)       \
-  CUDA(TopK, HeapThread)     \
-  CUDA(TopK, BitonicBlock)   \
-  CUDA(TopK, RadixSelect)    \
+#define STRATEGIES_TopK(CPU, CUDA) \
+  CPU(TopK, CpuSelect)             \
+  CUDA(TopK, HeapThread)           \
+  CUDA(TopK, BitonicBlock)         \
+  CUDA(TopK, RadixSelect)          \
   CUDA(TopK, Threshold)
 
 #define NOTHING(Operation, Row)
@@ -114,10 +114,10 @@
 
 // The table of one operation.
 #define TABLE(Operation)                                                 \
-  ROWS_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>                \
+  STRATEGIES_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>          \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies() {   \
     static constinit const Strategy<Operation##Problem>* const all[] = { \
-        ROWS_##Operation(ADDRESS, IF_CUDA(ADDRESS))};                    \
+        STRATEGIES_##Operation(ADDRESS, IF_CUDA(ADDRESS))};              \
     return all;                                                          \
   }
 
@@ -197,8 +197,8 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
 }
 
 // f64 products that repay what `ozaki_f64` does beside its products of bytes, whatever the tree for
-// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a side
-// and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
+// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a
+// side and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;
@@ -208,10 +208,10 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
-// Products with few steps along k and few rows or columns, of which the tree has seen few: reading the long
-// operand and writing c is all that counts. With 400000 columns `outer_product` takes 0.79 of the time of
-// `naive` (median of 30 shapes and types, 0.45 to 1.6); with as many rows `naive` takes 0.50 of the time of
-// `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
+// Products with few steps along k and few rows or columns, of which the tree has seen few: reading
+// the long operand and writing c is all that counts. With 400000 columns `outer_product` takes 0.79
+// of the time of `naive` (median of 30 shapes and types, 0.45 to 1.6); with as many rows `naive`
+// takes 0.50 of the time of `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
 std::string_view ThinStrategy(const MatmulProblem& problem) {
   constexpr std::int64_t kFewSteps = 8, kFew = 16, kMany = 1024;
   if (problem.k > kFewSteps) return "";
@@ -219,8 +219,8 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how much
-// there is differs from GPU to GPU, and what others take at the time should not decide.
+// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how
+// much there is differs from GPU to GPU, and what others take at the time should not decide.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
@@ -234,9 +234,9 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // On a GPU, but for large products of f64, by what random ones took (kernels/tuning.h); always as
 // long as the error bound is no larger than that of the library or what stands in for it: f32
 // operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when they
-// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores, but
-// on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to one core
-// (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
+// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores,
+// but on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to
+// one core (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {

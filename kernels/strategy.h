@@ -146,8 +146,8 @@ struct WindowSumProblem {
   std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
   const void* x = nullptr;
   void* out = nullptr;
-  // The results that are wanted, [first, end), of which the first goes to out[0]; end 0: to the last.
-  // They begin and end at multiples of kWindowPart, or at n.
+  // The results that are wanted, [first, end), of which the first goes to out[0]; end 0: to the
+  // last. They begin and end at multiples of kWindowPart, or at n.
   std::int64_t first = 0;
   std::int64_t end = 0;
   Launch launch;
@@ -156,7 +156,8 @@ struct WindowSumProblem {
 };
 
 // out[i] = the program's value for element i of each operand, in row-major order of the result's
-// shape. Operands are views of that shape, whose strides are 0 where they repeat; out overlaps none.
+// shape. Operands are views of that shape, whose strides are 0 where they repeat; out overlaps
+// none.
 struct MapProblem {
   static constexpr std::string_view kOperation = "map";
   DType dtype = DType::kF32;  // of the result: program->dtype
@@ -239,8 +240,9 @@ struct Strategy {
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
   // result is rounded to an output type. For PRODUCT the factor is relative to |product|; of Map it
-  // bounds each node by itself (MapRoundoff). It includes the unit roundoff, and holds as long as all
-  // partial sums stay in the accumulators' range, neither beyond it nor among subnormal numbers.
+  // bounds each node by itself (MapRoundoff). It includes the unit roundoff, and holds as long as
+  // all partial sums stay in the accumulators' range, neither beyond it nor among subnormal
+  // numbers.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after
@@ -252,11 +254,11 @@ struct Strategy {
   // themselves, it finds the same again. Null, both: there is nothing wider to do.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // The same as launch and launch_wide, shared out among devices that all reach the operands: of Dot
-  // and Reduce chunks of the fixed tree, of which the problem's stream, with or without a share,
-  // makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/axis_slabs.h), where the
-  // problem has some. Shares follow each other from the first part to the last.
-  // The result is there once all streams have been synchronised. Null: one device does all.
+  // The same as launch and launch_wide, shared out among devices that all reach the operands: of
+  // Dot and Reduce chunks of the fixed tree, of which the problem's stream, with or without a
+  // share, makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/axis_slabs.h), where
+  // the problem has some. Shares follow each other from the first part to the last. The result is
+  // there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always
@@ -270,8 +272,8 @@ struct Strategy {
   std::uint64_t (*scratch)(const Problem&) = nullptr;
   // It calls the vendor's library: what the others are compared with.
   bool vendor = false;
-  // Of Dot and Reduce: takes operands that are not contiguous as they are; of Reduce also those that
-  // a map computes.
+  // Of Dot and Reduce: takes operands that are not contiguous as they are; of Reduce also those
+  // that a map computes.
   bool reads_views = false;
 };
 

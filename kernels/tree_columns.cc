@@ -49,8 +49,8 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
-    // Inside a segment of c elements a column's differences are at most (2 + 2c) times the squares in
-    // the sum of their squares, and pass c + 4 roundings. The merges after that are those of
+    // Inside a segment of c elements a column's differences are at most (2 + 2c) times the squares
+    // in the sum of their squares, and pass c + 4 roundings. The merges after that are those of
     // ReduceRoundoff.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));

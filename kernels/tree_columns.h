@@ -11,8 +11,8 @@
 //   Finish                 leaves the value of an operation where the result goes
 // mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
-// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The rows
-// fixed_tree then fold again with the kind of the rows compensated, whose columns are double.
+// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The
+// strategies fixed_tree then fold again with the kind of compensated, whose columns are double.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -240,9 +240,9 @@ TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
 }
 
 // VARIANCE and STD: a column adds the differences from its first element of the segment and their
-// squares, which costs no division an element and does not cancel: no element of a segment is further
-// from the mean than the sum of squared deviations allows, so that with c elements the squares are at
-// most 1 + c times the deviations that are wanted. Segments merge as Moments do.
+// squares, which costs no division an element and does not cancel: no element of a segment is
+// further from the mean than the sum of squared deviations allows, so that with c elements the
+// squares are at most 1 + c times the deviations that are wanted. Segments merge as Moments do.
 template <class T>
 struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, ReduceOp::kStd> {
   using Wide = Moments<SquaresOf<T>>;
@@ -487,7 +487,7 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
          (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
 }
 
-// Strategy::left_range of the rows fixed_tree, whose launch_wide is the row compensated: the same
+// Strategy::left_range of fixed_tree, whose launch_wide is compensated: the same
 // tree, in double for these types.
 template <class Problem>
 bool TreeLeftRange(const Problem& p, Stream&) {

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// What the trees ask about. Extents are logarithms to base 2; alignments are of address and pitch in
-// bytes, as logarithms, at most 4.
+// What the trees ask about. Extents are logarithms to base 2; alignments are of address and pitch
+// in bytes, as logarithms, at most 4.
 enum class MatmulFeature : std::uint8_t {
   kM,
   kN,
@@ -41,8 +41,8 @@ struct TuningNode {
   std::uint16_t skip = 0;
 };
 
-// The strategy that was fastest for products like this one; it may refuse this one, or need what the
-// device does not have. Empty for a type without a tree.
+// The strategy that was fastest for products like this one; it may refuse this one, or need what
+// the device does not have. Empty for a type without a tree.
 std::string_view TunedStrategy(const MatmulProblem& p);
 
 }  // namespace tessera

@@ -256,11 +256,11 @@ class WarmUpRun {
 
 }  // namespace
 
-absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row) {
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy) {
   WarmUpRun run(stream, pace);
   absl::Status status = run.MakeArena();
   if (!status.ok()) return status;
-  if (!every_row) {
+  if (!every_strategy) {
     status.Update(run.Default<DotProblem>());
     status.Update(run.Default<ReduceProblem>());
     status.Update(run.Default<MatmulProblem>());

@@ -319,8 +319,8 @@ class Access::Table {
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Tenants& tenants) {
   std::unique_ptr<Access> access(new Access(file, tenants));
   if (access->restricted()) {
-    // The first use of SHA-256 loads OpenSSL's configuration: now, in a thread that lasts as long as
-    // the server, and not in the first call.
+    // The first use of SHA-256 loads OpenSSL's configuration: now, in a thread that lasts as long
+    // as the server, and not in the first call.
     TokenHash hash;
     if (!Sha256("", hash)) {
       return MakeError(StatusCode::kInternal, "INTERNAL", "OpenSSL has no SHA-256");

@@ -4,7 +4,7 @@
 // The file has a line for each, and says nothing that lets anyone in:
 //
 //   # who, role, tenant, quotas
-//   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi calls=64
+//   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi
 //   dns:trainer.example.org                                          write vision
 //   uid:1000                                                         read  vision
 //

@@ -34,8 +34,8 @@ class BufferService final : public BufferServiceBase {
 
   // The unary methods, once the server has been built.
   void Serve(CallQueues& queues);
-  // Begins to serve a call of Upload or Download, named as in /package.Service/Method; whether it is
-  // one.
+  // Begins to serve a call of Upload or Download, named as in /package.Service/Method; whether it
+  // is one.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /

@@ -173,15 +173,15 @@ std::string ToString(const std::vector<Range>& ranges) {
   return text;
 }
 
-BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits)
+BufferStore::BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits)
     : BufferStore(
           [&] {
             auto shared = std::make_shared<Shared>(limits.buffers);
-            for (const Place& place : places) {
-              auto budget = std::make_unique<Budget>(place.limit);
-              shared->prepared.emplace(place.device,
-                                       std::make_unique<PreparedOperands>(*place.device, *budget));
-              shared->bytes.emplace(place.device, std::move(budget));
+            for (const DeviceLimit& device : devices) {
+              auto budget = std::make_unique<Budget>(device.limit);
+              shared->prepared.emplace(device.device,
+                                       std::make_unique<PreparedOperands>(*device.device, *budget));
+              shared->bytes.emplace(device.device, std::move(budget));
             }
             return shared;
           }(),

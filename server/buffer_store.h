@@ -172,7 +172,8 @@ class BufferStore {
   static constexpr std::size_t kMostMissing = 100;
   static constexpr std::size_t kMostDrafts = 16;  // that Drafts lists
 
-  struct Place {
+  // What the buffers of a device may take.
+  struct DeviceLimit {
     Device* device;
     std::uint64_t limit;  // bytes
   };
@@ -186,7 +187,7 @@ class BufferStore {
     // Says that a name is not this server's: the error for it, or OK. Empty: all names are.
     std::function<absl::Status(std::string_view name)> foreign = {};
   };
-  BufferStore(const std::vector<Place>& places, const Limits& limits);
+  BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits);
   // A store with names of its own, whose buffers count together with those of this one.
   std::unique_ptr<BufferStore> MakeAnother() const;
 
@@ -194,14 +195,15 @@ class BufferStore {
   // buffers. What it holds stays.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything is
-  // refused for want of room. It waits for calls that use what is kept, a moment at most
+  // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything
+  // is refused for want of room. It waits for calls that use what is kept, a moment at most
   // (PreparedOperands::kPatience), and so may not be called with what such a call needs to end: a
   // lock, a stream that others take in turns, or, by a call, after it has been given any of that.
-  // Calls open their results before they launch anything. A draft that does not replace claims its name against others of its kind.
-  // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
-  // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
-  // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
+  // Calls open their results before they launch anything. A draft that does not replace claims its
+  // name against others of its kind. INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
+  // BUFFER_EXISTS; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED
+  // {quota, requested, used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED;
+  // FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
   // What Create would say now of the name, the ttl and the claim, before it looks for memory.
   absl::Status Check(const BufferSpec& spec);
@@ -283,8 +285,8 @@ class BufferStore {
   // operands there. Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The buffers of a device that have a name, drafts of results included, and their bytes. A sharded
-  // one counts where its first shard is, its bytes where they are.
+  // The buffers of a device that have a name, drafts of results included, and their bytes. A
+  // sharded one counts where its first shard is, its bytes where they are.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -344,8 +346,9 @@ class BufferStore {
   void CountWriting(const Buffer& buffer, int change);
   // The memory and what it is charged to.
   absl::Status Reserve(Buffer& buffer);
-  // A second attempt at what make() was refused, for want of memory in which the shards are to lie, and more as long as
-  // what is kept of operands makes room for them. frees: FreesOf(shards) before the first one.
+  // A second attempt at what make() was refused, for want of memory in which the shards are to lie,
+  // and more as long as what is kept of operands makes room for them. frees: FreesOf(shards) before
+  // the first one.
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);

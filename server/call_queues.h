@@ -60,8 +60,8 @@ class CallQueue {
     CallQueue& queue_;
   };
 
-  // Held by a thread of a queue while it may wait for a device. One at a time of a queue gets it, so
-  // that the other is there for what comes, even if the device hangs.
+  // Held by a thread of a queue while it may wait for a device. One at a time of a queue gets it,
+  // so that the other is there for what comes, even if the device hangs.
   class Leave {
    public:
     Leave();

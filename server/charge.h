@@ -1,4 +1,4 @@
-// A share of a budget, held by whoever uses what it counts.
+// An amount that is taken from a budget, for as long as its holder lives.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Movable; gives its share back when it ends. The budget outlives it.
+// Movable; gives its amount back when it ends. The budget outlives it.
 class Charge {
  public:
   Charge() = default;
@@ -30,7 +30,7 @@ class Charge {
   }
 
   std::uint64_t amount() const { return budget_ == nullptr ? 0 : amount_; }
-  // REQUIRES: a share of the same budget, if both are of one.
+  // REQUIRES: an amount of the same budget, if both are of one.
   void Add(Charge more);
 
   // RESOURCE_EXHAUSTED / reason {requested, free, total}. held: what the taker has of the budget

@@ -22,8 +22,8 @@ namespace tessera {
 // each leaves one of several threads to the others.
 class Chores {
  public:
-  // queue_length: how many of a share may wait for Submit to take another. patience: for how long no
-  // work begins, while some waits, before another thread joins.
+  // queue_length: how many of a share may wait for Submit to take another. patience: for how long
+  // no work begins, while some waits, before another thread joins.
   Chores(int threads, std::size_t queue_length,
          std::chrono::steady_clock::duration patience = std::chrono::seconds(1));
   // Does what is queued, then stops.
@@ -39,8 +39,8 @@ class Chores {
   void Release(std::shared_ptr<const void> doomed);
   void Release(std::vector<std::shared_ptr<const void>> doomed);
 
-  // To be called now and then: where all threads are busy for long, with a device that hangs as likely
-  // as not, another one joins them, up to a limit; it leaves when nothing waits.
+  // To be called now and then: where all threads are busy for long, with a device that hangs as
+  // likely as not, another one joins them, up to a limit; it leaves when nothing waits.
   void Relieve();
 
   // For how long the work has been running that began first of what runs; zero: none does.

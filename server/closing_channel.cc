@@ -18,8 +18,8 @@
 #include "absl/time/time.h"
 #include "server/clock.h"
 
-// gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in a
-// header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
+// gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in
+// a header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
 struct grpc_socket_mutator_vtable {
   bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives the socket up
   int (*compare)(grpc_socket_mutator* a, grpc_socket_mutator* b);

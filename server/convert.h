@@ -20,13 +20,14 @@
 namespace tessera {
 
 // The one way an error leaves the server: the code and the message, and in the details an ErrorInfo
-// of domain "tessera", and a RetryInfo when the call may go well a moment later. Long texts are cut,
-// so that the trailers stay below the 8 KiB that HTTP/2 peers accept. sees_all: as of FiguresFor.
+// of domain "tessera", and a RetryInfo when the call may go well a moment later. Long texts are
+// cut, so that the trailers stay below the 8 KiB that HTTP/2 peers accept. sees_all: as of
+// FiguresFor.
 grpc::Status ToGrpc(const absl::Status& status, bool sees_all = true);
 // The error of a step of a program, in the same way.
 v1::StepError ToStepError(const absl::Status& status, bool sees_all);
-// The figures of an error that a caller is told. sees_all: as of Caller; who does not is not told how
-// much is there and free of what tenants share, from which follows what others have.
+// The figures of an error that a caller is told. sees_all: as of Caller; who does not is not told
+// how much is there and free of what tenants share, from which follows what others have.
 std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
 // Returns the error of a call whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE
@@ -37,8 +38,8 @@ absl::Status NoMessage(std::string_view method);
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
 v1::Dtype ToProto(DType dtype);
 
-// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1; offset: of
-// the first of these bytes in the array.
+// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1;
+// offset: of the first of these bytes in the array.
 absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset);
 
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,

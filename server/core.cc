@@ -15,11 +15,12 @@
 namespace tessera {
 namespace {
 
-// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10 Mbit/s.
+// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10
+// Mbit/s.
 constexpr absl::Duration kDrainPause = absl::Seconds(5);
 
-// An idle worker polls for twice the mean interval of the last operations, if that is no longer than
-// this; otherwise it sleeps at once.
+// An idle worker polls for twice the mean interval of the last operations, if that is no longer
+// than this; otherwise it sleeps at once.
 constexpr std::chrono::microseconds kSpin{200};
 
 // Enough for two downloads.
@@ -27,8 +28,8 @@ constexpr std::size_t kLeastSlots = 6;
 
 // Memory of the CPU device takes about as long to find as the wire does to fill it.
 constexpr int kChoreThreads = 4;
-// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of devices
-// hold.
+// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of
+// devices hold.
 constexpr std::size_t kWaitingChores = 1024;
 
 // Returns how much memory of a device buffers may use. Devices of the CPU share the host's memory
@@ -45,14 +46,14 @@ std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<
   return free / static_cast<std::uint64_t>(sharing);
 }
 
-std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
-                                       const Options& options) {
-  std::vector<BufferStore::Place> places;
+std::vector<BufferStore::DeviceLimit> DeviceLimits(
+    const std::vector<std::unique_ptr<Device>>& devices, const Options& options) {
+  std::vector<BufferStore::DeviceLimit> limits;
   for (const std::unique_ptr<Device>& device : devices) {
-    places.push_back(
+    limits.push_back(
         {device.get(), options.memory_limit.Resolve(FreeBytes(*device, devices, options))});
   }
-  return places;
+  return limits;
 }
 
 std::vector<Device*> Pointers(const std::vector<std::unique_ptr<Device>>& devices) {
@@ -72,12 +73,12 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
-      tenants_(Places(devices_, options_), {.default_ttl = options_.default_ttl,
-                                            .max_ttl = options_.max_ttl,
-                                            .idle_draft = options_.upload_timeout,
-                                            .buffers = options_.max_buffers,
-                                            .ranges = options_.max_ranges,
-                                            .foreign = Foreign()}),
+      tenants_(DeviceLimits(devices_, options_), {.default_ttl = options_.default_ttl,
+                                                  .max_ttl = options_.max_ttl,
+                                                  .idle_draft = options_.upload_timeout,
+                                                  .buffers = options_.max_buffers,
+                                                  .ranges = options_.max_ranges,
+                                                  .foreign = Foreign()}),
       metrics_(ListStrategies(Pointers(devices_))),
       chores_(kChoreThreads, kWaitingChores) {}
 
@@ -135,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (reserve) {
       if (absl::Status status = KeepRoom(*device); !status.ok()) return status;
     }
-    auto place = std::make_unique<Place>(
+    auto state = std::make_unique<DeviceState>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
     auto compute =
@@ -144,14 +145,14 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                          .reserve = reserve,
                          .queue_length = options.queue,
                          .spin = kSpin,
-                         .scratch = &place->scratch,
+                         .scratch = &state->scratch,
                          .shares_loops = true,
                          .overrun = device->info().backend == Backend::kCpu
                                         ? absl::Seconds(options.max_operation_seconds)
                                         : absl::InfiniteDuration()},
                         [&](Stream& stream) -> absl::Status {
                           if (!options.warm_up) return absl::OkStatus();
-                          return WarmUp(stream, place->pace, std::exchange(first_stream, false));
+                          return WarmUp(stream, state->pace, std::exchange(first_stream, false));
                         });
     if (!compute.ok()) return compute.status();
     auto transfers =
@@ -162,16 +163,16 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!bridge.ok()) return bridge.status();
     absl::StatusOr<std::unique_ptr<Stream>> team = MakeLargeStream(*device);
     if (!team.ok()) return team.status();
-    (*team)->SetScratchBudget(&place->scratch);
+    (*team)->SetScratchBudget(&state->scratch);
     absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);
     if (!slots.ok()) return slots.status();
-    place->slots = *std::move(slots);
-    place->bridge = *std::move(bridge);
-    place->team = *std::move(team);
-    place->compute = *std::move(compute);
-    place->transfers = *std::move(transfers);
-    place->probe = std::make_unique<DeviceProbe>(*device);
-    core->places_[device.get()] = std::move(place);
+    state->slots = *std::move(slots);
+    state->bridge = *std::move(bridge);
+    state->team = *std::move(team);
+    state->compute = *std::move(compute);
+    state->transfers = *std::move(transfers);
+    state->probe = std::make_unique<DeviceProbe>(*device);
+    core->states_[device.get()] = std::move(state);
   }
   return core;
 }
@@ -217,7 +218,7 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
   }
   if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
 } catch (const std::bad_alloc&) {
-  // A call ends as well where there is no memory to tell of it.
+  // The record of the call is lost for lack of memory; the call still ends.
 }
 
 void Core::FlushSpans(absl::Duration limit) {
@@ -225,17 +226,17 @@ void Core::FlushSpans(absl::Duration limit) {
 }
 
 void Core::TrimSlots() {
-  for (const auto& [device, place] : places_) place->slots->Trim();
+  for (const auto& [device, state] : states_) state->slots->Trim();
 }
 
 Core::Bridge Core::BridgeTo(const Device& device) {
-  Place& place = *places_.at(&device);
-  return {std::unique_lock(place.bridge_mutex), *place.bridge};
+  DeviceState& state = *states_.at(&device);
+  return {std::unique_lock(state.bridge_mutex), *state.bridge};
 }
 
 Core::Bridge Core::TeamStream(const Device& device) {
-  Place& place = *places_.at(&device);
-  return {std::unique_lock(place.team_mutex), *place.team};
+  DeviceState& state = *states_.at(&device);
+  return {std::unique_lock(state.team_mutex), *state.team};
 }
 
 absl::Status Core::CheckSize(std::uint64_t bytes) const {
@@ -338,15 +339,15 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
 
 absl::Duration Core::LongestWait(const Device& device, Executor::Counts counts) {
   if (device.lost()) return absl::ZeroDuration();
-  const Place& place = *places_.at(&device);
-  return std::max({place.compute->StopOverdue(counts),
-                   counts(absl::FromChrono(place.transfers->LongestRun())),
-                   counts(absl::FromChrono(place.probe->Waiting()))});
+  const DeviceState& state = *states_.at(&device);
+  return std::max({state.compute->StopOverdue(counts),
+                   counts(absl::FromChrono(state.transfers->LongestRun())),
+                   counts(absl::FromChrono(state.probe->Waiting()))});
 }
 
 bool Core::IsAnswering(const Device& device) const {
   constexpr std::chrono::seconds kOverdue{1};
-  return places_.at(&device)->probe->Waiting() < kOverdue;
+  return states_.at(&device)->probe->Waiting() < kOverdue;
 }
 
 absl::Status HostMemoryError() {

@@ -66,13 +66,13 @@ class Core {
   void FlushSpans(absl::Duration limit);
 
   // Runs the operations on a device of devices().
-  Executor& compute(const Device& device) { return *places_.at(&device)->compute; }
+  Executor& compute(const Device& device) { return *states_.at(&device)->compute; }
   // Moves bytes between the wire and a device. Every upload and download has at most one task here,
   // so that their number bounds the queue, and no operation waits behind an upload.
-  Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
+  Executor& transfers(const Device& device) { return *states_.at(&device)->transfers; }
 
   // What downloads from a device travel in.
-  SlotPool& slots(const Device& device) { return *places_.at(&device)->slots; }
+  SlotPool& slots(const Device& device) { return *states_.at(&device)->slots; }
   // Frees slots that have not been needed lately. May wait for the devices' work.
   void TrimSlots();
 
@@ -90,12 +90,12 @@ class Core {
   Bridge TeamStream(const Device& device);
 
   // Beside buffers: what operations need of a device while they run.
-  const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
+  const Budget& scratch(const Device& device) const { return states_.at(&device)->scratch; }
   // Messages: requests from their acceptance to their end, those of streams, inline results.
   Budget& host_memory() { return host_memory_; }
-  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one has
-  // half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS,
-  // TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
+  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one
+  // has half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS,
+  // TOO_MANY_DOWNLOADS, TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
   struct StreamPlace {
     Charge own;
     Charge all;
@@ -126,7 +126,7 @@ class Core {
   const ConnectionTable* connections() const { return connections_; }  // null before
 
   // The rates of a device's strategies, and what they say about how long a call will take.
-  Pace& pace(const Device& device) { return places_.at(&device)->pace; }
+  Pace& pace(const Device& device) { return states_.at(&device)->pace; }
 
   // The first device that has not been lost; if all have, the first.
   Device& FirstDevice() const;
@@ -141,8 +141,8 @@ class Core {
   static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
   // Host memory for messages of a call, which goes on to need what it holds already.
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong where
-  // others hold the rest.
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong
+  // where others hold the rest.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
   // What a unary call holds from its acceptance to its end.
@@ -156,8 +156,8 @@ class Core {
   // For how long the server waits for a client: limit, which an option says, or less while it
   // stops.
   absl::Duration Patience(absl::Duration limit) const;
-  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason {limit}, or
-  // UNAVAILABLE / DRAINING {limit}.
+  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason
+  // {limit}, or UNAVAILABLE / DRAINING {limit}.
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
@@ -170,8 +170,8 @@ class Core {
   bool IsAnswering(const Device& device) const;
 
  private:
-  struct Place {
-    Place(std::uint64_t scratch_limit, const Device& device)
+  struct DeviceState {
+    DeviceState(std::uint64_t scratch_limit, const Device& device)
         : scratch(scratch_limit), pace(device.info()) {}
     Budget scratch;
     Pace pace;
@@ -206,12 +206,12 @@ class Core {
   std::unique_ptr<SpanFile> spans_;  // null: without
   Admission admission_;
   Answers answers_;
-  std::map<const Device*, std::unique_ptr<Place>> places_;
+  std::map<const Device*, std::unique_ptr<DeviceState>> states_;
   Chores chores_;  // they use what is above
 };
 
-// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when it
-// is first called.
+// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when
+// it is first called.
 absl::Status HostMemoryError();
 
 // The Status of body(), which may run out of the host's memory.

@@ -51,7 +51,7 @@ class DownloadCall final : public StreamCall,
   void EndIfIdle(absl::Time now);
 
  private:
-  // What is to be done next, by the one who finds that out.
+  // What the thread that has decided it does next.
   struct Step {
     bool fetch = false;
     bool write = false;

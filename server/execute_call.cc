@@ -17,13 +17,13 @@
 namespace tessera {
 namespace {
 
-// Programs of more steps are not tiny, or not small, however little each step does: they are launched
-// one after the other.
+// Programs of more steps are not tiny, or not small, however little each step does: they are
+// launched one after the other.
 constexpr std::size_t kMostTinySteps = 16;
 constexpr std::size_t kMostSmallSteps = 64;
 
-// What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message some
-// number: parsing them fails.
+// What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message
+// some number: parsing them fails.
 struct Parts {
   std::uint32_t steps = 0;
   MapParts maps;  // of all steps together
@@ -43,8 +43,8 @@ bool Within(CodedInputStream& in, const Read& read) {
   return true;
 }
 
-// read(in, number) for each message in a field of one of these numbers, until the stream or its limit
-// ends.
+// read(in, number) for each message in a field of one of these numbers, until the stream or its
+// limit ends.
 template <class Read>
 bool ForMessages(CodedInputStream& in, std::initializer_list<int> numbers, const Read& read) {
   while (const std::uint32_t tag = in.ReadTag()) {

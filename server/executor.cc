@@ -28,8 +28,8 @@ void Pause() {
 // An interval that nobody polls for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
-// What threads of large tasks add to their nice value: a tenth of the processor's time beside threads
-// that others need, all of it beside none.
+// What threads of large tasks add to their nice value: a tenth of the processor's time beside
+// threads that others need, all of it beside none.
 constexpr int kGiveWay = 10;
 
 std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }
@@ -44,25 +44,25 @@ absl::Status DeviceLostError(const Device& device) {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Stream&)> prepare) {
   std::unique_ptr<Executor> executor(new Executor(device, settings));
-  const int places = settings.reserve ? 2 * settings.workers : settings.workers;
-  for (int i = 0; i < places; ++i) {
+  const int streams = settings.reserve ? 2 * settings.workers : settings.workers;
+  for (int i = 0; i < streams; ++i) {
     const bool large = settings.reserve && i < settings.workers;
     absl::StatusOr<std::unique_ptr<Stream>> stream =
         large ? MakeLargeStream(device) : MakeStream(device);
     if (!stream.ok()) return stream.status();
     (*stream)->SetScratchBudget(settings.scratch);
     if (absl::Status status = prepare(**stream); !status.ok()) return status;
-    executor->places_.push_back(std::make_unique<Place>());
-    executor->places_.back()->stream = *std::move(stream);
-    executor->groups_[i / settings.workers].idle.push_back(executor->places_.back().get());
+    executor->streams_.push_back(std::make_unique<WorkerStream>());
+    executor->streams_.back()->stream = *std::move(stream);
+    executor->groups_[i / settings.workers].idle.push_back(executor->streams_.back().get());
   }
   executor->interval_ = kLongInterval;
-  for (int i = 0; i < places; ++i) {
+  for (int i = 0; i < streams; ++i) {
     Group& group = executor->groups_[i / settings.workers];
     executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(group));
   }
   std::unique_lock lock(executor->mutex_);
-  executor->thread_prepared_.wait(lock, [&] { return executor->prepared_ == places; });
+  executor->thread_prepared_.wait(lock, [&] { return executor->prepared_ == streams; });
   return executor;
 }
 
@@ -94,23 +94,23 @@ absl::Status Executor::RunOrSubmit(Task& task) {
   Group& group = GroupOf(TaskSize::kTiny);
   bool wake = false;
   absl::Status status;
-  Place* place = nullptr;
+  WorkerStream* worker = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (waiting() == 0 && running_ == 0 && !group.idle.empty()) {
       NoteArrival();
       group.least_used = std::max(group.least_used, QueueOf(group, task.share_).used);
-      place = TakePlace(task);
+      worker = TakeStream(task);
     } else {
       status = Enqueue(task, wake);
     }
   }
-  if (place != nullptr) {
+  if (worker != nullptr) {
     PrepareThread(device_, /*shares_loops=*/false);  // less work than waking a thread
     const std::size_t share = task.share_;
-    const std::int64_t took = Run(task, *place);
+    const std::int64_t took = Run(task, *worker);
     const std::lock_guard lock(mutex_);
-    wake = GiveBack(*place, TaskSize::kTiny, share, took);
+    wake = GiveBack(*worker, TaskSize::kTiny, share, took);
   }
   if (wake) group.wake.notify_one();
   return status;
@@ -168,22 +168,22 @@ void Executor::NoteArrival() {
   interval_ += (interval - interval_) / 8;
 }
 
-Executor::Place* Executor::TakePlace(Task& task) {
-  std::vector<Place*>& idle = GroupOf(task.size_).idle;
-  Place* place = idle.back();
+Executor::WorkerStream* Executor::TakeStream(Task& task) {
+  std::vector<WorkerStream*>& idle = GroupOf(task.size_).idle;
+  WorkerStream* worker = idle.back();
   idle.pop_back();
-  task.run_ = place->run = ++runs_;
-  place->stop.store(false, std::memory_order_relaxed);
+  task.run_ = worker->run = ++runs_;
+  worker->stop.store(false, std::memory_order_relaxed);
   if (task.size_ != TaskSize::kTiny) ++running_;
-  return place;
+  return worker;
 }
 
-bool Executor::GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took) {
+bool Executor::GiveBack(WorkerStream& worker, TaskSize size, std::size_t share, std::int64_t took) {
   if (size != TaskSize::kTiny) --running_;
-  place.run = 0;
+  worker.run = 0;
   Group& group = GroupOf(size);
   QueueOf(group, share).used += took;
-  group.idle.push_back(&place);
+  group.idle.push_back(&worker);
   return !group.active.empty();
 }
 
@@ -193,9 +193,9 @@ bool Executor::Cancel(Task& task) {
     Unlink(task);
     return true;
   }
-  for (const std::unique_ptr<Place>& place : places_)
-    if (task.run_ != 0 && place->run == task.run_)
-      place->stop.store(true, std::memory_order_relaxed);
+  for (const std::unique_ptr<WorkerStream>& worker : streams_)
+    if (task.run_ != 0 && worker->run == task.run_)
+      worker->stop.store(true, std::memory_order_relaxed);
   return false;
 }
 
@@ -215,8 +215,8 @@ void Executor::RefuseWaiting() {
 std::chrono::steady_clock::duration Executor::LongestRun() const {
   const std::int64_t now = Ticks();
   std::int64_t longest = 0;
-  for (const std::unique_ptr<Place>& place : places_) {
-    const std::int64_t since = place->busy_since.load(std::memory_order_relaxed);
+  for (const std::unique_ptr<WorkerStream>& worker : streams_) {
+    const std::int64_t since = worker->busy_since.load(std::memory_order_relaxed);
     if (since != 0) longest = std::max(longest, now - since);
   }
   return steady_clock::duration(longest);
@@ -227,13 +227,13 @@ absl::Duration Executor::StopOverdue(Counts counts) {
   const std::int64_t now = Ticks();
   absl::Duration longest;
   const std::lock_guard lock(mutex_);
-  for (const std::unique_ptr<Place>& place : places_) {
-    const std::int64_t since = place->busy_since.load(std::memory_order_relaxed);
-    if (place->run == 0 || since == 0) continue;
+  for (const std::unique_ptr<WorkerStream>& worker : streams_) {
+    const std::int64_t since = worker->busy_since.load(std::memory_order_relaxed);
+    if (worker->run == 0 || since == 0) continue;
     const absl::Duration over = counts(absl::Nanoseconds(now - since)) - settings_.overrun -
-                                absl::Seconds(kOverrun * place->stream->expected_seconds());
+                                absl::Seconds(kOverrun * worker->stream->expected_seconds());
     if (over <= absl::ZeroDuration()) continue;
-    place->stop.store(true, std::memory_order_relaxed);
+    worker->stop.store(true, std::memory_order_relaxed);
     longest = std::max(longest, over);
   }
   return longest;
@@ -252,14 +252,14 @@ void Executor::Unlink(Task& task) {
   group.waiting.store(waiting - 1, std::memory_order_release);
 }
 
-std::int64_t Executor::Run(Task& task, Place& place) {
+std::int64_t Executor::Run(Task& task, WorkerStream& worker) {
   const std::int64_t begin = Ticks();
-  place.stream->ExpectNothing();
-  place.busy_since.store(begin, std::memory_order_relaxed);
-  place.stream->WatchStop(&place.stop);
-  task.Run(*place.stream);
-  place.stream->WatchStop(nullptr);
-  place.busy_since.store(0, std::memory_order_relaxed);
+  worker.stream->ExpectNothing();
+  worker.busy_since.store(begin, std::memory_order_relaxed);
+  worker.stream->WatchStop(&worker.stop);
+  task.Run(*worker.stream);
+  worker.stream->WatchStop(nullptr);
+  worker.busy_since.store(0, std::memory_order_relaxed);
   return Ticks() - begin;
 }
 
@@ -270,11 +270,11 @@ void Executor::Work(Group& group) {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
   }
   PrepareThread(device_, settings_.shares_loops);
-  Place* place = nullptr;
+  WorkerStream* worker = nullptr;
   std::unique_lock lock(mutex_);
   ++prepared_;
   thread_prepared_.notify_one();
-  while (Task* task = Next(lock, group, place)) {
+  while (Task* task = Next(lock, group, worker)) {
     const TaskSize size = task->size_;
     const std::size_t share = task->share_;
     std::int64_t took = 0;
@@ -282,20 +282,20 @@ void Executor::Work(Group& group) {
     if (device_.lost()) {
       task->Refuse(DeviceLostError(device_));
     } else {
-      took = Run(*task, *place);
+      took = Run(*task, *worker);
     }
     lock.lock();
-    GiveBack(*place, size, share, took);  // and looks for what waits
+    GiveBack(*worker, size, share, took);  // and looks for what waits
   }
 }
 
-Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, Place*& place) {
+Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, WorkerStream*& worker) {
   if (group.active.empty() && !stopping_ && !group.polling) Poll(lock, group);
   group.wake.wait(lock, [&] { return group.active.empty() ? stopping_ : !group.idle.empty(); });
   if (group.active.empty()) return nullptr;
   Task* const task = First(group);
   Unlink(*task);
-  place = TakePlace(*task);
+  worker = TakeStream(*task);
   return task;
 }
 

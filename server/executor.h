@@ -1,6 +1,6 @@
 // Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny may
-// also run on the thread that brings it.
+// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny
+// may also run on the thread that brings it.
 #pragma once
 
 #include <array>
@@ -70,8 +70,9 @@ class Executor {
     bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.
     std::size_t queue_length = 1;
-    // A thread without work polls for twice the mean interval between the last tasks before it sleeps,
-    // if that is no longer than this: waking a sleeping thread costs more than a small operation.
+    // A thread without work polls for twice the mean interval between the last tasks before it
+    // sleeps, if that is no longer than this: waking a sleeping thread costs more than a small
+    // operation.
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
@@ -105,8 +106,8 @@ class Executor {
   // or has run. REQUIRES: the task has been submitted and lives.
   bool Cancel(Task& task);
 
-  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that is
-  // lost.
+  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that
+  // is lost.
   void RefuseWaiting();
 
   int workers() const { return settings_.workers; }
@@ -125,7 +126,7 @@ class Executor {
 
  private:
   // A stream and what it is doing. Belongs to the thread that has taken it from `idle`.
-  struct Place {
+  struct WorkerStream {
     std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
@@ -138,8 +139,8 @@ class Executor {
   struct Queue {
     Task* first = nullptr;
     Task* last = nullptr;
-    // The time that its tasks have had, in ticks of the steady clock. A share that comes back
-    // begins where the others are: it saves nothing up.
+    // The time that its tasks have had, in ticks of the steady clock. An idle share
+    // saves nothing up: when it comes back it begins where the others are.
     std::int64_t used = 0;
   };
   // Streams, as many threads that drive them, and what waits for these. Belongs to the mutex.
@@ -154,18 +155,18 @@ class Executor {
     bool polling = false;
     // The length of all queues, to read without the mutex.
     std::atomic<std::size_t> waiting{0};
-    std::vector<Place*> idle;
+    std::vector<WorkerStream*> idle;
   };
 
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
   void Work(Group& group);
-  // Waits for a task and a place for it; null when there are no tasks left and the executor stops.
+  // Waits for a task and a stream for it; null when there are no tasks left and the executor stops.
   // With the mutex.
-  Task* Next(std::unique_lock<std::mutex>& lock, Group& group, Place*& place);
+  Task* Next(std::unique_lock<std::mutex>& lock, Group& group, WorkerStream*& worker);
   void Poll(std::unique_lock<std::mutex>& lock, Group& group);
   // Without the mutex. How long it took, in ticks of the steady clock.
-  std::int64_t Run(Task& task, Place& place);
+  std::int64_t Run(Task& task, WorkerStream& worker);
   // With the mutex.
   absl::Status Enqueue(Task& task, bool& wake);
   // Where tasks of a size run.
@@ -176,9 +177,9 @@ class Executor {
   // The task that is next. REQUIRES: some wait.
   static Task* First(Group& group);
   void Unlink(Task& task);
-  Place* TakePlace(Task& task);
+  WorkerStream* TakeStream(Task& task);
   // Whether a thread has to be woken for what waits. size, share, took: of what ran.
-  bool GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took);
+  bool GiveBack(WorkerStream& worker, TaskSize size, std::size_t share, std::int64_t took);
   void NoteArrival();
 
   Device& device_;
@@ -197,7 +198,7 @@ class Executor {
   std::int64_t last_arrival_ = 0;
   std::int64_t interval_ = 0;
 
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<WorkerStream>> streams_;
   std::vector<std::thread> threads_;
 };
 

@@ -1,5 +1,8 @@
 // What the driver tells of the GPUs: load, memory, temperature, power, errors. By NVML, which comes
-// with the driver and is loaded when the process runs: a host without it has no such figures.
+// with the driver and is loaded when the process runs: a host without it has no such figures. A
+// dozen of its functions are declared by hand, because its header is part of the toolkit, which the
+// CPU image lacks. A thread asks the driver when a scrape wants to know, because calls of the
+// driver may hang.
 #pragma once
 
 #include <cstdint>

@@ -24,10 +24,10 @@ class Health final : public HealthServiceBase {
   // it are told.
   void Set(const std::string& service, bool serving);
 
-  // Check, once the server has been built. Watch needs no token, and lasts for as long as the client
-  // likes: of each connection, or of all Unix sockets together, a few, or most_watches, calls are served
-  // at once. Further ones end with RESOURCE_EXHAUSTED. answers: the list in which answers of Check wait for
-  // their clients; outlives the queues.
+  // Check, once the server has been built. Watch needs no token, and lasts for as long as the
+  // client likes: of each connection, or of all Unix sockets together, a few, or most_watches,
+  // calls are served at once. Further ones end with RESOURCE_EXHAUSTED. answers: the list in which
+  // answers of Check wait for their clients; outlives the queues.
   void Serve(CallQueues& queues, std::size_t most_watches, Answers& answers);
   // Begins to serve a call of Watch, named as in /package.Service/Method; whether it is one.
   bool ServeStream(std::string_view method, StreamExchange& exchange);

@@ -17,13 +17,14 @@ namespace tessera {
 // Thread safe, but for Reload, which is one thread's.
 class Home {
  public:
-  // file: of Ring::Parse. server: which of its lines this one is. INVALID_ARGUMENT / BAD_RING {file}.
+  // file: of Ring::Parse. server: which of its lines this one is. INVALID_ARGUMENT / BAD_RING
+  // {file}.
   static absl::StatusOr<std::unique_ptr<Home>> Open(const std::string& file,
                                                     const std::string& server);
 
-  // FAILED_PRECONDITION / WRONG_HOST {name, owner, address} for a name whose home is another server.
-  // Names that begin with "unnamed/" are at home everywhere: they are those of clients' intermediate
-  // results, whose operands are here.
+  // FAILED_PRECONDITION / WRONG_HOST {name, owner, address} for a name whose home is another
+  // server. Names that begin with "unnamed/" are at home everywhere: they are those of clients'
+  // intermediate results, whose operands are here.
   absl::Status Check(std::string_view name) const;
 
   // Reads the file again if it has changed, or in any case if asked, and logs the result. If the

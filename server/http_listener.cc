@@ -150,7 +150,7 @@ void HttpListener::Run() {
     waits.assign(1, {stop_, POLLIN, 0});
     for (const int fd : sockets_) waits.push_back({paused ? -1 : fd, POLLIN, 0});
     for (const Connection& connection : connections_) {
-      const bool writes = connection.stage == Connection::Stage::kWriting;
+      const bool writes = connection.state == Connection::State::kWriting;
       waits.push_back({connection.fd, static_cast<short>(writes ? POLLOUT : POLLIN), 0});
       wake = std::min(wake, connection.deadline);
     }
@@ -191,12 +191,12 @@ bool HttpListener::AcceptSome(int listening, Time now) {
 }
 
 bool HttpListener::Serve(Connection& connection, Time now) {
-  switch (connection.stage) {
-    case Connection::Stage::kReading:
+  switch (connection.state) {
+    case Connection::State::kReading:
       return Read(connection, now);
-    case Connection::Stage::kWriting:
+    case Connection::State::kWriting:
       return Write(connection, now);
-    case Connection::Stage::kClosing:
+    case Connection::State::kClosing:
       return Drop(connection);
   }
   return false;
@@ -214,7 +214,7 @@ bool HttpListener::Read(Connection& connection, Time now) {
   connection.answer =
       whole ? Answer(std::string_view(connection.head).substr(0, end)) : Failure(431);
   connection.head = std::string();
-  connection.stage = Connection::Stage::kWriting;
+  connection.state = Connection::State::kWriting;
   connection.deadline = now + kWriteTime;
   return Write(connection, now);
 }
@@ -227,7 +227,7 @@ bool HttpListener::Write(Connection& connection, Time now) {
   if (connection.sent < connection.answer.size()) return true;
   shutdown(connection.fd, SHUT_WR);
   connection.answer = std::string();
-  connection.stage = Connection::Stage::kClosing;
+  connection.state = Connection::State::kClosing;
   connection.deadline = now + kCloseTime;
   return true;
 }

@@ -50,8 +50,8 @@ class HttpListener {
     int fd = -1;
     // kClosing: the answer has left, and what the client still sends is dropped until it leaves.
     // Closing the socket at once would take the answer from it.
-    enum class Stage { kReading, kWriting, kClosing } stage = Stage::kReading;
-    Time deadline;  // of the stage
+    enum class State { kReading, kWriting, kClosing } state = State::kReading;
+    Time deadline;  // of the state
     std::string head;
     std::string answer;
     std::size_t sent = 0;

@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kLongestSource = 256;
 // Answers of Download have at most 1 MiB of data.
 constexpr int kMaxReceiveBytes = 2 << 20;
-// A connection whose other end says nothing for so long, and then does not answer, is broken. Servers
-// of this project take pings at intervals of 10 s.
+// A connection whose other end says nothing for so long, and then does not answer, is broken.
+// Servers of this project take pings at intervals of 10 s.
 constexpr int kKeepaliveMs = 20'000;
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {

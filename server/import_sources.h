@@ -26,8 +26,8 @@ class ImportSources {
 
   // INVALID_ARGUMENT / BAD_SOURCE {field, value}; PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
   absl::Status Check(const std::string& source) const;
-  // A channel of its own, whose connection ends with it. FAILED_PRECONDITION / BAD_CERTIFICATE {file}
-  // for the files of TLS.
+  // A channel of its own, whose connection ends with it. FAILED_PRECONDITION / BAD_CERTIFICATE
+  // {file} for the files of TLS.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& source) const;
 
  private:

@@ -49,8 +49,8 @@ int main(int argc, char** argv) try {
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
   if (!options.has_value()) return exit_code;
-  // As glibc comes, it maps memory for every large message and unmaps it again, and page faults
-  // take half of an upload's time. What these may keep idle is 16 MiB for each of 8 arenas.
+  // By default glibc maps memory for every large message and unmaps it again, and page faults take
+  // half of an upload's time. These settings keep at most 16 MiB unused in each of 8 arenas.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 8);

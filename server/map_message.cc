@@ -19,7 +19,7 @@ bool CountFields(CodedInputStream& in, int field, std::uint32_t& count) {
   return true;
 }
 
-// Of what is no valid message, some number: parsing it fails.
+// For a malformed message the counts are unspecified: parsing will reject it.
 template <class Request>
 MapParts CountParts(grpc::ByteBuffer bytes) {
   grpc::ProtoBufferReader reader(&bytes);

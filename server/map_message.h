@@ -1,5 +1,5 @@
-// Expressions on the wire: how large they are, before they are parsed. A node takes two bytes there and
-// dozens of times as much in memory.
+// Expressions on the wire: how large they are, before they are parsed. A node takes two bytes there
+// and dozens of times as much in memory.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ struct MapParts {
   std::uint32_t nodes = 0;
 };
 
-// Where a request has its expression and the operands that it repeats, and how many of these it may have.
+// Where a request has its expression and the operands that it repeats, and how many of these it may
+// have.
 template <class Request>
 struct MapFields;
 template <>
@@ -43,8 +44,8 @@ struct MapFields<v1::ReduceRequest> : StageFields<v1::ReduceRequest> {};
 template <>
 struct MapFields<v1::MatmulRequest> : StageFields<v1::MatmulRequest> {};
 
-// Adds those of a request that ends where the stream or its limit does, with these numbers of the fields.
-// false: it is no valid message.
+// Adds those of a request that ends where the stream or its limit does, with these numbers of the
+// fields. false: it is no valid message.
 bool CountMapParts(google::protobuf::io::CodedInputStream& in, int expression, int operands,
                    MapParts& parts);
 template <class Request>

@@ -22,8 +22,8 @@ using google::protobuf::io::CodedInputStream;
 
 // An arena's blocks: the last one is not full.
 constexpr std::size_t kBlock = 8192;
-// An object of an arena and the pointer to its destructor. What does not fit into the rest of a block leaves that unused,
-// which is less than the object.
+// An object of an arena and the pointer to its destructor. What does not fit into the rest of a
+// block leaves that unused, which is less than the object.
 constexpr std::size_t InArena(std::size_t bytes) {
   bytes += 16;
   return bytes <= 512 ? bytes + bytes / 8 : 2 * bytes;
@@ -32,8 +32,8 @@ constexpr std::size_t InArena(std::size_t bytes) {
 constexpr std::size_t OnHeap(std::size_t bytes) {
   return bytes + 32 + (bytes < 100'000 ? 0 : 4096);
 }
-// Arrays double, and an arena keeps those that have become too small: four times the elements in all,
-// each array with as much of a block unused.
+// Arrays double, and an arena keeps those that have become too small: four times the elements in
+// all, each array with as much of a block unused.
 constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
 // A string of a message. Above this size protobuf lets it double as it grows.
 constexpr std::size_t kReservedAtOnce = 50'000'000;
@@ -41,8 +41,8 @@ constexpr std::size_t Text(std::size_t length) {
   const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
   return InArena(sizeof(std::string)) + (length < sizeof(std::string) / 2 ? 0 : OnHeap(buffer + 1));
 }
-// The first field of a message that its type does not know, and each of them: in a vector on the heap,
-// of which there are two while it grows.
+// The first field of a message that its type does not know, and each of them: in a vector on the
+// heap, of which there are two while it grows.
 constexpr std::size_t kUnknownFields = InArena(32) + OnHeap(0);
 constexpr std::size_t kUnknownField = 3 * 16;
 constexpr std::size_t kUnknownGroup = OnHeap(24);

@@ -1,5 +1,5 @@
-// How much memory a message will take once it is parsed, from its bytes alone: two of them may be an
-// object of fifty.
+// How much memory a message will take once it is parsed, from its bytes alone: two of them may be
+// an object of fifty.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class MessageLayout {
     return layout;
   }
 
-  // At least as much as a message takes while it is parsed in an arena, and from then on; none: it is
-  // not valid. Takes time in proportion to the bytes, and no memory.
+  // At least as much as a message takes while it is parsed in an arena, and from then on; none: it
+  // is not valid. Takes time in proportion to the bytes, and no memory.
   std::optional<std::size_t> Bound(const grpc::ByteBuffer& bytes) const;
   std::optional<std::size_t> Bound(std::string_view bytes) const;
 

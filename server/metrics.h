@@ -29,7 +29,8 @@ class Counter {
 // Durations in buckets. Thread safe, without locks.
 class Histogram {
  public:
-  // Upper ends of the buckets, inclusive, in nanoseconds: 1 us to 10 s. One more bucket has the rest.
+  // Upper ends of the buckets, inclusive, in nanoseconds: 1 us to 10 s. One more bucket has the
+  // rest.
   static constexpr std::array<std::int64_t, 22> kBounds = {
       1'000,         2'500,         5'000,         10'000,        25'000,      50'000,
       100'000,       250'000,       500'000,       1'000'000,     2'500'000,   5'000'000,

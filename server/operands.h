@@ -71,8 +71,8 @@ class DeviceBytes {
  public:
   // Bytes [begin, end) of the buffer, which all its devices reach.
   void Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end);
-  // The device that reaches most bytes; of those that reach as many the one that has most; where two
-  // have as many, the one added first. Null when nothing has been.
+  // The device that reaches most bytes; of those that reach as many the one that has most; where
+  // two have as many, the one added first. Null when nothing has been.
   Device* Most() const;
 
  private:
@@ -84,8 +84,8 @@ class DeviceBytes {
   absl::InlinedVector<Entry, 2> entries_;
 };
 
-// The device that has most bytes of the resident operands, as DeviceBytes counts them. Null when none
-// is resident.
+// The device that has most bytes of the resident operands, as DeviceBytes counts them. Null when
+// none is resident.
 Device* DeviceOf(absl::Span<const OperandSource> sources);
 
 // Copies bytes of a buffer of another device, from one element to another, to memory of the

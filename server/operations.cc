@@ -107,8 +107,9 @@ absl::Status BadCount(std::string_view field, int least, int most) {
                    {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
 }
 
-// Whether an expression has as many nodes, and the request in this field as many operands, as it may. Of
-// a request with too many of the one its parser leaves none of the other (server/map_message.h).
+// Whether an expression has as many nodes, and the request in this field as many operands, as it
+// may. Of a request with too many of the one its parser leaves none of the other
+// (server/map_message.h).
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
   const int nodes = expression.nodes_size();
@@ -129,8 +130,8 @@ absl::Status CheckCounts(const Request& request) {
   return CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
 }
 
-// The operands of an operation, and those that its expression has beside them; none of a request that
-// CheckCounts refuses.
+// The operands of an operation, and those that its expression has beside them; none of a request
+// that CheckCounts refuses.
 template <class Request>
 NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
   if (!CheckCounts(request).ok()) return {};

@@ -65,8 +65,9 @@ absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
 absl::StatusOr<ScalarResult> Run(const v1::TopKRequest& request, Stream& stream,
                                  absl::Span<const View> x, Outputs out, const RunOptions& options);
 
-// Steps of a program that one launch may stand for: a product, which may have an expression, or of which
-// operand `product` of a Map makes one, and TopK of that. Views are those of the requests' operands.
+// Steps of a program that one launch may stand for: a product, which may have an expression, or of
+// which operand `product` of a Map makes one, and TopK of that. Views are those of the requests'
+// operands.
 struct SelectionSteps {
   const v1::MatmulRequest& matmul;
   absl::Span<const View> matmul_operands;
@@ -76,8 +77,8 @@ struct SelectionSteps {
   const v1::TopKRequest& top_k;
 };
 
-// The strategy that does so (kernels/product_top_k.h), where the steps by themselves would take these ones
-// of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
+// The strategy that does so (kernels/product_top_k.h), where the steps by themselves would take
+// these ones of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
 const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
                                            std::string_view top_k, const Device& device);
 // Scratch memory that it takes at most.
@@ -96,9 +97,9 @@ void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
 template <class Request, class Response>
 void SetValue(const Request&, const ScalarResult&, Response&) {}
 
-// The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy is:
-// its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or
-// 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those; inline operands copied to
+// The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy
+// is: its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or 5
+// GFLOP/s, nodes of an expression and what TopK sorts as a few of those; inline operands copied to
 // a GPU at 10 GB/s. For problems that are small enough to be launched at once, hence of no great
 // precision.
 double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const OperandSource> sources,

@@ -97,10 +97,10 @@ struct Options {
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
-  // How long a worker may be busy with one task, or a device owe an answer, before the device counts
-  // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all
-  // workers of so many devices one after the other, since they may share a device, or wait for each
-  // other.
+  // How long a worker may be busy with one task, or a device owe an answer, before the device
+  // counts as lost: --watchdog and, beyond that, four times the longest operations by estimate, of
+  // all workers of so many devices one after the other, since they may share a device, or wait for
+  // each other.
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns what is left of the host's free memory after messages, regions of clients and a
   // twentieth for the process.
@@ -110,8 +110,8 @@ struct Options {
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;
 };
 
-// Reads the command line, the environment and the file. Nothing: the process is done, with
-// *exit_code, and what there was to say (help, version, what is wrong) is on out or err.
+// Reads the command line, the environment and the file. Returns nothing if the process should exit
+// with *exit_code; help, version or the error has been written to out or err.
 std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
                                     std::ostream& err, int* exit_code);
 

@@ -75,7 +75,7 @@ sem_t profiles_wanted;
 std::atomic<Server*> serving{nullptr};
 // Whether files are to be read again once the server serves.
 std::atomic<bool> early_reload{false};
-// From the time on when the server is being made: it may have taken calls before it stands above.
+// True once the construction of the server has begun: it may accept calls before `serving` is set.
 std::atomic<bool> starting{false};
 
 void OnSignal(int signal) {

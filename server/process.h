@@ -25,8 +25,8 @@ void WatchSignals();
 
 // Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start,
 // or ends the process with that code where it cannot make the threads that it needs; otherwise it
-// does not return, but ends the process. Throws std::system_error where making a thread fails later.
-// Call it once, from the main thread.
+// does not return, but ends the process. Throws std::system_error where making a thread fails
+// later. Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

@@ -43,8 +43,8 @@ class ProgramRun {
   // Whether a step asks for the device's clock.
   bool timed() const;
   // After Prepare, at most once. The least that the device needs for all steps together, as
-  // LeastMicroseconds of one; infinite where a step does more than run its default strategy on what the
-  // device reaches.
+  // LeastMicroseconds of one; infinite where a step does more than run its default strategy on what
+  // the device reaches.
   double LeastMicroseconds(const Device& device);
 
   // Checks every step, and allocates all device memory.
@@ -93,7 +93,8 @@ class ProgramRun {
     std::array<Place, kMostResults> places;
     // Once it has been checked, the stats are those of its strategy by itself.
     ScalarResult outcome;
-    // Of a product that selects: the TopK is run in place of all its steps, and the others have no result.
+    // Of a product that selects: the TopK is run in place of all its steps, and the others have no
+    // result.
     const ProductTopKStrategy* selection = nullptr;
     // Of the TopK among them: Matmul, and Map or, if there is none, Matmul again.
     const Step* matmul = nullptr;
@@ -114,8 +115,8 @@ class ProgramRun {
   // Finds products that select among the checked steps.
   void FindSelections(const Device& device);
   void FindSelection(Step& top_k, const Device& device);
-  // The step whose result the operand is, all of it, if nobody else ever sees that, and if how the step
-  // comes to it is left to the server.
+  // The step whose result the operand is, all of it, if nobody else ever sees that, and if how the
+  // step comes to it is left to the server.
   Step* FoldableAt(const v1::Operand& operand);
   static SelectionSteps StepsOf(const Step& top_k, const Step& matmul, const Step& scores);
   // Its operands at their addresses, as far as those are known.
@@ -124,12 +125,12 @@ class ProgramRun {
   void Inherit(Step& step) const;
 
   // Opens the buffers of results; one block for all else, and in it inline operands and those of
-  // other devices; and room for what steps take of scratch memory as they run, one after the other. All
-  // at once: where other calls leave too little, the program fails before its first step and can be sent
-  // again.
+  // other devices; and room for what steps take of scratch memory as they run, one after the other.
+  // All at once: where other calls leave too little, the program fails before its first step and
+  // can be sent again.
   absl::Status TakeMemory(Stream& stream);
-  // What the step that needs most scratch memory takes, beside so many bytes; a step for which the limit
-  // leaves no room beside these does not count, and will fail by itself.
+  // What the step that needs most scratch memory takes, beside so many bytes; a step for which the
+  // limit leaves no room beside these does not count, and will fail by itself.
   std::uint64_t MostScratch(std::uint64_t beside, const Stream& stream) const;
   // Where the step's results go.
   absl::Status PlaceResults(Step& step, Layout& layout, Device& device);

@@ -21,8 +21,8 @@ class Reflection {
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 
-  // Begins to serve a call of a method of reflection, named as in /package.Service/Method; whether it
-  // is one.
+  // Begins to serve a call of a method of reflection, named as in /package.Service/Method; whether
+  // it is one.
   bool Serve(std::string_view method, StreamExchange& exchange);
 
   // Ends the streams on which nothing has been asked for a minute, with DEADLINE_EXCEEDED.

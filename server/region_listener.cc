@@ -29,8 +29,8 @@ using Clock = std::chrono::steady_clock;
 // From a connection to its packet.
 constexpr std::chrono::seconds kHandshake{5};
 
-// Instead of the number of a user: the server's own, who needs leave room for nobody, and all whom the
-// server does not know.
+// Instead of the number of a user: the server's own, who needs leave room for nobody, and all whom
+// the server does not know.
 constexpr std::int64_t kOwner = -1, kStranger = -2;
 
 // How long connections wait when none can be accepted.

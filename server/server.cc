@@ -45,8 +45,9 @@ constexpr std::size_t kMostUsers = 64;
 // How long a page of metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
-// After the process did not run for a while nobody counts as idle for as long, or for this long: what
-// peers sent meanwhile is still to be read, and TCP may take its time to send again what was not taken.
+// After the process did not run for a while nobody counts as idle for as long, or for this long:
+// what peers sent meanwhile is still to be read, and TCP may take its time to send again what was
+// not taken.
 constexpr absl::Duration kForbearance = absl::Minutes(1);
 
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to

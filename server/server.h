@@ -104,11 +104,11 @@ class Server {
   };
   // Gives up devices that hang, and notes which are lost.
   Verdict Judge();
-  // Calls Reload every second, and when RequestReload asks for it, and looks for --ready-file. It has
-  // its own thread, since the files may be on a file system that hangs.
+  // Calls Reload every second, and when RequestReload asks for it, and looks for --ready-file. It
+  // has its own thread, since the files may be on a file system that hangs.
   void WatchFiles();
-  // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
-  // and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
+  // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes
+  // on, and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
   void NoteAbsence(absl::Time now);
   // Ends calls whose clients have let them stand still for too long.
   void EndIdle(absl::Time now);
@@ -139,8 +139,8 @@ class Server {
   std::future<void> shutdown_;            // the end of server_->Shutdown
   // That Tend has noticed; of each, whether what waits for it is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
-  // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because of
-  // it, and how long it was away in all, since something began that still waits.
+  // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because
+  // of it, and how long it was away in all, since something began that still waits.
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
   absl::Time forbearance_end_ = absl::InfinitePast();
   absl::Duration absent_;

@@ -19,9 +19,9 @@ namespace tessera {
 // For one operation. One thread; the core and the buffer outlive it.
 class ShardTeam final : public Team {
  public:
-  // The team of an operation that runs on the device. None where no operand is sharded, or where one,
-  // or a result, is not within reach of all devices of the first that is. A product is shared out by
-  // its first operand; the other one may lie on one device, or have been copied to it.
+  // The team of an operation that runs on the device. None where no operand is sharded, or where
+  // one, or a result, is not within reach of all devices of the first that is. A product is shared
+  // out by its first operand; the other one may lie on one device, or have been copied to it.
   template <class Request>
   static std::optional<ShardTeam> Of(Core& core, const Request& request,
                                      absl::Span<const OperandSource> sources,
@@ -44,7 +44,8 @@ class ShardTeam final : public Team {
  private:
   static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
                                      const Device& device, bool by_first);
-  // Whether all devices reach memory of this placement; none: memory of the operation's device.
+  // Whether all devices can access memory with this placement; an empty one means memory of the
+  // operation's device.
   bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
 
   ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}

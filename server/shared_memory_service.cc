@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Connections that register a region, beside those that have one.
+// The most connections that may be registering a region, in addition to those that have one.
 constexpr std::size_t kHandshakes = 64;
 
 }  // namespace

@@ -80,8 +80,8 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
                       {"size", absl::StrCat(size_)},
                       {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
   }
-  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing is
-  // found here, or nothing. From then on every page is there.
+  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing
+  // is found here, or nothing. From then on every page is there.
   if (!PopulateHost(memory, size_)) {
     if (errno == EINVAL) {
       return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",
@@ -109,21 +109,21 @@ absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   return absl::OkStatus();
 }
 
-absl::Status SharedRegions::TakeShare(uid_t sharer, SharedRegion& region) {
+absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
   {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<SharedRegion::Share>& share = shares_[sharer];
-    if (share == nullptr) share = std::make_shared<SharedRegion::Share>();
-    region.share_ = share;
+    std::shared_ptr<SharedRegion::UserQuotas>& quotas = user_quotas_[sharer];
+    if (quotas == nullptr) quotas = std::make_shared<SharedRegion::UserQuotas>();
+    region.user_quotas_ = quotas;
   }
-  region.share_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
-  region.share_->bytes.SetLimit(bytes_.limit() / 2);
+  region.user_quotas_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
+  region.user_quotas_->bytes.SetLimit(bytes_.limit() / 2);
   absl::StatusOr<Charge> count =
-      region.share_->count.Take(1, "TOO_MANY_REGIONS", "regions",
-                                "the user shares half as many regions as the server accepts");
+      region.user_quotas_->count.Take(1, "TOO_MANY_REGIONS", "regions",
+                                      "the user shares half as many regions as the server accepts");
   if (!count.ok()) return count.status();
   region.own_count_ = *std::move(count);
-  absl::StatusOr<Charge> bytes = region.share_->bytes.Take(
+  absl::StatusOr<Charge> bytes = region.user_quotas_->bytes.Take(
       region.size_, "SHARED_MEMORY_EXHAUSTED", "bytes",
       "the user would share more than half of the memory that the server accepts");
   if (!bytes.ok()) return bytes.status();
@@ -151,7 +151,7 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
   std::shared_ptr<SharedRegion> region(new SharedRegion);
   region->size_ = size;
   if (sharer.has_value()) {
-    if (absl::Status shared = TakeShare(*sharer, *region); !shared.ok()) return shared;
+    if (absl::Status shared = TakeQuotas(*sharer, *region); !shared.ok()) return shared;
   }
   absl::StatusOr<Charge> count = Charge::TakeOne(
       count_, "TOO_MANY_REGIONS", "clients share as many regions as the server accepts");

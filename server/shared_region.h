@@ -39,8 +39,8 @@ class Descriptor {
   int fd_;
 };
 
-// A client's file, mapped, and pinned on the devices. The client reads and writes it at any time: no
-// byte may be looked at twice. It cannot take pages away: reading it never faults.
+// A client's file, mapped, and pinned on the devices. The client reads and writes it at any time:
+// no byte may be looked at twice. It cannot take pages away: reading it never faults.
 class SharedRegion {
  public:
   ~SharedRegion();
@@ -56,7 +56,7 @@ class SharedRegion {
  private:
   friend class SharedRegions;
   // What a user has who shares.
-  struct Share {
+  struct UserQuotas {
     Quota count;
     Quota bytes;
   };
@@ -64,7 +64,7 @@ class SharedRegion {
   absl::Status Map(const Descriptor& file);
 
   // The memory goes before it counts as free, and is not mapped by then.
-  std::shared_ptr<Share> share_;  // null: without
+  std::shared_ptr<UserQuotas> user_quotas_;  // null: without
   Charge own_count_;
   Charge own_bytes_;
   Charge count_;
@@ -92,10 +92,10 @@ class SharedRegions {
 
   // Checks, maps and pins a client's file, and returns the token that names it from then on. May
   // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at
-  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
-  // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
-  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED;
-  // FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
+  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED
+  // / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
+  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
+  // REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 
@@ -109,13 +109,13 @@ class SharedRegions {
                                                            const Tenant* tenant = nullptr) const;
 
  private:
-  absl::Status TakeShare(uid_t sharer, SharedRegion& region);
+  absl::Status TakeQuotas(uid_t sharer, SharedRegion& region);
 
   const std::vector<Device*> devices_;
   Budget& bytes_;
   Budget& count_;
   mutable std::mutex mutex_;
-  std::map<uid_t, std::shared_ptr<SharedRegion::Share>> shares_;
+  std::map<uid_t, std::shared_ptr<SharedRegion::UserQuotas>> user_quotas_;
   absl::flat_hash_map<std::string, std::shared_ptr<const SharedRegion>> regions_;
 };
 

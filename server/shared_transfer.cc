@@ -15,7 +15,8 @@ namespace {
 
 using absl::StatusCode;
 
-// Takes a PCIe 5 link a millisecond: what lies between its end and the next costs a hundredth of that.
+// Takes a PCIe 5 link a millisecond: what lies between its end and the next costs a hundredth of
+// that.
 constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
 
 // How many pieces a call moves before others have their turn.

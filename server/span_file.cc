@@ -63,8 +63,8 @@ std::string ServiceOf(std::string_view method) {
   return "";
 }
 
-// Whether the server has to answer for it rather than its client, by OpenTelemetry's conventions for
-// gRPC.
+// Whether the server has to answer for it rather than its client, by OpenTelemetry's conventions
+// for gRPC.
 bool IsFaultOfServer(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnknown:

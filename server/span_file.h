@@ -16,9 +16,10 @@
 
 namespace tessera {
 
-// Appends to a file from a thread of its own, so that no call waits for a disk. What the disk does not
-// take in time is dropped and counted. A file that is moved away or deleted is made again within a
-// second of the next span, and one that cannot be written is tried again every second. Thread safe.
+// Appends to a file from a thread of its own, so that no call waits for a disk. What the disk does
+// not take in time is dropped and counted. A file that is moved away or deleted is made again
+// within a second of the next span, and one that cannot be written is tried again every second.
+// Thread safe.
 class SpanFile {
  public:
   // metrics: where spans are counted; outlives it.

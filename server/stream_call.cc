@@ -65,7 +65,7 @@ void StreamExchange::OnArrived(bool ok) {
   new StreamExchange(service_, queue_, handle_, answers_);
   trace_ = BeginTrace(context_);
   handle_(*this);
-  if (stage_.exchange(Stage::kServed) == Stage::kCancelled) call_->OnCancel();
+  if (state_.exchange(State::kServed) == State::kCancelled) call_->OnCancel();
   LetGo();
 }
 
@@ -87,7 +87,7 @@ void StreamExchange::OnMetadata(bool ok) {
 void StreamExchange::OnFinished(bool) { LetGo(); }
 
 void StreamExchange::OnEnd(bool) {
-  if (context_.IsCancelled() && stage_.exchange(Stage::kCancelled) == Stage::kServed)
+  if (context_.IsCancelled() && state_.exchange(State::kCancelled) == State::kServed)
     call_->OnCancel();
   LetGo();
 }

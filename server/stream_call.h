@@ -38,8 +38,8 @@ class StreamCall {
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Once, and nothing may be started after it. The call is cancelled if its client does not read the
-  // response, as a unary call is (Answers).
+  // Once, and nothing may be started after it. The call is cancelled if its client does not read
+  // the response, as a unary call is (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
 
@@ -106,8 +106,8 @@ class StreamExchange final {
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
   std::atomic<int> under_way_{3};  // the arrival, the end and Finish, whenever it begins
-  enum class Stage { kArriving, kServed, kCancelled };
-  std::atomic<Stage> stage_{Stage::kArriving};
+  enum class State { kArriving, kServed, kCancelled };
+  std::atomic<State> state_{State::kArriving};
 };
 
 }  // namespace tessera

@@ -11,19 +11,19 @@
 
 namespace tessera {
 
-// Reads what gRPC counts of every connection (channelz), which takes some microseconds each. Those by
-// unix sockets cannot be told apart there, and are left alone. Not thread safe.
+// Reads what gRPC counts of every connection (channelz), which takes some microseconds each. Those
+// by unix sockets cannot be told apart there, and are left alone. Not thread safe.
 class StreamWatch {
  public:
-  // limit: calls that a connection of the table may have. It is ended when it has more than twice as
-  // many and 256 for half a second, or twice that: a call that its client has given up lives until
-  // the server has noticed, and gRPC lets the client open another meanwhile.
+  // limit: calls that a connection of the table may have. It is ended when it has more than twice
+  // as many and 256 for half a second, or twice that: a call that its client has given up lives
+  // until the server has noticed, and gRPC lets the client open another meanwhile.
   StreamWatch(ConnectionTable& connections, int limit)
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
-  // Many times a second. Takes a twentieth of a core at most, by doing nothing when it is called too
-  // soon. now: of SteadyNow. forbearing: none is ended at once, as the server has just not run for a
-  // while, and has not noticed yet what its clients have given up.
+  // Many times a second. Takes a twentieth of a core at most, by doing nothing when it is called
+  // too soon. now: of SteadyNow. forbearing: none is ended at once, as the server has just not run
+  // for a while, and has not noticed yet what its clients have given up.
   void Look(absl::Time now, bool forbearing);
 
  private:

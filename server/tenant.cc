@@ -26,8 +26,9 @@ absl::StatusOr<Charge> Tenant::BeginStream(StreamKind kind, std::uint64_t most,
                       "the tenant has half of what the server accepts of these, its share");
 }
 
-Tenants::Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits)
-    : unnamed_(std::make_unique<Tenant>("", 0, std::make_unique<BufferStore>(places, limits))) {}
+Tenants::Tenants(const std::vector<BufferStore::DeviceLimit>& devices,
+                 const BufferStore::Limits& limits)
+    : unnamed_(std::make_unique<Tenant>("", 0, std::make_unique<BufferStore>(devices, limits))) {}
 
 Tenant& Tenants::Named(const std::string& name) {
   const std::lock_guard lock(mutex_);

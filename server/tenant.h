@@ -26,8 +26,8 @@ struct Quotas {
   std::uint64_t calls = kUnlimited;    // that have no answer yet
 };
 
-// What moves an array, and takes one of the places that tenants share. A transfer through shared memory
-// counts as an upload or a download.
+// What moves an array, and takes one of the places that tenants share. A transfer through shared
+// memory counts as an upload or a download.
 enum class StreamKind { kUpload, kDownload, kImport };
 inline constexpr std::size_t kStreamKinds = 3;
 
@@ -77,7 +77,7 @@ class Tenant {
 class Tenants {
  public:
   // The memory of the devices, which is all tenants' together, and the limits of a store.
-  Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits);
+  Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
   // Who calls where nobody has to say so.
   Tenant& unnamed() { return *unnamed_; }

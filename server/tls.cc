@@ -53,8 +53,9 @@ bool AtEnd() {
   return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
 }
 
-// Whether every block of a text is whole, whatever it holds. Between blocks there may be comments; a
-// line that begins a block, or that begins with a dash at the very end, belongs to one that was cut.
+// Whether every block of a text is whole, whatever it holds. Between blocks there may be comments;
+// a line that begins a block, or that begins with a dash at the very end, belongs to one that was
+// cut.
 bool IsWhole(const std::string& text) {
   std::size_t begun = 0;
   std::string_view last;

@@ -25,8 +25,8 @@ struct Trace {
   }
 };
 
-// Reads the value of a traceparent: of version 00, or what that has in common with a later one. What
-// is malformed names no trace. The span_id stays empty.
+// Reads the value of a traceparent: of version 00, or what that has in common with a later one.
+// What is malformed names no trace. The span_id stays empty.
 Trace ParseTraceparent(std::string_view text);
 
 // 16 hexadecimal digits at random, not all 0. Thread safe.

@@ -57,8 +57,8 @@ class UnaryCall {
     if (!status.ok()) answer = Response();
     return status;
   }
-  // With the answer in place. Once; the call may not be touched afterwards. Counts it, and logs what
-  // failed.
+  // With the answer in place. Once; the call may not be touched afterwards. Counts it, and logs
+  // what failed.
   void End(const absl::Status& status);
   // The client has left, or its deadline has passed; the call may have ended.
   virtual void OnCancel() {}
@@ -73,8 +73,8 @@ class UnaryCall {
     return caller().Require(Role::kWrite, method_, "a result that is stored");
   }
 
-  // What is measured of a call. The strategy, if any, that it asks for or that ran: the text outlives
-  // the call's End.
+  // What is measured of a call. The strategy, if any, that it asks for or that ran: the text
+  // outlives the call's End.
   void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
   // It begins on a worker, now.
   void NoteBegin() { begin_time_ = SteadyNow(); }
@@ -86,8 +86,8 @@ class UnaryCall {
   // Of a transfer: a piece has waited for a worker, or has been copied.
   void NoteWait(absl::Duration wait) { waited_ += wait; }
   void NoteCopy(absl::Duration copy) { copies_ += copy; }
-  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is when
-  // this is first called, or when End is.
+  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is
+  // when this is first called, or when End is.
   double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
   double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
 
@@ -115,8 +115,8 @@ class UnaryCall {
 // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
 absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes);
 
-// Admits to a method those who have the role for it, with requests that may be so large and for which
-// there is host memory, and logs and counts the others.
+// Admits to a method those who have the role for it, with requests that may be so large and for
+// which there is host memory, and logs and counts the others.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
 // A unary call that neither allocates nor frees memory of buffers: body(caller) returns its Status,
@@ -132,8 +132,8 @@ void Answer(Core& core, std::string_view method, Effect effect,
   }));
 }
 
-// A unary call that may take or free memory, or ask the system: body(caller) runs on a thread of the
-// chores. Request and response live until the call is done.
+// A unary call that may take or free memory, or ask the system: body(caller) runs on a thread of
+// the chores. Request and response live until the call is done.
 template <class Request, class Response, class Body>
 void AnswerLater(Core& core, std::string_view method, Effect effect,
                  UnaryExchangeOf<Request, Response>& exchange, Body body) {

@@ -26,12 +26,12 @@ void UnaryExchange::OnArrived(bool ok) {
   }
   trace_ = BeginTrace(context_);
   Handle();
-  if (stage_.exchange(Stage::kHandled) == Stage::kCancelled) Cancel();
+  if (state_.exchange(State::kHandled) == State::kCancelled) Cancel();
   LetGo();
 }
 
 void UnaryExchange::OnDone(bool) {
-  if (context_.IsCancelled() && stage_.exchange(Stage::kCancelled) == Stage::kHandled) Cancel();
+  if (context_.IsCancelled() && state_.exchange(State::kCancelled) == State::kHandled) Cancel();
   LetGo();
 }
 

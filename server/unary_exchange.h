@@ -90,8 +90,8 @@ class UnaryExchange {
   Answers::Entry answer_;  // in the list once it has a call
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
-  enum class Stage { kArriving, kHandled, kCancelled };
-  std::atomic<Stage> stage_{Stage::kArriving};
+  enum class State { kArriving, kHandled, kCancelled };
+  std::atomic<State> state_{State::kArriving};
 };
 
 // How a request is parsed, from bytes that are gone on return. false: it is no valid message. A

@@ -113,8 +113,8 @@ class UploadCall final : public StreamCall, private Task {
   // Whether someone has the turn; from its end on the call has it for ever.
   bool busy_ = true;
   Next next_ = Next::kNone;
-  // When data last came, or since when it might: later by what the server then let messages wait. It
-  // belongs to the one who has the turn, and needs the mutex while nobody has.
+  // When data last came, or since when it might: later by what the server then let messages wait.
+  // It belongs to the one who has the turn, and needs the mutex while nobody has.
   absl::Time moved_ = SteadyNow();
 
   // These belong to the one who has the turn; bytes_ to gRPC while it reads.

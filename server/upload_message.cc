@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// Slices that are smaller on average are copied into one: each has a head, and may pin the kilobytes
-// in which it came.
+// Slices that are smaller on average are copied into one: each has a head, and may pin the
+// kilobytes in which it came.
 constexpr std::size_t kLeastSlice = 256;
 
 // A place in the bytes of slices. Cheap to copy.

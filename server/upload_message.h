@@ -1,4 +1,5 @@
-// A message of an upload, whose data stays in the slices that gRPC received it in, unless they are tiny.
+// A message of an upload, whose data stays in the slices that gRPC received it in, unless they are
+// tiny.
 #pragma once
 
 #include <cstddef>

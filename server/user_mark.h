@@ -2,8 +2,8 @@
 //
 // gRPC does not tell a handler the socket that a call came by, only what the credentials of the
 // listener have made of it. So each user with a line in the file of --tokens who connects gets
-// credentials of his own, one of a fixed number that are made before the server starts, and they mark
-// his connections.
+// credentials of his own, one of a fixed number that are made before the server starts, and they
+// mark his connections.
 #pragma once
 
 #include <sys/types.h>

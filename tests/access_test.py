@@ -31,7 +31,8 @@ NEEDED = {
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
     "ImportBuffer": "write", "DeleteBuffer": "write",
     "Dot": "read", "Reduce": "read", "Matmul": "read", "Add": "read", "WindowSum": "read",
-    "Map": "read", "TopK": "read", "Execute": "read", "ListStrategies": "read", "GetServerInfo": "read",
+    "Map": "read", "TopK": "read", "Execute": "read", "ListStrategies": "read",
+    "GetServerInfo": "read",
     "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
 }
 
@@ -441,7 +442,8 @@ class AccessTest(o.FreshCase):
         end = o.outcome_of(lambda: next(watch(b"", timeout=20)))
         self.assertEqual(end.code, "RESOURCE_EXHAUSTED")
         self.assertEqual(server.client().health(), 1)
-        other = server.client().channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+        watch = server.client().channel.unary_stream("/grpc.health.v1.Health/Watch")
+        other = watch(b"", timeout=60)
         self.assertEqual(next(other), b"\x08\x01")
         calls.append(other)
         calls.pop(0).cancel()
@@ -472,7 +474,8 @@ class AccessTest(o.FreshCase):
         one = tenants["anna"]
         self.assertEqual((one.buffers, one.buffer_bytes), (1, 256))
         self.assertEqual((one.ended_calls, one.refused_calls, one.calls), (5, 2, 0))
-        self.assertEqual((one.buffers_quota, one.buffer_bytes_quota, one.calls_quota), (2, 1 << 20, 0))
+        self.assertEqual((one.buffers_quota, one.buffer_bytes_quota, one.calls_quota),
+                         (2, 1 << 20, 0))
         self.assertEqual((tenants["bert"].ended_calls, tenants["staff"].calls), (0, 1))
         for command in (("info",), ("top", "--once")):
             said = self.run_cli(server, *command, token="admin").stdout

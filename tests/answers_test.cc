@@ -1,4 +1,5 @@
-// Answers that nobody reads, with calls to a server that is not there, which end when they are cancelled.
+// Answers that nobody reads, with calls to a server that is not there, which end when they are
+// cancelled.
 #include <gtest/gtest.h>
 
 #include <chrono>

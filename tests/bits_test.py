@@ -28,9 +28,9 @@ COUNT = 240
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 SEED = 20261125  # of GOLDEN
-# Of these the results are the same on every device (CONTRIBUTING.md), and so on every machine: of
-# expressions where they need no function of a library of the device or the host, and except for the
-# bits of NaN.
+# Results that are the same on every device (docs/design/reproducible-bits.md), and so on every
+# machine: of expressions where they need no function of a library of the device or the host, and
+# except for the bits of NaN.
 ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "bytes")
 # Of bytes: what is computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")

@@ -752,8 +752,10 @@ class CliTest(CliCase):
         token = self.folder / "token"
         token.write_bytes(b"\xef\xbb\xbf a-token \r\n")
         for variables in (dict(TESSERA_SERVER=f"\ufeff {self.server.address}\n"),
-                          dict(TESSERA_SERVER=self.server.address, TESSERA_TOKEN="\ufeffa-token \r\n"),
-                          dict(TESSERA_SERVER=self.server.address, TESSERA_TOKEN_FILE=f"{token}\n")):
+                          dict(TESSERA_SERVER=self.server.address,
+                               TESSERA_TOKEN="\ufeffa-token \r\n"),
+                          dict(TESSERA_SERVER=self.server.address,
+                               TESSERA_TOKEN_FILE=f"{token}\n")):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 

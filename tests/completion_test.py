@@ -86,7 +86,8 @@ class CompletionTest(o.Case):
 
     def test_words_that_bash_would_not_take_as_they_are(self):
         """A hostile server sends them, and the shell would run some of them."""
-        bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*", "{a,b}"]
+        bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*",
+               "{a,b}"]
         o.make_stubs()
         buffers, compute = o.buffers, o.compute
         answers = {
@@ -103,7 +104,8 @@ class CompletionTest(o.Case):
             return answers[method.rsplit("/", 1)[1]].SerializeToString()
 
         with o.answering(answer) as server:
-            for words, offered in ((("rm", ""), ["a/b.c_d-e"]), (("put", "--device", ""), ["cuda:0"]),
+            for words, offered in ((("rm", ""), ["a/b.c_d-e"]),
+                                   (("put", "--device", ""), ["cuda:0"]),
                                    (("dot", "--strategy", ""), ["fixed_tree"]),
                                    (("strategies", ""), ["fixed_tree"])):
                 self.assertEqual(self.complete(*words, server=server), ("words", offered))

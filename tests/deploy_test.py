@@ -94,7 +94,8 @@ class PinsTest(unittest.TestCase):
         files = [ROOT / "dev", *DEPLOY.rglob("Dockerfile"), *ROOT.glob(".ci/*"),
                  *DEPLOY.rglob("*.sh"), *ROOT.glob("tests/tools/*.sh")]
         text = "\n".join(path.read_text() for path in files)
-        found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*", text)
+        found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*",
+                           text)
         self.assertEqual(len(found), 2, found)  # ghz and buf
         for download in found:
             self.assertRegex(download, r"/v\d+\.\d+\.\d+/|@\$buf_version")
@@ -124,7 +125,8 @@ class KubernetesTest(unittest.TestCase):
         labels = stateful["spec"]["template"]["metadata"]["labels"]
         selectors = [stateful["spec"]["selector"]["matchLabels"]]
         selectors += [service["spec"]["selector"] for service in self.kind("Service")]
-        selectors += [b["spec"]["selector"]["matchLabels"] for b in self.kind("PodDisruptionBudget")]
+        selectors += [b["spec"]["selector"]["matchLabels"]
+                      for b in self.kind("PodDisruptionBudget")]
         selectors += [p["spec"]["podSelector"]["matchLabels"] for p in self.kind("NetworkPolicy")]
         self.assertEqual(len(selectors), 5)
         for selector in selectors:
@@ -256,7 +258,8 @@ class PackTest(unittest.TestCase):
 class ReadmeTest(unittest.TestCase):
     def test_flags_exist(self):
         """Of the server, in the table of deploy/README.md; `dev` has those of its own commands."""
-        flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE))
+        flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(),
+                               re.MULTILINE))
         names = {name for cell in flags for name in re.findall(r"--[\w-]+", cell)}
         self.assertGreater(len(names), 10)
         known = set(re.findall(r"--[\w-]+", help_of(o.Program.path)))

@@ -386,9 +386,9 @@ class RoomTest : public testing::Test {
 };
 
 // Products that fill all SMs they find come one behind the other. Dots of microseconds go on beside
-// them; without room each waits until a product ends, so that there are no more of them than products.
-// How many there are beyond that is a matter of what else the GPU does: five for each product have been
-// seen where other processes shared it.
+// them; without room each waits until a product ends, so that there are no more of them than
+// products. How many there are beyond that is a matter of what else the GPU does: five for each
+// product have been seen where other processes shared it.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   constexpr int kProducts = 20;
   constexpr std::int64_t kSide = 8192, kLength = 4096;

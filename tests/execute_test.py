@@ -119,8 +119,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
 
 
 def test_neighbours_that_share_no_launch(server, client):
-    """Steps of other element types, operations, strategies or launches, and those with an expression:
-    each has the value of a call, whatever step is before it."""
+    """Steps of other element types, operations, strategies or launches, and those with an
+    expression: each has the value of a call, whatever step is before it."""
     calls = []
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
@@ -295,7 +295,8 @@ def test_scratch_is_limited_and_given_back(server, client):
     assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * MIB)]))
     huge = o.inline(np.ones(1, np.float32), o.view([2**30, 2**29], [0, 0]))
     outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
-    assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step, outcome.answer.results))
+    assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step,
+                                                           outcome.answer.results))
     assert eventually(lambda: idle(client), 5)
 
 

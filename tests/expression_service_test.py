@@ -204,7 +204,8 @@ def test_errors_name_the_operand_and_the_node(server, client):
     both([], [a], "BAD_EXPRESSION", field="expression.nodes", limit="64")
     both(add, [o.inline(np.float32(1))] * 8, "BAD_EXPRESSION", field="with", limit="7")
     both([operand(0)] * 65, [], "BAD_EXPRESSION", field="expression.nodes", limit="64")
-    for rpc, fields in (("Reduce", dict(x=a, op=SUM)), ("Matmul", dict(a=a, b=a, transpose_b=True))):
+    for rpc, fields in (("Reduce", dict(x=a, op=SUM)),
+                        ("Matmul", dict(a=a, b=a, transpose_b=True))):
         outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # without an expression
         expect_refused(outcome, "BAD_EXPRESSION", field="expression.nodes", limit="64")
     both([operand(0), node("NOT", 0)], [], "BAD_EXPRESSION", node="1")

@@ -24,8 +24,9 @@ namespace tessera {
 class FakeDevice final : public Device {
  public:
   // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
-  // of nothing else. kLaunch: what a stream is given to compute; of the kernels of strategies, which
-  // compute on the host, those of requests that are timed, before and after. kFree cannot fail.
+  // of nothing else. kLaunch: what a stream is given to compute; of the kernels of strategies,
+  // which compute on the host, those of requests that are timed, before and after. kFree cannot
+  // fail.
   enum class Step {
     kAllocate,
     kFree,

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Stands in for ghz where it is not installed: makes the calls that a configuration of ghz asks for,
-with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
+"""Stands in for ghz where it is not installed: makes the calls that a configuration of ghz asks
+for, with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
 
 import argparse
 import collections

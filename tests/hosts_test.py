@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Several servers as an outsider sees them: links to the memory of a buffer, buffers that one server
-imports from another over connections that break, and names that have one home.
+"""Several servers as an outsider sees them: links to the memory of a buffer, buffers that one
+server imports from another over connections that break, and names that have one home.
 
 usage: hosts_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """

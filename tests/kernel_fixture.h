@@ -109,15 +109,15 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
 // Ends the test as skipped when the strategy lacks something on this device (a library that is not
 // installed). Where a GPU is required that is a failure, except for the vendor's libraries, which a
 // bare GPU host need not have.
-#define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
-  TESSERA_NEED_DEVICE((row_case).backend);                                          \
-  if (const std::string missing =                                                   \
-          ::tessera::Missing(::tessera::test::StrategyOf<Problem>(row_case),        \
-                             *::tessera::test::TestDevice((row_case).backend));     \
-      !missing.empty()) {                                                           \
-    if (::tessera::test::GpuRequired()) FAIL() << "the strategy needs " << missing; \
-    GTEST_SKIP() << "the strategy needs " << missing;                               \
-  }                                                                                 \
+#define TESSERA_NEED_STRATEGY(Problem, strategy_case)                                \
+  TESSERA_NEED_DEVICE((strategy_case).backend);                                      \
+  if (const std::string missing =                                                    \
+          ::tessera::Missing(::tessera::test::StrategyOf<Problem>(strategy_case),    \
+                             *::tessera::test::TestDevice((strategy_case).backend)); \
+      !missing.empty()) {                                                            \
+    if (::tessera::test::GpuRequired()) FAIL() << "the strategy needs " << missing;  \
+    GTEST_SKIP() << "the strategy needs " << missing;                                \
+  }                                                                                  \
   static_assert(true)
 
 // A suite of every strategy of a Problem in each of its types. What this machine lacks is skipped.

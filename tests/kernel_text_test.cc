@@ -1,5 +1,5 @@
-// The text of the kernels that Map compiles while it runs, by the assembler of CUDA's toolkit, which needs
-// no GPU.
+// The text of the kernels that Map compiles while it runs, by the assembler of CUDA's toolkit,
+// which needs no GPU.
 #include <algorithm>
 #include <cstdlib>
 #include <string>

@@ -28,7 +28,8 @@ GHZ_KEYS = set(
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
     .split()
 )
-# A call that is repeated has to succeed again: what these do can be done once, or needs a second server.
+# A call that is repeated has to succeed again: what these do can be done once, or needs a second
+# server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
 CLI = outsider.Program.cli
@@ -138,7 +139,8 @@ class ReplayTest(outsider.Case):
                         for number in range(2):
                             method.call(channel, method.messages("7", number), 60)
         self.assertEqual(patterns, set(slo["pattern"]))
-        self.assertEqual({f"{call}.json" for case in slo["case"].values() for call in plan.calls_of(case)},
+        self.assertEqual({f"{call}.json" for case in slo["case"].values()
+                          for call in plan.calls_of(case)},
                          {path.name for path in (LOADTEST / "calls").iterdir()})  # fmt: skip
         methods = {
             method.name

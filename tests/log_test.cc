@@ -94,7 +94,7 @@ CallRecord CallOf(std::string_view method) {
 TEST(LogTest, WhatIsKnownOfACallAreFieldsInJson) {
   const std::string id = "4bf92f3577b34da6a3ce929d0e0e4736";
   const Trace trace = ParseTraceparent("00-" + id + "-00f067aa0ba902b7-01");
-  const std::vector<BufferStore::Place> nowhere;
+  const std::vector<BufferStore::DeviceLimit> nowhere;
   const Tenant tenant("vision", 1, std::make_unique<BufferStore>(nowhere, BufferStore::Limits{}));
   CallRecord call{.method = "Method", .strategy = "a\"strategy", .tenant = &tenant, .trace = trace};
   call.begun = call.accepted + absl::Milliseconds(1500);

@@ -1,5 +1,5 @@
-// The main function of the test programs. Each program holds the suites of one library; a link to it
-// that has the name of a suite, dot_test, runs the tests of dot_test.cc alone.
+// The main function of the test programs. Each program holds the suites of one library; a link to
+// it that has the name of a suite, dot_test, runs the tests of dot_test.cc alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

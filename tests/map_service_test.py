@@ -77,7 +77,8 @@ def cast(values, source, target):
     if target == BF16:
         # All values that the tests cast so are values of F32.
         single = values.astype(np.float32)
-        assert np.array_equal(single.astype(values.dtype), values, equal_nan=values.dtype.kind == "f")
+        assert np.array_equal(single.astype(values.dtype), values,
+                              equal_nan=values.dtype.kind == "f")
         return round_to(BF16, single)
     return values.astype(VALUES[target])
 
@@ -124,7 +125,8 @@ def floor_divide(a, b):
     for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & (b != 0) & (a != 0)):
         floor = int(fractions.Fraction(float(a.flat[i])) // fractions.Fraction(float(b.flat[i])))
         try:
-            result.flat[i] = float(floor) if floor else math.copysign(0, a.flat[i] * np.sign(b.flat[i]))
+            result.flat[i] = float(floor) if floor else math.copysign(0, a.flat[i]
+                                                                      * np.sign(b.flat[i]))
         except OverflowError:
             result.flat[i] = math.inf if floor > 0 else -math.inf
     return result
@@ -368,8 +370,8 @@ def test_casts(server, client):
 
 
 def test_a_result_that_replaces_its_own_operands(server, client):
-    """Every element is computed of what the arrays held before: x minus x backwards, of which an array
-    that is written while it is read would have lost half."""
+    """Every element is computed of what the arrays held before: x minus x backwards, of which an
+    array that is written while it is read would have lost half."""
     n = 300001
     x, y = RNG.integers(-999, 999, (2, n)).astype(np.float32)
     backwards = o.view([n], [-1], n - 1)
@@ -482,7 +484,8 @@ def test_numbers_that_the_server_does_not_know_are_reported(server, client):
                                  expression=expression(operand(0), wrong))
         for text in (plain.text, in_step.message, reduced.text):
             assert f"node 1: there is no operation {number}" in text, text
-    outcome = client.attempt("Map", operands=x, expression=expression(operand(0), node("CAST", 0, dtype=55)))
+    outcome = client.attempt("Map", operands=x,
+                             expression=expression(operand(0), node("CAST", 0, dtype=55)))
     assert "node 1: there is no element type 55" in outcome.text, outcome
 
 

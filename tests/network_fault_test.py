@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Clients and servers on two hosts whose network fails: the line between them is cut in the middle
-of transfers, of programs and between calls, for a moment and for longer than anyone waits, and loses
-packets.
+of transfers, of programs and between calls, for a moment and for longer than anyone waits, and
+loses packets.
 
 The hosts are network namespaces with a router between them that stops forwarding, so that packets
 are lost without a word. All of them end with this process. Exit code 77 where the kernel or the

@@ -1,5 +1,5 @@
-// The arithmetic of ozaki_f64 on the host: residues, the Chinese remainder theorem, and the bound of
-// a whole sum, against sums in long double.
+// The arithmetic of ozaki_f64 on the host: residues, the Chinese remainder theorem, and the bound
+// of a whole sum, against sums in long double.
 #include "kernels/cuda/matmul/hopper/ozaki.h"
 
 #include <gtest/gtest.h>
@@ -214,8 +214,8 @@ TEST(OzakiTest, RowsOfAnySize) {
   }
 }
 
-// A scaled row, rounded, never sums up to more than the moduli hold, even with itself; and is longer
-// than half of its room.
+// A scaled row, rounded, never sums up to more than the moduli hold, even with itself; and is
+// longer than half of its room.
 TEST(OzakiTest, ScaledRowsFitTheModuli) {
   Random random(6);
   const auto most = static_cast<Integer128>(kProduct / 2 - (kProduct >> 21));
@@ -259,9 +259,9 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
   EXPECT_LT(whole, 25);
 }
 
-// Rows of equal elements and zeros that overlap in few places, so that the terms are as small as those
-// of such rows can be, and as many elements as can be are rounded by 3/8 in the same direction: what
-// the bound is made for.
+// Rows of equal elements and zeros that overlap in few places, so that the terms are as small as
+// those of such rows can be, and as many elements as can be are rounded by 3/8 in the same
+// direction: what the bound is made for.
 TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   int met = 0, unmet = 0;
   for (std::int64_t k : {256, 1024, 4096, 16384}) {

@@ -516,10 +516,10 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
   };
   // What other processes disturb is not taken for a rate.
   for (int attempt = 0; attempt < 10 && (attempt == 0 || !unmeasured().empty()); ++attempt)
-    ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
+    ASSERT_TRUE(WarmUp(*stream, pace, /*every_strategy=*/true).ok());
   EXPECT_EQ(unmeasured(), "");
   EXPECT_EQ(device.allocations(), 0u);
-  EXPECT_TRUE(WarmUp(*stream, pace, /*every_row=*/false).ok());
+  EXPECT_TRUE(WarmUp(*stream, pace, /*every_strategy=*/false).ok());
 }
 
 // Each strategy in each of its types, every operation of a reduction by itself, and both kinds of
@@ -528,7 +528,7 @@ TEST(WarmUpTest, MeasuresEveryTypeAndOperation) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
-  ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
+  ASSERT_TRUE(WarmUp(*stream, pace, /*every_strategy=*/true).ok());
   int rates = 0;
   ForEachOperation([&]<class Problem>() {
     constexpr bool kProduct = std::is_same_v<Problem, MatmulProblem>;

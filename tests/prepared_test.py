@@ -62,7 +62,8 @@ def test_the_steps_of_a_program_share_it(server, client):
         answer = client.call("Execute", steps=[step, wrong, step, step], stats=True)
         kinds = [result.WhichOneof("result") for result in answer.results]
         assert kinds == ["matmul", "error", "matmul", "matmul"], kinds
-        right = [result.matmul for result in answer.results if result.WhichOneof("result") == "matmul"]
+        right = [result.matmul for result in answer.results
+                 if result.WhichOneof("result") == "matmul"]
         assert [result.stats.prepared_bytes for result in right] == prepared
         for result in right:
             assert np.array_equal(o.to_numpy(result.tensor), left @ x[::2, ::2])
@@ -89,7 +90,8 @@ def test_buffers_come_first(server, client):
 
 
 def test_many_callers_and_buffers_that_change(server, client):
-    """Every answer is of contents that the buffer had while the call ran: those of the version in the answer."""
+    """Every answer is of contents that the buffer had while the call ran: those of the version in
+    the answer."""
     contents, lock, errors = {}, threading.Lock(), []
     stop, ready = threading.Event(), [0] * 6  # How often each reader has found what was ready.
 
@@ -114,7 +116,8 @@ def test_many_callers_and_buffers_that_change(server, client):
         rng = np.random.default_rng(seed)
         left = np.ones((1, SIDE // 2), np.float32)
         while not stop.is_set():
-            outcome = client.attempt("Matmul", a=o.inline(left), b=every_other(f"m{rng.integers(3)}"))
+            outcome = client.attempt("Matmul", a=o.inline(left),
+                                     b=every_other(f"m{rng.integers(3)}"))
             if not outcome.ok:
                 if outcome.reason not in ("BUFFER_NOT_FOUND", "BUFFER_NOT_READY"):
                     errors.append(outcome)
@@ -130,7 +133,8 @@ def test_many_callers_and_buffers_that_change(server, client):
     assert not errors, errors[:3]
     for name in client.names():
         client.call("DeleteBuffer", name=name)
-    eventually(lambda: client.device().prepared_bytes == client.device().buffer_used_bytes == 0, "all is gone")
+    eventually(lambda: client.device().prepared_bytes == client.device().buffer_used_bytes == 0,
+               "all is gone")
 
 
 if __name__ == "__main__":

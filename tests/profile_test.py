@@ -3,8 +3,8 @@
 
 usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_recorder.so] [test ...]
 
---recorder: a library that listens to NVTX (tests/nvtx_recorder.cc); a build without CUDA's headers has no
-ranges, and none.
+--recorder: a library that listens to NVTX (tests/nvtx_recorder.cc); a build without CUDA's headers
+has no ranges, and none.
 """
 
 import argparse
@@ -42,7 +42,8 @@ class WindowTest(ProfileCase):
         server = self.serve("--profile", "300ms")
         for n in (1, 2):
             server.signal(signal.SIGUSR1)
-            self.assertTrue(eventually(lambda: self.counts(server) == (n, n), SECONDS), server.log())
+            self.assertTrue(eventually(lambda: self.counts(server) == (n, n), SECONDS),
+                            server.log())
         self.assertIn("profilers record for 300ms at most", server.log())
 
     def test_a_second_signal_ends_it_and_a_stop_does(self):

@@ -165,7 +165,8 @@ class ArraysTest(python_outsider.Case):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()
         for call, way in (
-            (lambda: np.einsum("ij->j", x), "tensordot"), (lambda: np.add.outer(x, x), r"\[:, None\]"),
+            (lambda: np.einsum("ij->j", x), "tensordot"),
+            (lambda: np.add.outer(x, x), r"\[:, None\]"),
             (lambda: np.select([x > 0], [x]), "np.where"), (lambda: np.hsplit(x, 3), "slices"),
             (lambda: np.cov(x), "d @ d.T"), (lambda: np.isposinf(x), "np.inf"),
             (lambda: np.linalg.multi_dot([x, x.T]), "a @ b"), (lambda: np.median(x), "ts.topk"),
@@ -181,8 +182,10 @@ class ArraysTest(python_outsider.Case):
         x = self.t.put(a)
         for call in (
             lambda a: np.tile(a, 1), lambda a: np.tile(a, (2, 1, 1, 2, 1, 2)),
-            lambda a: np.tile(a[0, 0, 0, :, 0], (2, 3, 2)), lambda a: np.repeat(a[None, None], 2, 5),
-            lambda a: np.trace(a[0, 0, 0, :, :, :0], 1), lambda a: np.diagonal(a[0, 0, :, :, 0], 2, 1, 2),
+            lambda a: np.tile(a[0, 0, 0, :, 0], (2, 3, 2)),
+            lambda a: np.repeat(a[None, None], 2, 5),
+            lambda a: np.trace(a[0, 0, 0, :, :, :0], 1),
+            lambda a: np.diagonal(a[0, 0, :, :, 0], 2, 1, 2),
             lambda a: np.repeat(a[0, 0, 0, 0, 0, 1], 2, axis=0), lambda a: np.diff(a, n=0),
             lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
             lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),

@@ -123,7 +123,8 @@ CASES = {
     "`x[...] = v`": lambda put: [refused(lambda: store(put(F)), "put")],
     "`y += 1`": lambda put: [(in_place(put(F)), F, "f4")],
     "`print(x[0])`": lambda put: [
-        (np.bool_("shape=()" in f"{put(F)[0]}"), True, bool), (np.str_(f"{put(F)[0]:.2f}"), "1.50", "U4"),
+        (np.bool_("shape=()" in f"{put(F)[0]}"), True, bool),
+        (np.str_(f"{put(F)[0]:.2f}"), "1.50", "U4"),
         (np.array(put(F).item(0)), 1.5, "f8"),
     ],
     "`x.numpy()` of bf16": lambda put: [(put(F, dtype="bf16"), F, BF16)],

@@ -199,8 +199,8 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(server.run(self.core(unnamed_ttl="2d")._lifetime()).seconds, 172800)
 
     def makers(self):
-        """What makes unnamed buffers: the method, and the steps, with a lifetime that the caller gives
-        where it can."""
+        """What makes unnamed buffers: the method, and the steps, with a lifetime that the caller
+        gives where it can."""
         x = _graph.Leaf(p.Buffer(name="x", version=1, dtype=1, shape=[1 << 20]))
         added = apply("add", (x, x.whole), constant(1))
         return (

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the middle
-of calls, programs and transfers; and calls that a stopping server's gRPC cancels.
+"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the
+middle of calls, programs and transfers; and calls that a stopping server's gRPC cancels.
 """
 
 import asyncio
@@ -403,7 +403,8 @@ class NameServer:
             end = question.index(b"\0", 12) + 5
             found = b""
             if question[end - 4 : end - 2] == b"\0\1":  # A; of AAAA there is none.
-                found = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0, 4) + socket.inet_aton(self.address)
+                found = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0,
+                                                  4) + socket.inet_aton(self.address)
             head = question[:2] + struct.pack("!HHHHH", 0x8180, 1, bool(found), 0, 0)
             self.socket.sendto(head + question[12:end] + found, sender)
 

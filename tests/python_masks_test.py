@@ -97,8 +97,10 @@ class TruthTest(Case):
                            (np.isnan(m.astype("f4")), np.zeros_like(p)), (m & q, p & q),
                            (abs(m), p), (m.T, p.T),
                            (m.reshape(-1), p.reshape(-1)), (m.T.reshape(-1), p.T.reshape(-1)),
-                           (np.flip(m), np.flip(p)), (np.repeat(m, 2, axis=0), np.repeat(p, 2, axis=0)),
-                           (np.zeros_like(m), np.zeros_like(p)), (np.full_like(m, True), np.ones_like(p)),
+                           (np.flip(m), np.flip(p)),
+                           (np.repeat(m, 2, axis=0), np.repeat(p, 2, axis=0)),
+                           (np.zeros_like(m), np.zeros_like(p)),
+                           (np.full_like(m, True), np.ones_like(p)),
                            ):  # fmt: skip
             self.check(mine, want)
             self.check(mine.save(), want)
@@ -150,7 +152,8 @@ class MasksTest(Case):
                     for how in ways(None, 0, 1, (0, 1))
                     for name in (names if dtype != "?" or mask is m else names[:4])
                 ], tolerance)
-                self.check(np.mean(x, 0, where=mask), self.quiet(np.mean, a, 0, where=want), tolerance)
+                self.check(np.mean(x, 0, where=mask), self.quiet(np.mean, a, 0, where=want),
+                           tolerance)
             small = a[:, :4]
             self.check(np.prod(x[:, :4], axis=1, where=m[:, :4]),
                        np.prod(small, axis=1, where=p[:, :4]), tolerance)
@@ -166,7 +169,8 @@ class MasksTest(Case):
                 self.check(np.var(x, axis=0, ddof=1, where=m),
                            self.quiet(np.var, a, axis=0, ddof=1, where=p), tolerance)
                 self.check(np.add.reduce(x, axis=1, where=m, initial=1),
-                           np.add.reduce(a.astype(np.sum(a).dtype), axis=1, where=p, initial=1), tolerance)
+                           np.add.reduce(a.astype(np.sum(a).dtype), axis=1, where=p, initial=1),
+                           tolerance)
 
     @staticmethod
     def quiet(call, *arguments, **options):
@@ -251,7 +255,8 @@ class MasksTest(Case):
                     self.check(x.std(**how), half, 1e-15)
                     self.check(np.nanstd(x, axis=how.get("axis")), half, 1e-15)
                     most = half.astype("f8") * 2**0.5
-                    self.check(x.std(ddof=1, **how), most.astype(dtype), 3e-16 if dtype == "f8" else 0)
+                    self.check(x.std(ddof=1, **how), most.astype(dtype),
+                               3e-16 if dtype == "f8" else 0)
             self.check((x - x.mean()) / x.std(), np.sign(a - a.mean()).astype(dtype), 1e-6)
 
     def test_means_of_large_integers(self):
@@ -260,7 +265,8 @@ class MasksTest(Case):
         self.same(a, self.calls_of(("mean",), [{"where": a > 0}, {"where": a > 0, "axis": 1},
                                                {"where": a % 7 > 2, "axis": 0}], "times"))
         a = np.full(4, 2**62)
-        self.same(a, self.calls_of(("mean", "var", "std"), [{"where": [True, False, True, True]}], ""))
+        self.same(a, self.calls_of(("mean", "var", "std"), [{"where": [True, False, True, True]}],
+                                   ""))
         self.check(self.t.put(np.arange(6.0).reshape(2, 3)).var(ddof=1), 3.5)
 
     def test_what_is_not_picked_does_not_count(self):
@@ -268,7 +274,8 @@ class MasksTest(Case):
         x = self.t.put(a)
         self.check(np.mean(x, axis=1, where=np.isfinite(x)), np.array([2, 0], "f4"))
         self.check(x.sum(where=np.isfinite(x)), np.float32(4))
-        self.check(np.mean(x, axis=0, where=np.isnan(x)), self.quiet(np.mean, a, axis=0, where=np.isnan(a)))
+        self.check(np.mean(x, axis=0, where=np.isnan(x)),
+                   self.quiet(np.mean, a, axis=0, where=np.isnan(a)))
         self.check(x.mean(where=x == 7), np.float32(np.nan))
         half = self.t.put(np.full(100_000, 1000, "f2"))
         self.check(half.mean(where=half > 0), np.float16(1000))  # Its sum is beyond the type.
@@ -322,7 +329,8 @@ class FoldedTest(Case):
             self.assertEqual((calls, operations), (["Reduce"], ["reduce"]), e.explain())
             np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=e.explain())
         self.assertEqual(((x - y) ** 2).sum().explain().split("\n")[1],
-                         f"0: reduce((a - b) * (a - b), a: {x.name}, b: {y.name}, op=sum) -> f32 number")
+                         f"0: reduce((a - b) * (a - b), a: {x.name}, b: {y.name}, op=sum)"
+                         " -> f32 number")
 
     def test_the_bits_of_map_and_reduce(self):
         shapes = (100_003,), (257, 391), (1, 70_001), (5, 4, 3, 2), (40_001, 2)
@@ -401,7 +409,8 @@ class ProductsTest(Case):
             x = self.t.put(a)
             product = x @ x.T
             kept = product.save()
-            for call in (lambda p: p * 3 - x[:, :33], lambda p: p > 5, lambda p: p.astype("f8") / 7):
+            for call in (lambda p: p * 3 - x[:, :33], lambda p: p > 5,
+                         lambda p: p.astype("f8") / 7):
                 self.assertEqual(call(product).numpy().tobytes(), call(kept).numpy().tobytes())
 
     def test_wider_results(self):
@@ -411,7 +420,8 @@ class ProductsTest(Case):
         with self.calls() as calls:
             got = e.numpy()
         self.assertEqual(calls, ["Matmul"])
-        np.testing.assert_allclose(got, (a.astype("f8") @ a.astype("f8").T) / 8, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(got, (a.astype("f8") @ a.astype("f8").T) / 8, rtol=2e-3,
+                                   atol=2e-3)
 
     def test_products_that_are_needed_are_kept(self):
         a = RNG.standard_normal((20, 20))

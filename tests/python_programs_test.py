@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Random programs of NumPy on resident arrays, as people chain them: views, arithmetic, comparisons, masks,
-reductions, products, functions of NumPy. The same lines run on NumPy's arrays, which say what is right.
+"""Random programs of NumPy on resident arrays, as people chain them: views, arithmetic,
+comparisons, masks, reductions, products, functions of NumPy. The same lines run on NumPy's arrays,
+which say what is right.
 """
 
 import random
@@ -15,8 +16,8 @@ DTYPES = ("f4", "f8", "f2", "i4", "i8")
 
 
 class Value:
-    """A resident array or expression beside NumPy's array, and how far they may be apart, relative to
-    the largest element."""
+    """A resident array or expression beside NumPy's array, and how far they may be apart, relative
+    to the largest element."""
 
     def __init__(self, lazy, array, text, slack=0.0):
         self.lazy, self.array, self.text, self.slack = lazy, np.asarray(array), text, slack
@@ -26,7 +27,8 @@ class Value:
 
 
 def typed(*values):
-    """Arrays of one type, promoted as by NumPy 2: NumPy 1 looks at the values of arrays without axes."""
+    """Arrays of one type, promoted as by NumPy 2: NumPy 1 looks at the values of arrays without
+    axes."""
     dtype = np.result_type(*(v.array.dtype for v in values))
     return [v.array.astype(dtype) for v in values]
 
@@ -53,7 +55,8 @@ class Program:
             f"{text} of {of}: {lazy.shape} {lazy.dtype}, and {array.shape} {array.dtype} by NumPy")
         if array.dtype.kind == "f":
             finest = float(np.finfo(array.dtype).eps)
-            if not np.isfinite(array).all() or size(Value(0, array, "")) > float(np.finfo(array.dtype).max) / 1e3:
+            limit = float(np.finfo(array.dtype).max) / 1e3
+            if not np.isfinite(array).all() or size(Value(0, array, "")) > limit:
                 return
             slack = sum(v.slack for v in of) * 4 + (more or 1) * finest
         elif array.dtype.kind == "i" and size(Value(0, array, "")) > 2**28:
@@ -233,7 +236,8 @@ class Program:
         self.add("argmax", v.lazy.argmax(axis), v.array.argmax(axis))
 
     def product(self):
-        floats = lambda v: v.array.dtype.kind == "f" and v.array.ndim == 2 and not v.slack  # noqa: E731
+        floats = lambda v: (  # noqa: E731
+            v.array.dtype.kind == "f" and v.array.ndim == 2 and not v.slack)
         a = self.pick(floats)
         b = a and self.pick(lambda v: floats(v) and v.array.shape[0] == a.array.shape[1])
         if b is None:
@@ -266,7 +270,8 @@ class Program:
         assert (got.shape, got.dtype) == (value.array.shape, value.array.dtype), value
         if got.dtype.kind == "f":
             bound = value.slack * max(size(value), 1e-6) * 2
-            np.testing.assert_allclose(got.astype("f8"), value.array.astype("f8"), rtol=0, atol=bound,
+            np.testing.assert_allclose(got.astype("f8"), value.array.astype("f8"), rtol=0,
+                                       atol=bound,
                                        err_msg=f"{value}\n{value.lazy.explain()}")
         else:
             np.testing.assert_array_equal(got, value.array, f"{value}\n{value.lazy.explain()}")

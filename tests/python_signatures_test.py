@@ -16,16 +16,20 @@ from tessera import _functions, _numpy, _ufuncs
 TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
 # Values of parameters, by name; those of arrays are made of the first array.
 VALUES = {
-    "axis": (0, -1, None, (0, 1), (), 5, True), "axis1": (1,), "axis2": (0,), "axes": (0, 1, (1, 0)),
-    "dtype": ("f8", "f4", "i8", "i4", "u1", "i1", "?"), "out": (None,), "keepdims": (True, False, "f4"),
-    "initial": (3,), "where": (True, lambda a: a % 2 == 1 if a.dtype.kind != "b" else a), "ddof": (1,),
+    "axis": (0, -1, None, (0, 1), (), 5, True), "axis1": (1,), "axis2": (0,),
+    "axes": (0, 1, (1, 0)),
+    "dtype": ("f8", "f4", "i8", "i4", "u1", "i1", "?"), "out": (None,),
+    "keepdims": (True, False, "f4"),
+    "initial": (3,), "where": (True, lambda a: a % 2 == 1 if a.dtype.kind != "b" else a),
+    "ddof": (1,),
     "correction": (1,), "weights": (lambda a: a,), "returned": (True,), "decimals": (0, 1, -1),
     "rtol": (0.5,), "atol": (2,), "equal_nan": (True,), "copy": (True, False), "nan": (7,),
     "posinf": (8,), "neginf": (9,), "offset": (1, -1), "order": ("C", "F"), "subok": (True, False),
     "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1,), "append": (1,),
     "indices_or_sections": (1, [1]), "reps": (2, (2, 1)), "repeats": (2,), "k": (1, 2, 3),
     "source": (0,), "destination": (1,), "fill_value": (3, 1.5, [1, 2, 3]), "casting": ("safe",),
-    "ord": (None, 1, -1, 2, 0, 3, np.inf, -np.inf, "fro", "nuc"), "to": ("f4",), "m": (lambda a: a,),
+    "ord": (None, 1, -1, 2, 0, 3, np.inf, -np.inf, "fro", "nuc"), "to": ("f4",),
+    "m": (lambda a: a,),
     "a_min": (0,), "a_max": (1, None), "min": (0,), "max": (1,), "x": (lambda a: a,),
     "y": (lambda a: a,), "b": (lambda a: a,), "a2": (lambda a: a,), "device": (None, "cpu"),
     "mean": (1.0,), "x1": (lambda a: a,), "x2": (lambda a: a,),
@@ -196,7 +200,8 @@ class SignaturesTest(python_outsider.Case):
                     self.settle(cases)
 
     def test_reduce(self):
-        options = {"axis": (0, None, (0, 1), -1), "dtype": TYPES, "keepdims": (True,), "initial": (2,),
+        options = {"axis": (0, None, (0, 1), -1), "dtype": TYPES, "keepdims": (True,),
+                   "initial": (2,),
                    "out": (None,)}
         for ufunc, dtype in itertools.product(_ufuncs.REDUCTIONS, TYPES):
             a = array_of(dtype)
@@ -205,7 +210,8 @@ class SignaturesTest(python_outsider.Case):
             for name, values in options.items():
                 for value in values:
                     case = f"{ufunc.__name__}.reduce of {dtype} with {name}={value}"
-                    cases.append((case, *self.both(lambda a: ufunc.reduce(a, **{name: value}), a, x)))
+                    cases.append((case, *self.both(lambda a: ufunc.reduce(a, **{name: value}), a,
+                                                   x)))
             case = f"{ufunc.__name__}.reduce of {dtype} by position"
             cases.append((case, *self.both(lambda a: ufunc.reduce(a, 1, None, None, True), a, x)))
             with self.subTest(ufunc.__name__, dtype=dtype):
@@ -222,7 +228,8 @@ class SignaturesTest(python_outsider.Case):
             lambda a: a.clip(max=1), lambda a: a.clip(min=1), lambda a: a.clip(0, 2, None),
             lambda a: a.round(0, None), lambda a: a.repeat(2, 1), lambda a: a.diagonal(1, 1, 0),
             lambda a: a.trace(0, 0, 1, "f8"), lambda a: a.ptp(0, None, True),
-            lambda a: a.reshape((3, 2), order="C"), lambda a: a.reshape(3, 2), lambda a: a.ravel("C"),
+            lambda a: a.reshape((3, 2), order="C"), lambda a: a.reshape(3, 2),
+            lambda a: a.ravel("C"),
             lambda a: a.flatten("C"), lambda a: a.astype("f4", copy=False), lambda a: a.conj(),
             lambda a: a.astype("f4", "K", "unsafe"), lambda a: a.swapaxes(0, 1), lambda a: a.real,
             lambda a: a.dot(np.ones(3), None), lambda a: a.squeeze(0), lambda a: a.item(1),

@@ -37,7 +37,8 @@ class TlsTest(o.Case):
         with ts.connect(f"localhost:{port}", tls_ca=str(self.ca.cert)) as t:
             np.testing.assert_array_equal(t.put(array).numpy(), array)
         for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}):
-            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused"):
+            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable,
+                                                               "certificate .*was refused"):
                 self.total(self.server, **SOON, **options)
         with self.assertRaisesRegex(ts.Unreachable, "TLS"):
             self.total(self.server, **SOON)

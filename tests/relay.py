@@ -41,7 +41,8 @@ class Relay:
                 near.close()
                 continue
             self.open += [near, far]
-            ways = (near, far, self.requests, self.request_cuts), (far, near, self.passed, self.cuts)
+            ways = (near, far, self.requests, self.request_cuts), (
+                far, near, self.passed, self.cuts)
             for source, sink, counts, cuts in ways:
                 limit = cuts.pop(0) if cuts else None
                 counts.append(0)
@@ -72,7 +73,8 @@ class Relay:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_WR)
-        # What is still on its way goes nowhere, but is read: gRPC gives a broken connection up once its last write is done.
+        # What is still on its way goes nowhere, but is read: gRPC gives a broken connection up once
+        # its last write is done.
         with contextlib.suppress(OSError):
             while source.recv(65536):
                 pass

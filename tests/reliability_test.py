@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every test that a document names exists, and every limit of the server has its line in
-docs/reliability.md."""
+"""Every test, file and name that a document names exists, and every limit of the server has its
+line in docs/reliability.md."""
 
 import pathlib
 import re
@@ -13,7 +13,8 @@ TEXT = (ROOT / "docs" / "reliability.md").read_text()
 def tables():
     """The rows of each table, as lists of cells; the first has the titles."""
     for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
-        rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+        rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
+                for row in table.splitlines()]
         yield rows[:1] + rows[2:]
 
 
@@ -58,13 +59,37 @@ class ReliabilityTest(unittest.TestCase):
                     with self.subTest(document=document.name, word=word):
                         self.assertTrue(word in cases or suite(word) is not None or word in built)
 
+    def test_files_and_names_of_the_design_exist(self):
+        """A table's row that names files names what stands in one of them."""
+        path = r"(?:client|deploy|docs|kernels|proto|server|tests)/[\w./-]*\.\w+"
+        names = 0
+        for document in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]:
+            text = document.read_text()
+            for file in set(re.findall(rf"(?<![\w./-]){path}\b", text)):
+                with self.subTest(document=document.name, file=file):
+                    self.assertTrue((ROOT / file).is_file())
+            for row in re.findall(r"^\|.*", text, re.MULTILINE):
+                quoted = re.findall(r"`([^`]+)`", row)
+                files = [word for word in quoted if re.fullmatch(path, word)]
+                code = "".join((ROOT / file).read_text() for file in files)
+                for word in quoted if files and document.parent != ROOT else ():
+                    name = re.fullmatch(r"(?:\w+::)*(~?\w+)", word)
+                    if name is not None:
+                        names += 1
+                        with self.subTest(document=document.name, row=row, name=word):
+                            self.assertTrue(re.search(rf"(?<!\w){name[1]}\b", code))
+        self.assertGreater(names, 100)
+
     def test_every_limit_has_its_line(self):
-        flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"', (ROOT / "server" / "options.cc").read_text())
+        flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"',
+                           (ROOT / "server" / "options.cc").read_text())
         limits = {f"--{flag}" for flag in flags
-                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|.*workers|watchdog", flag)}
+                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|.*workers"
+                                  r"|watchdog", flag)}
         self.assertGreater(len(limits), 20)
         (rows,) = [rows for titles, *rows in tables() if titles[0] == "limit"]
-        self.assertEqual(limits - {word for row in rows for word in re.findall(r"--[\w-]+", row[0])}, set())
+        self.assertEqual(limits - {word for row in rows
+                                   for word in re.findall(r"--[\w-]+", row[0])}, set())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What the tests of rolling restarts share: servers that are stopped and started again one after the
-other, and callers who go on calling meanwhile."""
+"""What the tests of rolling restarts share: servers that are stopped and started again one after
+the other, and callers who go on calling meanwhile."""
 
 import pathlib
 import random
@@ -64,8 +64,8 @@ class Restartable:
 
 
 class Load:
-    """Threads that go on calling until end(). makers: for each a function of the load that makes the
-    thread's call: a function that returns once an answer has come and was right, and raises
+    """Threads that go on calling until end(). makers: for each a function of the load that makes
+    the thread's call: a function that returns once an answer has come and was right, and raises
     otherwise."""
 
     def __init__(self, makers):
@@ -146,7 +146,8 @@ def inline_dots(connect, metadata=()):
 
 def resident_dots(connect, name):
     """Of the package in client/python, which repeats calls by itself: Dots of a resident array, put
-    again where the server that answers does not have it. connect: a function that makes a client."""
+    again where the server that answers does not have it. connect: a function that makes a
+    client."""
 
     def make(load):
         t, random_arrays = connect(), np.random.default_rng()
@@ -173,7 +174,8 @@ def resident_dots(connect, name):
 
 
 def commands(command, folder):
-    """Processes of the command line, one after the other; command: its words up to the operation."""
+    """Processes of the command line, one after the other; command: its words up to the
+    operation."""
     file = pathlib.Path(folder) / "operand.npy"
     np.save(file, np.arange(1, 65, dtype=np.float32))
     words = [*map(str, command), "dot", f"file:{file}", f"file:{file}"]
@@ -190,8 +192,8 @@ def commands(command, folder):
 
 
 def restart_one_after_the_other(servers, load, pause_s):
-    """While every caller is answered before, between and after. pause_s: how long it may take, beyond
-    the servers' --drain-delay, until callers or a proxy notice that one is there again."""
+    """While every caller is answered before, between and after. pause_s: how long it may take,
+    beyond the servers' --drain-delay, until callers or a proxy notice that one is there again."""
     assert load.moved(), load
     for server in servers:
         assert server.answered() > 0, "nobody called the server that is to be stopped"

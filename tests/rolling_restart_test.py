@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A rolling restart without a proxy, by TLS: two servers are stopped and started again one after the
-other, while callers go on calling who know both addresses: plain clients of gRPC, the Python client,
-the command line with the C++ client.
+"""A rolling restart without a proxy, by TLS: two servers are stopped and started again one after
+the other, while callers go on calling who know both addresses: plain clients of gRPC, the Python
+client, the command line with the C++ client.
 
 usage: rolling_restart_test.py --server build/bin/tessera-server --cli build/bin/tessera
 """
@@ -21,7 +21,8 @@ import rolling
 from authority import Authority
 
 CLI = None
-RECONNECT_S = 1  # gRPC's longest pause between attempts to connect, and a little, less --drain-delay
+# gRPC's longest pause between attempts to connect, and a little, less --drain-delay.
+RECONNECT_S = 1
 ts = None  # the package in client/python
 # That of deploy/README.md: gRPC watches the health of both servers, and calls one that is SERVING.
 SERVICE_CONFIG = {

@@ -16,8 +16,8 @@ from outsider import eventually
 
 RNG = np.random.default_rng(20261126)
 MIB = 1 << 20
-# Arrays for GPUs are larger, and some calls need more scratch memory for them. Eight devices warm up
-# for long on few cores.
+# Arrays for GPUs are larger, and some calls need more scratch memory for them. Eight devices warm
+# up for long on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
 
 
@@ -275,8 +275,8 @@ def test_products_of_views_and_steps(server, client):
     whole = client.call("Matmul", a=o.resident("a"), b=o.resident("b"), result=o.into("c"))
     c = np.frombuffer(client.download("c"), "f4").reshape(m, n)
     assert whole.stats.devices > 1
-    # Rows of it, which perhaps one device has: the same elements. On a GPU strategies may be chosen by
-    # the extents.
+    # Rows of it, which perhaps one device has: the same elements. On a GPU strategies may be chosen
+    # by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
         got = client.call(
@@ -332,7 +332,8 @@ def test_programs(server, client):
     alone = client.call("Dot", a=part["b"], b=part["b"]).value.real
     assert got[0].answer.value.real == alone and got[1].answer.value.real == alone
     assert client.download("sum") == (x + x).tobytes()
-    assert [s.device for s in got[2].answer.buffer.shards] == names[: -(-4 * n // step)], got[2].answer
+    held = [s.device for s in got[2].answer.buffer.shards]
+    assert held == names[: -(-4 * n // step)], got[2].answer
     client.put("twice", x + x)
     whole = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("twice")).value.real
     assert got[4].answer.value.real == whole

@@ -1,4 +1,5 @@
-// The client library with a server that shares memory: it chooses it by itself, and goes on without.
+// The client library with a server that shares memory: it chooses it by itself, and goes on
+// without.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -52,8 +53,8 @@ class SharedClientTest : public ::testing::Test {
     return client_.Upload(name, DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
                           FromMemory(data), options);
   }
-  // Uploads an array while the server still copies into a slot that the client has given up. The copy
-  // ends after the source has filled the slot of the upload.
+  // Uploads an array while the server still copies into a slot that the client has given up. The
+  // copy ends after the source has filled the slot of the upload.
   void ExpectIntactUpload(Client& client) {
     const std::string data(kSlot, 'd');
     const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
@@ -141,8 +142,8 @@ TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
   EXPECT_TRUE(Put("x", data).ok());
 }
 
-// In one slot, in several, from memory of the caller, and in one stream and several; where the source
-// fails at the beginning, in the middle or at the end, and where the server does.
+// In one slot, in several, from memory of the caller, and in one stream and several; where the
+// source fails at the beginning, in the middle or at the end, and where the server does.
 TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   const std::string old = Pattern(kLeast), data(3 * kSlot, 'd');
   const auto before = Put("x", old);

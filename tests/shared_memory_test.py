@@ -679,7 +679,8 @@ def test_no_service_without_the_flag(server, client):
 
 
 def test_restart(server, client):
-    """A socket that a killed server left is taken over; one in use is not. Tokens do not survive."""
+    """A socket that a killed server left is taken over; one in use is not. Tokens do not
+    survive."""
     folder = server.log_path.parent
     path = folder / "restarted.sock"
     flags = ("--shared-memory", path, *FLAGS)

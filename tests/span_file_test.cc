@@ -33,7 +33,8 @@ std::uint64_t Lines(const std::string& path) {
       std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
 }
 
-// As many calls at once as no disk takes: each of their spans is in the file, or counted as dropped.
+// As many calls at once as no disk takes: each of their spans is in the file, or counted as
+// dropped.
 TEST(SpanFileTest, WhatIsNotWrittenIsCounted) {
   constexpr int kThreads = 4, kCalls = 5000;
   const TemporaryFile file("");

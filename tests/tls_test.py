@@ -216,7 +216,8 @@ class TlsTest(o.FreshCase):
                 grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
             )
             self.addCleanup(channel.close)
-            return o.buffer_grpc.BufferServiceStub(grpc.intercept_channel(channel, Bearer(*metadata)))
+            intercepted = grpc.intercept_channel(channel, Bearer(*metadata))
+            return o.buffer_grpc.BufferServiceStub(intercepted)
 
         token = ("authorization", "Bearer secret")
         x = np.arange(5, dtype=np.float32)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Traces from outside: which calls are answered with their trace and logged with it, what is said of
-slow calls, and spans in a file, whatever becomes of that.
+"""Traces from outside: which calls are answered with their trace and logged with it, what is said
+of slow calls, and spans in a file, whatever becomes of that.
 
 usage: traces_test.py --server build/bin/tessera-server [test ...]
 """

@@ -11,9 +11,9 @@
 
 namespace tessera::bench {
 
-// A callback server: Dot and Reduce answer 0, Execute as many zeros, Matmul answers without a product,
-// Health is gRPC's own, uploads are read and forgotten, downloads send one message of 1 MiB again and
-// again. Thread safe.
+// A callback server: Dot and Reduce answer 0, Execute as many zeros, Matmul answers without a
+// product, Health is gRPC's own, uploads are read and forgotten, downloads send one message of 1
+// MiB again and again. Thread safe.
 class BareServer {
  public:
   // Port 0 picks one. Ends the process where it cannot listen.

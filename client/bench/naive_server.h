@@ -10,8 +10,8 @@
 
 namespace tessera::bench {
 
-// Serves Upload of f32, Dot of two buffers, Health, and GetServerInfo, which names the device. Keeps
-// every array until another replaces it. Thread safe.
+// Serves Upload of f32, Dot of two buffers, Health, and GetServerInfo, which names the device.
+// Keeps every array until another replaces it. Thread safe.
 class NaiveServer {
  public:
   // Ends the process where it cannot listen. On the first GPU where there is one.

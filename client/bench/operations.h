@@ -18,8 +18,8 @@ class Call {
   // Returns at once. `done` then gets the status, on a thread that belongs to gRPC or to the call;
   // it may call Start.
   virtual void Start() = 0;
-  // Makes the call and waits for it on this thread, without those of gRPC's callbacks, which nap for
-  // 100 ms after a second without calls. Leaves `done` alone.
+  // Makes the call and waits for it on this thread, without those of gRPC's callbacks, which nap
+  // for 100 ms after a second without calls. Leaves `done` alone.
   virtual grpc::Status Run() = 0;
 
   std::function<void(const grpc::Status&)> done;

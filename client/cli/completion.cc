@@ -1,4 +1,5 @@
-// completion, and complete, which the scripts of completion call: what may stand where the cursor is.
+// completion, and complete, which the scripts of completion call: what may stand where the cursor
+// is.
 #include <algorithm>
 #include <iostream>
 #include <memory>

@@ -28,8 +28,8 @@ absl::Status ReportTensor(Session& session, const v1::Tensor& tensor);
 // Standard output takes the document or the array.
 absl::Status CheckOutput(const Session& session, const std::string& path);
 
-// The same for two results, of which those that are printed go to standard output as well. resident:
-// whether the result stays on the device.
+// The same for two results, of which those that are printed go to standard output as well.
+// resident: whether the result stays on the device.
 absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
                           bool a_resident, bool b_resident);
 
@@ -42,7 +42,8 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
 
 absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path);
 
-// One of several results of a call; in the document under its name. report: Session& -> absl::Status.
+// One of several results of a call; in the document under its name. report: Session& ->
+// absl::Status.
 template <class Report>
 absl::Status ReportPart(Session& session, const char* name, const Report& report) {
   Session part{session.client, session.json};
@@ -51,8 +52,9 @@ absl::Status ReportPart(Session& session, const char* name, const Report& report
   return status;
 }
 
-// Delivers an array of an answer: saves it if there is a file's path, else reports it. buffer: where
-// the array is, without a name if it is the tensor; one that is saved is temporary, and deleted.
+// Delivers an array of an answer: saves it if there is a file's path, else reports it. buffer:
+// where the array is, without a name if it is the tensor; one that is saved is temporary, and
+// deleted.
 absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
                            const v1::Buffer& buffer);
 

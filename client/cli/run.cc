@@ -1,11 +1,12 @@
 // run: programs from JSON files.
 //
-// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]}, in
-// which some values may be words of the command line:
+// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]},
+// in which some values may be words of the command line:
 //
 //   operands    "x[0]", "file:PATH.npy", "step:0", "step:0.indices" beside the messages
 //               {"buffer": "x"}, ...
-//   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}};
+//   result      "scratch", or the name of a buffer, beside
+//               {"buffer": {"name": "y", "replace": true}};
 //               so values and indices, the results of topk
 //   operands    a list of such words or messages, of map
 //   expression  "(a - b) * 2" beside {"nodes": [...]}

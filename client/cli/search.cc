@@ -1,8 +1,8 @@
 // search: nearest neighbours, by comparing with all.
 //
 // ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, whose last term is the same for all x: one product of
-// matrices gives the scores of some queries with all vectors, and TopK the best of each row. Where not
-// even the scores of one query fit, the best of parts of the vectors are compared.
+// matrices gives the scores of some queries with all vectors, and TopK the best of each row. Where
+// not even the scores of one query fit, the best of parts of the vectors are compared.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -36,10 +36,11 @@ struct SearchFlags {
   std::string distances_file;
 };
 
-// Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch memory
-// of a device at most, and no more than half of it.
+// Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch
+// memory of a device at most, and no more than half of it.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
-// The vectors of a part at least: as many as the largest k, which is refused in the first one if at all.
+// The vectors of a part at least: as many as the largest k, which is refused in the first one if at
+// all.
 constexpr std::int64_t kLeastPart = 4096;
 
 constexpr std::string_view kTypes = "f32, f64, f16, bf16 or i32";

@@ -220,7 +220,8 @@ bool Parse(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
-// Linear within a bucket, as Prometheus's histogram_quantile. until: how many of all took no longer.
+// Linear within a bucket, as Prometheus's histogram_quantile. until: how many of all took no
+// longer.
 double Quantile(double q, const std::map<double, double>& until) {
   const double all = until.empty() ? 0 : until.rbegin()->second;
   if (all <= 0) return std::numeric_limits<double>::quiet_NaN();

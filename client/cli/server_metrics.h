@@ -26,8 +26,8 @@ struct MetricsAddress {
 // INVALID_ARGUMENT / BAD_OPTION: it is something else.
 absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url);
 
-// The content of the page, by HTTP/1.1. UNAVAILABLE / NO_METRICS: nobody answers within limit, or not
-// with a page of at most 64 MiB.
+// The content of the page, by HTTP/1.1. UNAVAILABLE / NO_METRICS: nobody answers within limit, or
+// not with a page of at most 64 MiB.
 absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit);
 
 // The counters of a moment, of which `top` shows the differences.
@@ -57,8 +57,8 @@ struct MetricsRates {
     std::string method;
     double per_second = 0;
     double failed_per_second = 0;
-    // Quantiles of the time, as far as the buckets tell; not a number without calls, infinite beyond
-    // the last bucket.
+    // Quantiles of the time, as far as the buckets tell; not a number without calls, infinite
+    // beyond the last bucket.
     double p50_seconds = 0;
     double p99_seconds = 0;
   };

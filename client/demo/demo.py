@@ -10,8 +10,8 @@ all neighbours of one y and can be left out:
     distances = Add of scores and norms, repeated for every test image by a view with stride 0
     nearest   = Reduce ARGMIN of every row of the distances
 
-They are the four steps of one program, nearest.json, and only the 540 indices of the last one travel
-back.
+They are the four steps of one program, nearest.json, and only the 540 indices of the last one
+travel back.
 
 Exit code 1: the accuracy differs from NumPy's, or an error is above the bound that the strategy
 promises.
@@ -83,7 +83,8 @@ def human_us(us):
 
 def classify(tessera):
     """Indices of the nearest training image of every test image; prints the steps."""
-    titles = ("reduce sum_squares of each training image", "matmul of -2 test and train, transposed",
+    titles = ("reduce sum_squares of each training image",
+              "matmul of -2 test and train, transposed",
               "add the norms to every row", "reduce argmin of each row")
     answer = tessera("run", PROGRAM)
     print(f"{'step':<42}{'result':<18}{'strategy':<16}{'on device':>10}")

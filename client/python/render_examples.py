@@ -38,7 +38,8 @@ def page(example, outputs, caption):
     """outputs: of the code cells, in order; without them it is what --check compares."""
     title, _, rest = next(cells(example))[1].partition("\n\n")
     title = " ".join(title.split())
-    lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "", "```", rest.strip(), "```", ""]
+    lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "",
+             "```", rest.strip(), "```", ""]
     outputs = iter(outputs)
     for kind, text in list(cells(example))[1:]:
         if kind == "markdown":

@@ -91,8 +91,8 @@ image() {
     -t "$tag" "$@" .
 }
 
-# package [cpu]: Debian packages of the server, the command line and the client library. Their version ends in
-# +cuda or +cpu.
+# package [cpu]: Debian packages of the server, the command line and the client library. Their
+# version ends in +cuda or +cpu.
 package() {
   if $bundled; then die "this is a bundle"; fi
   choose_devices package "$@"

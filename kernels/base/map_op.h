@@ -1,5 +1,5 @@
-// The operations of an expression (Map) and what holds of each whatever computes it. Standard library
-// only.
+// The operations of an expression (Map) and what holds of each whatever computes it. Standard
+// library only.
 #pragma once
 
 #include <array>

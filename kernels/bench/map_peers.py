@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Expressions through the service, by CuPy's fused kernels and by torch.compile, in turns.
 
-usage: map_peers.py ADDRESS [--exponents 8,10,12,14,16,28] [--expressions NAME,...] [--peers cupy,torch]
-                    [--rounds 5] [--calls 20] [--json FILE]
+usage: map_peers.py ADDRESS [--exponents 8,10,12,14,16,28] [--expressions NAME,...]
+                    [--peers cupy,torch] [--rounds 5] [--calls 20] [--json FILE]
        map_peers.py --render FILE
 
-ADDRESS is a server on the same GPU; at 2^28 elements of f32 it and each peer hold five arrays of 1 GiB.
-All have the same operands on the GPU and leave their result there, and the first elements of each
-are compared with NumPy's. Times are device times, between events before the first and behind the last
-kernel of a call on an idle device: of short arrays, which lie in caches, mostly the launch. A figure
-is the median of the rounds, and one of a round the median of its calls. --peers numpy is for trying
-this where there is no GPU.
+ADDRESS is a server on the same GPU; at 2^28 elements of f32 it and each peer hold five arrays of 1
+GiB. All have the same operands on the GPU and leave their result there, and the first elements of
+each are compared with NumPy's. Times are device times, between events before the first and behind
+the last kernel of a call on an idle device: of short arrays, which lie in caches, mostly the
+launch. A figure is the median of the rounds, and one of a round the median of its calls. --peers
+numpy is for trying this where there is no GPU.
 """
 
 import argparse
@@ -210,8 +210,8 @@ def about(options):
 
 
 def render(document):
-    """A table of microseconds: a line for each expression and size, with the rate of Tessera in GB/s
-    of operands and result, and the time of each peer over ours."""
+    """A table of microseconds: a line for each expression and size, with the rate of Tessera in
+    GB/s of operands and result, and the time of each peer over ours."""
     who = list(dict.fromkeys(row["who"] for row in document["rows"]))
     peers = [name for name in who if name != "tessera"]
     found = {}

@@ -1,13 +1,15 @@
-// Products over several GPUs beside one: which way b takes, and what the vendor's library makes of it.
+// Products over several GPUs beside one: which way b takes, and what the vendor's library makes of
+// it.
 //
 //   product_bench [--json=FILE] [--rounds=N] [--library] [--brief] bf16:8192 f32:8192 ...
 //
-// a and the result are divided among all GPUs, b among them or on the first one. Times are medians of
-// device time, from the first piece of work to the last on any GPU; of cuBLASXt of the host's clock.
-// What is compared takes turns: a GPU that has been at work for some seconds is slower than one that
-// has not. Every result of several GPUs is compared with that of one by the same strategy, bit by bit.
-// --library: cuBLASXt beside one GPU, and nothing else. --brief: b divided, not transposed, and copied
-// while it is multiplied, beside one GPU. CUDA_VISIBLE_DEVICES takes fewer GPUs.
+// a and the result are divided among all GPUs, b among them or on the first one. Times are medians
+// of device time, from the first piece of work to the last on any GPU; of cuBLASXt of the host's
+// clock. What is compared takes turns: a GPU that has been at work for some seconds is slower than
+// one that has not. Every result of several GPUs is compared with that of one by the same strategy,
+// bit by bit. --library: cuBLASXt beside one GPU, and nothing else. --brief: b divided, not
+// transposed, and copied while it is multiplied, beside one GPU. CUDA_VISIBLE_DEVICES takes fewer
+// GPUs.
 #include <algorithm>
 #include <bit>
 #include <cstdio>

@@ -11,9 +11,9 @@ namespace tessera::bench {
 enum class Way { kChosen, kBeforehand, kRemote };
 void SetWay(Way way);
 
-// The best of some rounds of a square product of f32 or f64 by cuBLASXt on the first `count` GPUs, by
-// the host's clock. a and b are copied to memory of the first one. 0: there is no such library, or it
-// fails.
+// The best of some rounds of a square product of f32 or f64 by cuBLASXt on the first `count` GPUs,
+// by the host's clock. a and b are copied to memory of the first one. 0: there is no such library,
+// or it fails.
 double XtMicroseconds(DType dtype, std::int64_t side, const void* a, const void* b, int count,
                       int rounds);
 

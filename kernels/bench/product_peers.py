@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Products over all GPUs of a host by PyTorch, a process a GPU: what product_bench's figures stand beside.
+"""Products over all GPUs of a host by PyTorch, a process a GPU: what product_bench's figures stand
+beside.
 
 usage: product_peers.py bf16:8192 f32:8192 ... [--rounds 9] [--json FILE]
 
-The work of every GPU is that of product_bench: it has its part of either matrix, needs all of one of them, and keeps its part of
-the result. PyTorch gathers the rows of a; product_bench gathers b. In the first way below one GPU does it all.
+The work of every GPU is that of product_bench: it has its part of either matrix, needs all of one
+of them, and keeps its part of the result. PyTorch gathers the rows of a; product_bench gathers b.
+In the first way below one GPU does it all.
   one           torch.mm on the first GPU, the others idle
   gathered      NCCL's all-gather, then torch.mm
   overlapped    torch.ops.symm_mem.fused_all_gather_matmul, which multiplies what has come
-A round begins on all GPUs together and takes as long as the slowest of them, by events; figures are medians. f32 is computed in
-f32, not in TF32.
+A round begins on all GPUs together and takes as long as the slowest of them, by events; figures are
+medians. f32 is computed in f32, not in TF32.
 """
 
 import argparse
@@ -65,7 +67,8 @@ def measure(name, side, rank, world, rounds):
     def overlap():
         return torch.ops.symm_mem.fused_all_gather_matmul(rows, [columns], 0, group)
 
-    us = {"gathered": slowest_us(gather_then_multiply, rounds), "overlapped": slowest_us(overlap, rounds)}
+    us = {"gathered": slowest_us(gather_then_multiply, rounds),
+          "overlapped": slowest_us(overlap, rounds)}
     expected = out.double()
     scale = expected.abs().max()
     worst = (overlap()[1][0].double() - expected).abs().max() / scale
@@ -83,7 +86,8 @@ def measure(name, side, rank, world, rounds):
 def run(rank, world, options, port):
     torch.cuda.set_device(rank)
     torch.backends.cuda.matmul.allow_tf32 = False
-    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                            world_size=world,
                             device_id=torch.device("cuda", rank))
     symmetric_memory.enable_symm_mem_for_group(dist.group.WORLD.group_name)
     rows = []
@@ -91,19 +95,23 @@ def run(rank, world, options, port):
         name, side = product.split(":")
         us = measure(name, int(side), rank, world, options.rounds)
         for way, figure in us.items() if rank == 0 else ():
-            rows.append({"dtype": name, "side": int(side), "way": way, "devices": 1 if way == "one" else world,
+            rows.append({"dtype": name, "side": int(side), "way": way,
+                         "devices": 1 if way == "one" else world,
                          "us": figure, "times": us["one"] / figure})
-            print(f"{name:4} {side:>6} {way:12} {figure:10.1f} us {2 * int(side) ** 3 / figure / 1e6:8.1f} TFLOP/s"
+            rate = 2 * int(side) ** 3 / figure / 1e6
+            print(f"{name:4} {side:>6} {way:12} {figure:10.1f} us {rate:8.1f} TFLOP/s"
                   f" {us['one'] / figure:5.2f} x", flush=True)
     if rank == 0 and options.json:
         about = {"gpus": world, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                  "date": datetime.date.today().isoformat()}
-        pathlib.Path(options.json).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps({**about, "rows": rows}, indent=1) + "\n"
+        pathlib.Path(options.json).write_text(text, encoding="utf-8")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("products", nargs="+", metavar="TYPE:SIDE")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json")

@@ -19,8 +19,8 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Strategies whose first time is more than so many times the best get no further ones: it stands for
-// both of their times.
+// Strategies whose first time is more than so many times the best get no further ones: it stands
+// for both of their times.
 constexpr double kHopeless = 2;
 constexpr int kRounds = 7;
 constexpr int kLongRounds = 3;  // of what takes longer than
@@ -179,7 +179,8 @@ void Write(const std::vector<Outcome>& outcomes, Rig& rig, const RegretOptions& 
   for (const Outcome& o : outcomes) {
     out << separator
         << absl::StrFormat(
-               R"(  {"operation": "%s", "dtype": "%s", "shape": "%s", "features": [%s], "times": [)",
+               R"(  {"operation": "%s", "dtype": "%s", "shape": "%s", "features": [%s], )"
+               R"("times": [)",
                o.problem.operation, o.problem.dtype, o.problem.shape,
                absl::StrJoin(o.problem.features, ", "));
     const char* comma = "";

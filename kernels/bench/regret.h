@@ -1,5 +1,5 @@
-// Regret: the strategies that requests get by default, beside the vendor's calls and beside the best
-// of all strategies, on random problems instead of chosen ones.
+// Regret: the strategies that requests get by default, beside the vendor's calls and beside the
+// best of all strategies, on random problems instead of chosen ones.
 #pragma once
 
 #include <cstdint>

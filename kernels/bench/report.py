@@ -432,8 +432,8 @@ def targets_table(data, operation):
 
 
 def regret_run(name):
-    """docs/measured/NAME.json, written by strategy_bench: the run, and a tuple for each of its random
-    problems, (operation, default's time, vendor's or None, best strategy's)."""
+    """docs/measured/NAME.json, written by strategy_bench: the run, and a tuple for each of its
+    random problems, (operation, default's time, vendor's or None, best strategy's)."""
     run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
     problems = []
     for row in run["rows"]:

@@ -1,5 +1,5 @@
-// What benchmarks of strategies stand on: a device, operands that lie in other places at every call,
-// and the device's clock.
+// What benchmarks of strategies stand on: a device, operands that lie in other places at every
+// call, and the device's clock.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,9 @@ T OrDie(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Device memory full of normal values of one type, from which operands are cut in turn. It is larger
-// than they are by more than three times the largest L2, so that every operand is read from memory.
+// Device memory full of normal values of one type, from which operands are cut in turn. It is
+// larger than they are by more than three times the largest L2, so that every operand is read from
+// memory.
 class Arena {
  public:
   // bytes: of the operands of one call.
@@ -82,10 +83,10 @@ class Rig {
   // many microseconds the host needs to enqueue it the next time. Throws DeviceError.
   double WarmUp(const std::function<void()>& launch);
 
-  // Microseconds of device time from the first to the last step of one operation. It begins when the
-  // host, which needs so long to enqueue it, has done so: a kernel holds the device until then. kIdle:
-  // it begins on an idle device, as for a caller who waits for each answer, and what the host takes
-  // for a second kernel counts. Throws DeviceError.
+  // Microseconds of device time from the first to the last step of one operation. It begins when
+  // the host, which needs so long to enqueue it, has done so: a kernel holds the device until then.
+  // kIdle: it begins on an idle device, as for a caller who waits for each answer, and what the
+  // host takes for a second kernel counts. Throws DeviceError.
   double Time(const std::function<void()>& launch, double enqueueing_us);
   static constexpr double kIdle = -1;
 

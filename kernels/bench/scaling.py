@@ -8,9 +8,9 @@
       Fills in what docs/scaling.md asks for and draws its plots. With --check it writes nothing,
       names what it would change, and exits 1 if there is any.
 
-The page asks for a table between <!-- scaling: FILE WHAT --> and <!-- end -->, of docs/measured/FILE.json.
-WHAT is `arrays`, device times of operations on arrays, or `products`. A plot
-![...](measured/FILE_WHAT.svg) is drawn of the same.
+The page asks for a table between <!-- scaling: FILE WHAT --> and <!-- end -->, of
+docs/measured/FILE.json. WHAT is `arrays`, device times of operations on arrays, or `products`. A
+plot ![...](measured/FILE_WHAT.svg) is drawn of the same.
 """
 
 import collections
@@ -91,7 +91,8 @@ def arrays_table(data):
         found = [rows.get((elements, what, count)) for count in counts]
         rate = 4 * elements / min(row["us"] for row in found if row) / 1e6
         lines.append([f"{what}, {power(elements)}", *map(cell, found), f"{rate:.3g} TB/s"])
-    return pages.markdown(["", *(WORDS[c] for c in counts), "at most"], lines, data["caption"] + ".")
+    titles = ["", *(WORDS[c] for c in counts), "at most"]
+    return pages.markdown(titles, lines, data["caption"] + ".")
 
 
 def product_series(data):
@@ -112,7 +113,8 @@ def products_table(data):
         lines.append(
             [f"{dtype}, {side}", cell(ways[ALONE].get(1))]
             + [cell(ways[TOGETHER].get(count)) for count in counts]
-            + [f"{2 * side**3 / fastest / 1e6:.0f} TFLOP/s", time_text(library["us"]) if library else ""]
+            + [f"{2 * side**3 / fastest / 1e6:.0f} TFLOP/s",
+               time_text(library["us"]) if library else ""]
         )
     head = ["product, a side", "one GPU", *(WORDS[c] for c in counts), "at most"]
     return pages.markdown([*head, f"cuBLASXt on {WORDS[counts[-1]]}"], lines, data["caption"] + ".")

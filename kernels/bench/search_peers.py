@@ -15,12 +15,14 @@ product, with |x|^2 computed beforehand, then the k smallest of each row. Scores
   torch        addmm, of bf16 mm into f32 and sub; topk
   cupy         q @ x.T and an expression; argpartition and argsort of what it leaves
   numpy        the same by NumPy, where there is no GPU
-A figure is the median of the rounds; a round has each of them once, and all give the same distances.
+A figure is the median of the rounds; a round has each of them once, and all give the same
+distances.
 
 Then the device's time of the product, the expression and TopK as steps of their own, from their
-statistics, and of all three at once where one strategy stands for them. What a product that keeps the k best of its rows to itself could gain is bounded by
-(product + TopK) over the product; it would not write the scores either, for which the product into bf16, half of the
-bytes, gives a figure: what is left if the bytes that are saved are taken off once more.
+statistics, and of all three at once where one strategy stands for them. What a product that keeps
+the k best of its rows to itself could gain is bounded by (product + TopK) over the product; it
+would not write the scores either, for which the product into bf16, half of the bytes, gives a
+figure: what is left if the bytes that are saved are taken off once more.
 """
 
 import argparse
@@ -80,7 +82,8 @@ class Tessera:
 
 
     def whole_us(self):
-        """The same of the whole, where its time alone is asked for, and the name of the strategy."""
+        """The same of the whole, where its time alone is asked for, and the name of the
+        strategy."""
         found = []
         for _ in range(self.options.rounds + 1):
             scores = self.norms - 2 * self.product()
@@ -220,7 +223,8 @@ def measure(options, dtype):
     row.update(whole_us=whole, whole_strategy=name)
     if name not in strategies:
         steps = product + expression + top_k
-        print(f"      all at once: {name} {whole:.0f} us; the steps over that = {steps / whole:.2f}")
+        print(f"      all at once: {name} {whole:.0f} us;"
+              f" the steps over that = {steps / whole:.2f}")
     if dtype == "bf16":
         (half, _, _), names, _ = tessera.device_us("bf16")
         left = 2 * half - product
@@ -243,7 +247,8 @@ def main():
     for name, value in (("vectors", 1 << 20), ("queries", 1024), ("dimensions", 128), ("k", 10)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["f32", "bf16"])
-    parser.add_argument("--peers", type=lambda text: [name for name in text.split(",") if name], default=["torch", "cupy"])
+    parser.add_argument("--peers", default=["torch", "cupy"],
+                        type=lambda text: [name for name in text.split(",") if name])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--block", type=int)
     parser.add_argument("--cli", type=pathlib.Path)

@@ -42,8 +42,8 @@
 namespace tessera::bench {
 namespace {
 
-// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops: of
-// the problem itself, each input read once and each output written once. held: as in Rig::Time.
+// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops:
+// of the problem itself, each input read once and each output written once. held: as in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {
   try {
@@ -250,7 +250,8 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   });
 }
 
-// An expression that is timed beside a * b + c. has_row: operand 1 is one row of kRowLength for all rows.
+// An expression that is timed beside a * b + c. has_row: operand 1 is one row of kRowLength for all
+// rows.
 struct MapCase {
   std::string_view name;
   int operands;
@@ -406,9 +407,9 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
-// The k largest of each row. size: ROWSxN. rising: of f32 rows in which every element is larger than
-// all before it, which is the worst that can happen to a strategy with a threshold; they lie in one
-// place, larger than the caches.
+// The k largest of each row. size: ROWSxN. rising: of f32 rows in which every element is larger
+// than all before it, which is the worst that can happen to a strategy with a threshold; they lie
+// in one place, larger than the caches.
 void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k,
                   bool rising = false) {
   const std::size_t bytes = static_cast<std::size_t>(rows * n) * SizeOf(dtype);

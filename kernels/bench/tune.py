@@ -10,12 +10,12 @@ A tree for each type of operands; those of 16 bits differ in the names of their 
 are fitted as one. A product costs what its strategy's time is above the best one's, as a ratio
 less 1.
 
-A tree that is fitted to the times themselves follows their noise. So many trees are grown first, each
-on products drawn with replacement and with some of the features at each split; the mean over them is
-what a strategy is expected to cost for a product (a random forest: Breiman, 2001). The tree that is
-written is fitted to what they expect of products that nobody has timed, of which there are as many as
-it takes. --judge: what the trees would have cost on products of other files, beside what their
-defaults did. Needs NumPy."""
+A tree that is fitted to the times themselves follows their noise. So many trees are grown first,
+each on products drawn with replacement and with some of the features at each split; the mean over
+them is what a strategy is expected to cost for a product (a random forest: Breiman, 2001). The tree
+that is written is fitted to what they expect of products that nobody has timed, of which there are
+as many as it takes. --judge: what the trees would have cost on products of other files, beside what
+their defaults did. Needs NumPy."""
 
 import argparse
 import json
@@ -52,7 +52,8 @@ SAMPLES, LEAST, DEPTH = 30000, 20, 12
 # A split is worth its nodes if it saves so much of the cost per product.
 LEAST_GAIN = 2e-5
 FOLDS = 4
-# Of random products, as logarithms to base 2: a LONG_SHARE of them has one extent up to the long one.
+# Of random products, as logarithms to base 2: a LONG_SHARE of them has one extent up to the long
+# one.
 MOST_EXTENT, MOST_WORK = 15, 40
 LONG_SHARE, LONG_EXTENT = 0.1, 21
 
@@ -164,8 +165,8 @@ class Forest:
 
 
 def imagined(like):
-    """Features of SAMPLES products whose extents are random, with transposes and alignments of those
-    that were timed."""
+    """Features of SAMPLES products whose extents are random, with transposes and alignments of
+    those that were timed."""
     random = np.random.default_rng(2)
     logs = random.uniform(0, MOST_EXTENT, (4 * SAMPLES, 3))
     is_long = np.flatnonzero(random.uniform(size=len(logs)) < LONG_SHARE)

@@ -153,8 +153,8 @@ int MostThreads() {
 #endif
 }
 
-// The values of the shares' chunks, which follow each other, one behind the other. map: what computes
-// x[0], or null.
+// The values of the shares' chunks, which follow each other, one behind the other. map: what
+// computes x[0], or null.
 template <class C>
 void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
                 std::span<const TeamShare> shares, typename C::Wide* values) {

@@ -168,8 +168,8 @@ class CudaStream final : public Stream {
   double StopTimer() override;
 
   Mailbox mailbox();
-  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are received,
-  // and its ticket alone, behind kernels whose values another stream's mailbox gets.
+  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are
+  // received, and its ticket alone, behind kernels whose values another stream's mailbox gets.
   void ClearMailbox();
   void ClearTicket();
   // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a

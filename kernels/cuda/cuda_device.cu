@@ -32,8 +32,8 @@ constexpr std::size_t kPoolUnit = 512;
 // Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
 // waits longer sleeps: many streams must not burn a core each.
 constexpr std::chrono::microseconds kPollTime{50};
-// The end of a long copy, a third of a millisecond over PCIe 5, in which whoever has slept until then
-// wakes up: on some virtual machines that takes 250 us.
+// The end of a long copy, a third of a millisecond over PCIe 5, in which whoever has slept until
+// then wakes up: on some virtual machines that takes 250 us.
 constexpr std::size_t kTailBytes = std::size_t{16} << 20;
 constexpr std::chrono::microseconds kTailPollTime{500};
 
@@ -69,7 +69,8 @@ DeviceError::Kind KindOf(cudaError_t error) {
   }
 }
 
-// Asks query() until it says something else than "not ready", for that time at most. Whether it did.
+// Asks query() until it says something else than "not ready", for that time at most. Whether it
+// did.
 template <class Query>
 bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
   const auto deadline = std::chrono::steady_clock::now() + time;
@@ -96,8 +97,8 @@ void Wait(const Event& event) {
     CUDA_CHECK(cudaEventSynchronize(event.get()));
 }
 
-// Copies from or to page-locked memory. Of a long copy it waits for the end, near which it wakes up:
-// the next one can begin at once.
+// Copies from or to page-locked memory. Of a long copy it waits for the end, near which it wakes
+// up: the next one can begin at once.
 void CopyPinned(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                 cudaStream_t stream, const Event& event) {
   const std::size_t head = bytes > 2 * kTailBytes ? bytes - kTailBytes : 0;
@@ -633,8 +634,8 @@ cublasContext* CudaStream::Cublas() {
     const CublasApi& api = *LoadCublas();
     cublasHandle_t handle = nullptr;
     if (api.create(&handle) != CUBLAS_STATUS_SUCCESS) {
-      // The handle's workspace comes from the driver, not from the pool, which may hold what it
-      // needs, in use as spare memory or not.
+      // cuBLAS allocates its workspace from the driver. Return spare memory and the pool's unused
+      // memory to the driver, and retry.
       cudaGetLastError();
       device_.FreeSpare();
       device_.Trim();

@@ -1,5 +1,5 @@
-// The driver's own functions, of which nothing links with the library: they are looked up through the
-// runtime. Included by .cu files only.
+// The driver's own functions, of which nothing links with the library: they are looked up through
+// the runtime. Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types

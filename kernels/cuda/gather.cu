@@ -1,5 +1,5 @@
-// Strided n-dimensional view -> contiguous array, for elements of 1, 2, 4 and 8 bytes: one thread an
-// output element, so that stores coalesce and loads do as far as the view allows. The host first
+// Strided n-dimensional view -> contiguous array, for elements of 1, 2, 4 and 8 bytes: one thread
+// an output element, so that stores coalesce and loads do as far as the view allows. The host first
 // merges neighbouring dimensions that one stride walks through, which leaves most views with two or
 // three.
 //

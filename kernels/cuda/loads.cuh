@@ -7,8 +7,8 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// Both read memory that does not change while the kernel runs. What is read once stays out of the L1
-// cache.
+// Both read memory that does not change while the kernel runs. What is read once stays out of the
+// L1 cache.
 enum class Load { kOnce, kAgain };
 
 // 16 bytes. address: a multiple of 16. Volatile, so that the compiler leaves a load where it starts

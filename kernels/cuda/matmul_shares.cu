@@ -15,8 +15,8 @@ namespace {
 
 std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
-// A piece has about half of all columns at most, so that the memory that a strategy has beside it for a
-// piece of b is no more.
+// A piece has about half of all columns at most, so that the memory that a strategy has beside it
+// for a piece of b is no more.
 constexpr std::int64_t kMostPart = 2;
 // What copies from another GPU reach, in bytes a second: nine tenths of what two H200s measure.
 constexpr double kCopyRate = 350e9;
@@ -122,8 +122,8 @@ std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* d
   return parts;
 }
 
-// round: elements of c that the GPU computes at a time; rate: multiply-adds a second. elsewhere: the share
-// of b that is on other GPUs.
+// round: elements of c that the GPU computes at a time; rate: multiply-adds a second. elsewhere:
+// the share of b that is on other GPUs.
 PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, double elsewhere) {
   const std::int64_t columns = std::max<std::int64_t>(1, round / part.m / kPieceUnit) * kPieceUnit;
   const double multiply = static_cast<double>(part.m) / rate;

@@ -1,5 +1,5 @@
-// Launches that overlap: from compute capability 9.0 on a kernel may start while the one before it on
-// the stream still runs, once all blocks of that have allowed it or ended (CUDA's programmatic
+// Launches that overlap: from compute capability 9.0 on a kernel may start while the one before it
+// on the stream still runs, once all blocks of that have allowed it or ended (CUDA's programmatic
 // dependent launch). That saves the microsecond or two between two kernels. It must wait before it
 // touches global memory. On older GPUs kernels follow each other as usual.
 #pragma once
@@ -25,8 +25,9 @@ __device__ inline void AllowNextKernel() {
 #endif
 }
 
-// Whether the kernel has the wait, on the GPU that is current: one of compute capability 9.0 may run code
-// that was compiled for an older one, which has none. Thread safe; asks the driver once for each.
+// Whether the kernel has the wait, on the GPU that is current: one of compute capability 9.0 may
+// run code that was compiled for an older one, which has none. Thread safe; asks the driver once
+// for each.
 inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
   if (device.info().compute_capability < 90) return false;
   static std::mutex mutex;

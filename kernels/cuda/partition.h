@@ -1,5 +1,5 @@
-// Most of a GPU's SMs, for work that would fill all of them for long, so that other work always finds
-// some free (CUDA driver API, "Green Contexts"). Included by .cu files only.
+// Most of a GPU's SMs, for work that would fill all of them for long, so that other work always
+// finds some free (CUDA driver API, "Green Contexts"). Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types
@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-// What of the GPU is left to others: the fewest SMs that can be set apart on all GPUs that are known.
+// What of the GPU is left to others: the fewest SMs that can be set apart on all GPUs that are
+// known.
 inline constexpr unsigned kRoomMultiprocessors = 8;
 
 class Partition {

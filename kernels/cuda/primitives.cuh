@@ -30,8 +30,8 @@ inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 // Elements that a thread folds in Fold::Acc before it moves on to Fold::Wide: long enough that the
 // move costs nothing, short enough for an f32 sum to lose at most six bits on the way.
 inline constexpr int kMaxChain = 64;
-// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB, above
-// the about 48 KiB that an H200's memory latency and bandwidth ask for.
+// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB,
+// above the about 48 KiB that an H200's memory latency and bandwidth ask for.
 inline constexpr int kBatch = 8;
 
 // --- Host: geometry ---

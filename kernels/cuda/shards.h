@@ -1,8 +1,8 @@
 // Memory of several GPUs under one range of addresses: physical memory of each, mapped side by side
 // (CUDA driver API, "Virtual Memory Management"), for kernels of all of them to read and write.
 //
-// Kernels need to know nothing of it. What the runtime copies goes a shard at a time, because a copy
-// is between two memories, each of one device.
+// Kernels need to know nothing of it. What the runtime copies goes a shard at a time, because a
+// copy is between two memories, each of one device.
 #pragma once
 
 #include <algorithm>

@@ -149,7 +149,7 @@ __device__ T NeutralElement() {
 // What a thread keeps of the elements that it folds one after the other. At most kMaxChain of them
 // between two calls of Flush.
 template <class F, class T>
-class Chain {
+class ThreadFold {
  public:
   using Acc = typename F::Acc;
   using Wide = typename F::Wide;
@@ -182,7 +182,7 @@ class Chain {
 // The extreme value and the step at which it was first seen. Steps ascend, so that a later element
 // has to be better to win, and the first NaN stays.
 template <class F, class T>
-requires(F::kArg) class Chain<F, T> {
+requires(F::kArg) class ThreadFold<F, T> {
  public:
   using Wide = typename F::Wide;
 
@@ -211,7 +211,7 @@ requires(F::kArg) class Chain<F, T> {
 // divides. shift is the mean so far, or the first element: differences are of the size of the
 // deviations, and nothing cancels.
 template <class F, class T>
-requires(kIsMoments<typename F::Wide>) class Chain<F, T> {
+requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
  public:
   using Wide = typename F::Wide;
 
@@ -256,7 +256,7 @@ inline constexpr int kVectorsInFlight = 8;
 
 // Folds the walk's elements, those at position v of a vector in chains[v].
 template <class F, class T>
-__device__ void FoldWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector<T>]) {
+__device__ void FoldWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   constexpr bool kCounts = kIsMoments<typename F::Wide>;
   static_assert(kMaxChain % kVectorsInFlight == 0);
   const T neutral = NeutralElement<F, T>();
@@ -290,7 +290,7 @@ __device__ void FoldWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector<T>])
 // FoldWalk for a walk whose vectors are all whole and aligned: one address that moves on, and no
 // questions in the loop, so that eight loads in flight leave room for four blocks of 256 threads.
 template <class F, class T>
-__device__ void FoldWholeWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector<T>]) {
+__device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   const auto* next = reinterpret_cast<const unsigned char*>(walk.first);
   const std::int64_t stride = walk.stride * static_cast<std::int64_t>(sizeof(T));
   // Folds the next `count` vectors, up to kVectorsInFlight, from step `step` on.
@@ -331,8 +331,8 @@ __device__ void FoldWholeWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector
 // Folds the chains of a thread to one value. index(step, v): where the element at position v of the
 // vector of that step stands.
 template <class F, class T, class Index>
-__device__ typename F::Wide FoldChains(const Walk<T>& walk, const Chain<F, T> (&chains)[kVector<T>],
-                                       Index index) {
+__device__ typename F::Wide FoldChains(const Walk<T>& walk,
+                                       const ThreadFold<F, T> (&chains)[kVector<T>], Index index) {
   typename F::Wide values[kVector<T>];
 #pragma unroll
   for (int v = 0; v < kVector<T>; ++v)

@@ -336,9 +336,9 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
-// strategy, LaunchBytes(strategy) where launches do not take scratch memory for the problem as it is,
-// Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
-// where Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
+// strategy, LaunchBytes(strategy) where launches do not take scratch memory for the problem as it
+// is, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy) where
+// Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
 // ShareBytes(problem, strategy), the scratch memory that a share takes at most: the stream works
 // alone where another device has less.
 template <class Problem, class Place, class Work>
@@ -424,8 +424,8 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, or help, or without what was prepared before, the time says little about the
-  // strategy.
+  // With a gather in it, or help, or without what was prepared before, the time says little about
+  // the strategy.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded and
-// the map's result is more than scratch memory may hold, in pieces of the first axis of inner; a column
-// of it has no pieces.
+// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded
+// and the map's result is more than scratch memory may hold, in pieces of the first axis of inner;
+// a column of it has no pieces.
 struct FoldMapAxes {
   const MapProblem& map;
   const Stream& stream;
@@ -69,7 +69,7 @@ struct FoldMapAxes {
     return CopyBytes(stream, strategy);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  // By the outermost axis, where that is not folded.
+  // Divides along the outermost axis, unless that is folded.
   Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
                   const Team& team) const {
     return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();

@@ -11,8 +11,8 @@
 namespace tessera {
 
 // Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
-// outlast their launches, on the CPU what stays in so many caches. `copies` of them fit what a stream
-// keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
+// outlast their launches, on the CPU what stays in so many caches. `copies` of them fit what a
+// stream keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
 inline std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies,
                                   int caches = 1) {
   std::uint64_t bytes = stream.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20

@@ -25,9 +25,9 @@ const ProductTopKStrategy* StrategyFor(std::string_view product) {
   return nullptr;
 }
 
-// Whether a selection is the faster one, as measured on an H100 and an H200. What passes grows with k, and what is
-// saved with the columns: more of f32 than of 16 bits, which take longer to make, and more where an
-// expression would read and write the scores as well.
+// Whether a selection is the faster one, as measured on an H100 and an H200. What passes grows with
+// k, and what is saved with the columns: more of f32 than of 16 bits, which take longer to make,
+// and more where an expression would read and write the scores as well.
 bool Pays(const ProductTopKProblem& problem, bool has_expression) {
   constexpr std::int64_t kMostSteps = 1024;
   const MatmulProblem& p = problem.product;

@@ -1,4 +1,5 @@
-// Matmul, an expression and TopK as one operation (kernels/product_top_k.h), for whoever has them as steps.
+// Matmul, an expression and TopK as one operation (kernels/product_top_k.h), for whoever has them
+// as steps.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace tessera {
 
-// The steps as one request. The expression's operand `product` is the result of Matmul, and where there
-// is no expression the scores are the product itself.
+// The steps as one request. The expression's operand `product` is the result of Matmul, and where
+// there is no expression the scores are the product itself.
 struct ProductTopK {
   View a, b;
   bool transpose_a = false, transpose_b = false;
@@ -24,8 +25,9 @@ struct ProductTopK {
   bool smallest = false;
 };
 
-// The strategy that does the same as Matmul by `product`, the strategy that it would take, Map and TopK by
-// theirs. Null: there is none. Addresses need not be those of memory yet, but are aligned as those will be.
+// The strategy that does the same as Matmul by `product`, the strategy that it would take, Map and
+// TopK by theirs. Null: there is none. Addresses need not be those of memory yet, but are aligned
+// as those will be.
 const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::string_view product,
                                            const Device& device);
 // The same, if it is sooner done.
@@ -36,8 +38,8 @@ const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::st
 std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
                                  const Device& device);
 
-// Launches it, and waits unless the options have enqueue_only. Of the options timing counts besides.
-// Stats are those of the whole.
+// Launches it, and waits unless the options have enqueue_only. Of the options timing counts
+// besides. Stats are those of the whole.
 absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const ProductTopKStrategy& strategy, const Output& values,
                                      const Output& indices, const RunOptions& options);

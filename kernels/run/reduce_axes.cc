@@ -17,8 +17,8 @@ namespace tessera {
 
 namespace {
 
-// The axes of an array so ordered that folded ones are neighbours, and the three extents that result.
-// Axes that are neighbours already stay where they are, which saves a gather.
+// The axes of an array so ordered that folded ones are neighbours, and the three extents that
+// result. Axes that are neighbours already stay where they are, which saves a gather.
 struct Folding {
   std::vector<int> order;
   std::int64_t outer = 1, length = 1, inner = 1;

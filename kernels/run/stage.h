@@ -28,7 +28,8 @@ absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
 // Takes the elements as they are.
 absl::Span<const ExpressionNode> Identity();
 
-// A MapStage that has been checked, as a problem. Stays where it is, for the problem names the program.
+// A MapStage that has been checked, as a problem. Stays where it is, for the problem names the
+// program.
 class StagedMap {
  public:
   // Of operand 0, which errors call first_name. numeric: elements of a byte become I32.
@@ -50,8 +51,8 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapS
 // Whether elements are to be computed before they are folded.
 bool IsMapped(const View& x, const MapStage* in);
 
-// What a map costs beside the operation. in_cache: its result is in device memory neither when it is
-// written nor when the operation, which counts that, reads it.
+// What a map costs beside the operation. in_cache: its result is in device memory neither when it
+// is written nor when the operation, which counts that, reads it.
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats);
 double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace);
 

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Brings deploy/compose.yaml up as an operator does, with the profiles cpu, tls, monitoring and load:
-calls by both ports, scrapes, alerts and the dashboard's queries, the load kit, a server that is killed,
-and the end. Needs a container engine with networks of its own, the images of the file (Grafana's is
-left out where it is missing), docker-compose 1.29 or Compose v2, and the file's ports; CI does without it.
+"""Brings deploy/compose.yaml up as an operator does, with the profiles cpu, tls, monitoring and
+load: calls by both ports, scrapes, alerts and the dashboard's queries, the load kit, a server that
+is killed, and the end. Needs a container engine with networks of its own, the images of the file
+(Grafana's is left out where it is missing), docker-compose 1.29 or Compose v2, and the file's
+ports; CI does without it.
 
 usage: compose.py                       with the images that are there
-       compose.py stand-ins [FLAG...]   first makes images of the same names, of Debian's or Ubuntu's
-                                        packages on ubuntu:24.04 and of ghz_stand_in.py, for a host that
-                                        cannot pull any; FLAGs go to docker build
+       compose.py stand-ins [FLAG...]   first makes images of the same names, of packages of Debian
+                                        or Ubuntu on ubuntu:24.04 and of ghz_stand_in.py, for a
+                                        host that cannot pull any; FLAGs go to docker build
 
 An engine with a network of its own, and commands in that network:
-    unshare -n sh -c 'ip link set lo up; exec dockerd --data-root D/data --exec-root D/run -H unix://D/socket -p D/pid'
+    unshare -n sh -c 'ip link set lo up
+        exec dockerd --data-root D/data --exec-root D/run -H unix://D/socket -p D/pid'
     DOCKER_HOST=unix://D/socket nsenter -t "$(cat D/pid)" -n tests/by_hand/compose.py
 """
 
@@ -38,16 +40,20 @@ PROFILES = ("cpu", "tls", "monitoring", "load")
 TIMEOUT_S = 300
 COMPOSE = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
 
-APT = ("RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {} "
+APT = ("RUN apt-get update && DEBIAN_FRONTEND=noninteractive"
+       " apt-get install -y --no-install-recommends {} "
        "&& rm -rf /var/lib/apt/lists/*\n")
 STAND_INS = {
     "nginx:1.28": "FROM ubuntu:24.04\n" + APT.format("nginx"),
     "prom/prometheus:v2.55.1": (
-        "FROM ubuntu:24.04\n" + APT.format("prometheus") + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
-        'CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]\n'),
+        "FROM ubuntu:24.04\n" + APT.format("prometheus")
+        + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
+        'CMD ["--config.file=/etc/prometheus/prometheus.yml",'
+        ' "--storage.tsdb.path=/prometheus"]\n'),
     "tessera:load": (
-        "FROM tessera:load\nUSER root\n" + APT.format("python3-grpcio python3-numpy "
-                                                      "libprotobuf-dev protobuf-compiler protobuf-compiler-grpc")
+        "FROM tessera:load\nUSER root\n"
+        + APT.format("python3-grpcio python3-numpy libprotobuf-dev protobuf-compiler"
+                     " protobuf-compiler-grpc")
         + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n"),
 }  # fmt: skip
 GHZ = '#!/bin/sh\nexec python3 /opt/tessera/tests/ghz_stand_in.py "$@"\n'
@@ -58,7 +64,8 @@ def run(*command, **options):
     try:
         return subprocess.run([*map(str, command)], **options)
     except subprocess.CalledProcessError as failure:
-        raise AssertionError(f"{failure.cmd}: exit code {failure.returncode}\n{failure.stdout}{failure.stderr}") from None
+        raise AssertionError(f"{failure.cmd}: exit code {failure.returncode}\n{failure.stdout}"
+                             f"{failure.stderr}") from None
 
 
 def make_stand_ins(flags):
@@ -67,11 +74,13 @@ def make_stand_ins(flags):
         subprocess.run(f"git archive HEAD | tar -xC {folder}", shell=True, cwd=ROOT, check=True)
         ghz = pathlib.Path(folder) / "deploy" / "loadtest" / "ghz"
         ghz.write_text(GHZ)
-        run("docker", "build", *flags, "-f", "deploy/loadtest/Dockerfile", "-t", "tessera:load", "--build-arg",
+        run("docker", "build", *flags, "-f", "deploy/loadtest/Dockerfile", "-t", "tessera:load",
+            "--build-arg",
             "GHZ=deploy/loadtest/ghz", ".", cwd=folder, env=environment)  # fmt: skip
         (pathlib.Path(folder) / ".dockerignore").unlink()
         for image, text in STAND_INS.items():
-            run("docker", "build", *flags, "-f", "-", "-t", image, ".", cwd=folder, env=environment, input=text)
+            run("docker", "build", *flags, "-f", "-", "-t", image, ".", cwd=folder, env=environment,
+                input=text)
             print(f"made {image}", flush=True)
 
 
@@ -116,7 +125,8 @@ class ComposeTest(unittest.TestCase):
     @classmethod
     def compose(cls, *arguments, **options):
         profiles = [word for profile in PROFILES for word in ("--profile", profile)]
-        return run(*COMPOSE, "-p", "tesserabyhand", "-f", FILE, *profiles, *arguments, env=cls.environment, **options)
+        return run(*COMPOSE, "-p", "tesserabyhand", "-f", FILE, *profiles, *arguments,
+                   env=cls.environment, **options)
 
     @classmethod
     def container(cls, service="tessera-cpu"):
@@ -144,36 +154,45 @@ class ComposeTest(unittest.TestCase):
             tls = [f"TESSERA_CLIENT_TLS_{kind}=/tls/{file}" for kind, file in (
                 ("CA", "ca.crt"), ("CERT", "client.crt"), ("KEY", "client.key"))]
         return run("docker", "run", "--rm", "--network", "host", "-v", f"{self.tls}:/tls:ro",
-                   *(word for variable in tls for word in ("-e", variable)), "--entrypoint", "tessera", "tessera:cpu",
+                   *(word for variable in tls for word in ("-e", variable)), "--entrypoint",
+                   "tessera", "tessera:cpu",
                    "--server", server, *arguments, **options)  # fmt: skip
 
     def test_1_calls(self):
         for server, name in (("127.0.0.1:50051", "plain"), ("127.0.0.1:50052", "by-tls")):
-            self.tessera("put", "--name", name, "--random", "ones", "--shape", "1000", server=server)
+            self.tessera("put", "--name", name, "--random", "ones", "--shape", "1000",
+                         server=server)
             self.assertEqual(self.tessera("dot", name, name, server=server).stdout.strip(), "1000")
-        refused = run("openssl", "s_client", "-connect", "127.0.0.1:50052", "-alpn", "h2", input="", check=False)
+        refused = run("openssl", "s_client", "-connect", "127.0.0.1:50052", "-alpn", "h2", input="",
+                      check=False)
         self.assertIn("Acceptable client certificate CA names", refused.stdout)
         self.assertIn("ready", get("http://127.0.0.1:9464/healthz"))
         self.assertIn("</html>", get("http://127.0.0.1:9464/"))
         # Nothing is published beyond loopback.
         ports = json.loads(self.state("{{json .HostConfig.PortBindings}}"))
-        self.assertEqual({binding["HostIp"] for bindings in ports.values() for binding in bindings}, {"127.0.0.1"})
+        self.assertEqual({binding["HostIp"] for bindings in ports.values() for binding in bindings},
+                         {"127.0.0.1"})
 
     def test_2_load(self):
-        report = self.compose("run", "--rm", "load", "--cases", "dot-latency upload-latency", "--seconds", "20").stdout
+        report = self.compose("run", "--rm", "load", "--cases", "dot-latency upload-latency",
+                              "--seconds", "20").stdout
         for case in ("dot-latency", "upload-latency"):
             self.assertRegex(report, rf"(?m)^.*{case}.*$")
         print(report[report.find("==> dot-latency"):])
 
     def test_3_prometheus(self):
-        self.wait(lambda: [t["health"] for t in prometheus("targets")["activeTargets"]] == ["up"], "scraped")
+        self.wait(lambda: [t["health"] for t in prometheus("targets")["activeTargets"]] == ["up"],
+                  "scraped")
         groups = prometheus("rules")["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
-        wanted = re.findall(r"- alert: (\w+)", (FILE.parent / "helm/tessera/files/rules.yaml").read_text())
+        wanted = re.findall(r"- alert: (\w+)",
+                            (FILE.parent / "helm/tessera/files/rules.yaml").read_text())
         self.assertEqual([rule["name"] for rule in rules], wanted)
-        self.wait(lambda: {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"},
+        self.wait(lambda: {rule["health"] for group in prometheus("rules")["groups"]
+                           for rule in group["rules"]} == {"ok"},
                   "evaluated")
-        # The dashboard's queries return data: all but those about GPUs, and about what has not happened.
+        # The dashboard's queries return data: all but those about GPUs, and about what has not
+        # happened.
         self.tessera("info", "none", check=False)
         self.tessera("dot", "plain", "plain", "--timing")
         time.sleep(10)  # of a counter that has just begun nobody knows by how much it grew
@@ -193,7 +212,8 @@ class ComposeTest(unittest.TestCase):
         self.wait(lambda: "ok" in get("http://127.0.0.1:3000/api/health"), "healthy")
         board = json.loads(get("http://127.0.0.1:3000/api/dashboards/uid/tessera"))["dashboard"]
         self.assertGreater(len(board["panels"]), 8)
-        self.assertIn("tessera_ready", get("http://127.0.0.1:3000/api/datasources/proxy/uid/prometheus/api/v1/"
+        self.assertIn("tessera_ready",
+                      get("http://127.0.0.1:3000/api/datasources/proxy/uid/prometheus/api/v1/"
                                            "query?query=tessera_ready"))
 
     def test_5_a_server_that_dies_is_started_again(self):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the estimates of the CPU device, by which operations are refused, with the time that operations take:
-every operation, type and layout, with usual operands and with the slowest ones.
+"""Compares the estimates of the CPU device, by which operations are refused, with the time that
+operations take: every operation, type and layout, with usual operands and with the slowest ones.
 
 usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
-One server refuses each operation as too long, and reports its estimate, before anything has been measured; another
-one runs it three times. Both have one thread, whose processor time is counted, so that other programs disturb little.
-The fastest run is compared: prints the cases with the highest and the lowest ratio of time to estimate, and exits with
-1 if one took more than three times its estimate.
+One server refuses each operation as too long, and reports its estimate, before anything has been
+measured; another one runs it three times. Both have one thread, whose processor time is counted, so
+that other programs disturb little. The fastest run is compared: prints the cases with the highest
+and the lowest ratio of time to estimate, and exits with 1 if one took more than three times its
+estimate.
 """
 
 import argparse
@@ -90,7 +91,8 @@ def maps():
                 window = o.view([1 << 16], [0])
                 yield f"map {name} {numpy} {kind}", "Map", dict(
                     operands=[o.inline(one, window), o.inline(two, window)],
-                    expression=o.compute.Expression(nodes=nodes), result=o.into("out", replace=True),
+                    expression=o.compute.Expression(nodes=nodes),
+                    result=o.into("out", replace=True),
                 )  # fmt: skip
 
 
@@ -102,22 +104,27 @@ def folds():
             offset = SIDE * SIDE - 1 if strides[0] < 0 else 0
             x = o.resident(numpy, o.view(shape, strides, offset))
             for op in range(1, len(o.compute.ReduceOp.values())):
-                yield f"reduce {o.compute.ReduceOp.Name(op)[10:]} {numpy} {layout}", "Reduce", dict(x=x, op=op)
-            yield f"reduce SUM of -x {numpy} {layout}", "Reduce", dict(x=x, op=1, expression=negative)
+                name = o.compute.ReduceOp.Name(op)[10:]
+                yield f"reduce {name} {numpy} {layout}", "Reduce", dict(x=x, op=op)
+            yield (f"reduce SUM of -x {numpy} {layout}", "Reduce",
+                   dict(x=x, op=1, expression=negative))
             yield f"map -x {numpy} {layout}", "Map", dict(
                 operands=[x], expression=negative, result=o.into("out", replace=True)
             )
             for axis, op in itertools.product(range(len(shape)), (1, 8, 11)):
-                yield f"axes {o.compute.ReduceOp.Name(op)[10:]} {numpy} {layout} {axis}", "Reduce", dict(
+                name = o.compute.ReduceOp.Name(op)[10:]
+                yield f"axes {name} {numpy} {layout} {axis}", "Reduce", dict(
                     x=x, op=op, axes=[axis], result=o.into("out", replace=True)
                 )
             if dtype not in (U8, I8):
                 yield f"dot {numpy} {layout}", "Dot", dict(a=x, b=x)
                 yield f"top_k {numpy} {layout}", "TopK", dict(
-                    x=x, k=10, values=o.into("values", replace=True), indices=o.into("at", replace=True)
+                    x=x, k=10, values=o.into("values", replace=True),
+                    indices=o.into("at", replace=True)
                 )
             if dtype not in (U8, I8, I64) and layout in ("rows", "transposed"):
-                small = o.resident(numpy, o.view([512, 512], [s if s == 1 else SIDE for s in strides]))
+                small = o.resident(numpy, o.view([512, 512],
+                                                 [s if s == 1 else SIDE for s in strides]))
                 yield f"matmul {numpy} {layout}", "Matmul", dict(
                     a=small, b=small, result=o.into("out", replace=True)
                 )

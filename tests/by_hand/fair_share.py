@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What small calls of one tenant take alone, and while another floods the server with work of a kind.
+"""What small calls of one tenant take alone, and while another floods the server with work of a
+kind.
 
 usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product top_k ...]
                      [--side N] [--scale N] [--seconds S] [--turns N]
 
-Small calls are Dots of 4096 resident floats, one after the other. The flood is a process of its own, which
-keeps 16 calls in flight. The small calls are timed in turns, alone and beside it; figures are medians of the
-turns'. Prints p50 and p99 in microseconds, and exits with 1 if p99 beside a flood is more than five
-times that alone.
+Small calls are Dots of 4096 resident floats, one after the other. The flood is a process of its
+own, which keeps 16 calls in flight. The small calls are timed in turns, alone and beside it;
+figures are medians of the turns'. Prints p50 and p99 in microseconds, and exits with 1 if p99
+beside a flood is more than five times that alone.
 """
 
 import argparse
@@ -88,9 +89,9 @@ FLOODS = {
 
 
 def flood(arguments):
-    """Floods from a line on standard input to the next one: answers "on" once a call has ended, and how many
-    have ended well since then once none is left. Ends with its input. It gives way to the small calls' client,
-    since it stands for another host."""
+    """Floods from a line on standard input to the next one: answers "on" once a call has ended, and
+    how many have ended well since then once none is left. Ends with its input. It gives way to the
+    small calls' client, since it stands for another host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
@@ -204,7 +205,8 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--flood", nargs="+", choices=FLOODS, default=list(FLOODS))
     parser.add_argument("--side", type=int, default=1024, help="of products")
-    parser.add_argument("--scale", type=int, default=1, help="so many times the elements of the others")
+    parser.add_argument("--scale", type=int, default=1,
+                        help="so many times the elements of the others")
     parser.add_argument("--seconds", type=float, default=2, help="of a turn")
     parser.add_argument("--turns", type=int, default=5, help="alone, and as many beside each flood")
     parser.add_argument("--at", help=argparse.SUPPRESS)  # where the process of a flood calls

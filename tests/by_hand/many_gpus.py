@@ -2,12 +2,13 @@
 """Arrays over one, two, three... devices of a server: how the time falls. For a host with several
 GPUs; CI does without it. shards_test.py, with --device, checks the bits.
 
-usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3] [--elements 32,34,36]
-                    [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
+usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3]
+                    [--elements 32,34,36] [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
---elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of them. --copy-gib: CopyBuffer
-from the first device to the second, the allocation of the new buffer included. --upload-gib: an array that goes through
-shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
+--elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of
+them. --copy-gib: CopyBuffer from the first device to the second, the allocation of the new buffer
+included. --upload-gib: an array that goes through shared memory, and over streams, to all devices
+at once. Products have a program of their own, product_bench.
 """
 
 import argparse
@@ -43,7 +44,8 @@ def make(client, name, rows, columns, devices):
     """An f32 array on these devices that no host has seen: rows of 1 and 2 in turn."""
     column = (1 + np.arange(rows) % 2).astype("f4").reshape(rows, 1)
     row = o.inline(np.zeros(1, "f4"), o.view((1, columns), (0, 0)))
-    client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices), timeout=300)
+    client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices),
+                timeout=300)
     return 1.5 * rows * columns
 
 
@@ -83,9 +85,11 @@ def speed(client, devices, exponents, rows_):
                     one[what] = us
                 ratio = one[what] / us if what in one else None
                 rate = (4 << exponent) / us / 1000
-                print(f"   2^{exponent} {what} on {count} ({answer.stats.devices} worked): {us / 1000:.3f} ms, "
+                print(f"   2^{exponent} {what} on {count} ({answer.stats.devices} worked):"
+                      f" {us / 1000:.3f} ms, "
                       f"{rate:.0f} GB/s" + (f", {ratio:.2f} x" if ratio else ""), flush=True)
-                rows_.append({"elements": 1 << exponent, "what": what, "devices": count, "us": us, "GB/s": rate,
+                rows_.append({"elements": 1 << exponent, "what": what, "devices": count, "us": us,
+                              "GB/s": rate,
                               "times": ratio, "worked": answer.stats.devices})
             client.call("DeleteBuffer", name="x")
 
@@ -101,7 +105,8 @@ def copies(client, devices, sizes, rows_):
             client.call("CopyBuffer", source="x", name="y", device=devices[1], timeout=300)
             seconds.append(time.perf_counter() - begin)
         median = statistics.median(seconds[1:])
-        print(f"   {gib} GiB: {1000 * median:.2f} ms, {(gib << 30) / median / 1e9:.0f} GB/s", flush=True)
+        print(f"   {gib} GiB: {1000 * median:.2f} ms, {(gib << 30) / median / 1e9:.0f} GB/s",
+              flush=True)
         rows_.append({"what": "CopyBuffer", "bytes": gib << 30, "seconds": median})
         for name in "xy":
             client.call("DeleteBuffer", name=name)
@@ -119,8 +124,10 @@ def upload(server, client, devices, gib, rows_):
                 x = t.put(values, placement=devices)
                 seconds = time.monotonic() - begin
                 rate = values.nbytes / seconds / 1e9
-                print(f"   {'shared memory' if shared else 'streams'}: {seconds:.2f} s, {rate:.1f} GB/s")
-                rows_.append({"what": "put", "shared": shared, "turn": turn, "bytes": values.nbytes, "seconds": seconds})
+                print(f"   {'shared memory' if shared else 'streams'}: {seconds:.2f} s,"
+                      f" {rate:.1f} GB/s")
+                rows_.append({"what": "put", "shared": shared, "turn": turn, "bytes": values.nbytes,
+                              "seconds": seconds})
                 for row in (0, len(values) // 2, len(values) - 1):
                     assert np.array_equal(x[row].numpy(), block), row
                 del x
@@ -151,7 +158,8 @@ def main(arguments, folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", required=True)
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     parser.add_argument("--elements", default="32")

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What counting costs: a server as it is built, the same once more, one whose counters do nothing, and one
-whose metrics are read every two seconds, in many short turns with processes of their own. Compared is the
-processor time of the server's process for a call, turn by turn: other programs take time from all of them, and a
-turn that they disturbed moves no median. The second of the equal servers shows what such a figure is good for.
-Then the instructions of a call, and of the counting in it, which no other program changes. Needs a build folder
-with tessera-server and service_bench, and valgrind; CI does without it.
+"""What counting costs: a server as it is built, the same once more, one whose counters do nothing,
+and one whose metrics are read every two seconds, in many short turns with processes of their own.
+Compared is the processor time of the server's process for a call, turn by turn: other programs take
+time from all of them, and a turn that they disturbed moves no median. The second of the equal
+servers shows what such a figure is good for. Then the instructions of a call, and of the counting
+in it, which no other program changes. Needs a build folder with tessera-server and service_bench,
+and valgrind; CI does without it.
 
-usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds 0.5]
+usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds
+0.5]
        --turns 0: instructions alone
 """
 
@@ -92,7 +94,8 @@ def count_instructions(build, folder):
     address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
     server = subprocess.Popen(
         ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}",
-         build / "bin" / "tessera-server", "--listen", address, "--device", "cpu", "--no-warm-up", "--memory-limit", "64Mi"],
+         build / "bin" / "tessera-server", "--listen", address, "--device", "cpu", "--no-warm-up",
+         "--memory-limit", "64Mi"],
         stderr=subprocess.DEVNULL)
     try:
         client = o.Client(address)
@@ -106,7 +109,8 @@ def count_instructions(build, folder):
                     call.result(timeout=300)
 
         def switch(state):
-            subprocess.run(["callgrind_control", "-i", state, str(server.pid)], check=True, stdout=subprocess.DEVNULL,
+            subprocess.run(["callgrind_control", "-i", state, str(server.pid)], check=True,
+                           stdout=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)
 
         calls(5)
@@ -118,11 +122,13 @@ def count_instructions(build, folder):
         server.wait(300)
     finally:
         server.kill()
-    text = subprocess.run(["callgrind_annotate", "--inclusive=yes", "--threshold=100", out], check=True,
+    text = subprocess.run(["callgrind_annotate", "--inclusive=yes", "--threshold=100", out],
+                          check=True,
                           capture_output=True, text=True).stdout
     found = {}
     for line in text.splitlines():
-        for name, pattern in (("all", "PROGRAM TOTALS"), ("counting", r":tessera::Metrics::Count\(")):
+        for name, pattern in (("all", "PROGRAM TOTALS"),
+                              ("counting", r":tessera::Metrics::Count\(")):
             if re.search(pattern, line):
                 found[name] = int(line.split()[0].replace(",", "")) / (rounds * CALLERS)
     print(f"\n{found['all']:.0f} instructions a call, {found['counting']:.0f} of them to count it: "
@@ -139,7 +145,8 @@ def compare(arguments, folder):
              read: (usual, ("--metrics-listen", "127.0.0.1:0"))}
     rates, cost = {name: [] for name in kinds}, {name: [] for name in kinds}
     for turn in range(arguments.turns):
-        # Processes of a turn's own: where memory lies makes a difference of some per cent between equal ones.
+        # Processes of a turn's own: where memory lies makes a difference of some per cent between
+        # equal ones.
         with contextlib.ExitStack() as stack:
             servers = {}
             for name, (program, flags) in sorted(kinds.items(), key=lambda _: random.random()):
@@ -147,26 +154,32 @@ def compare(arguments, folder):
                 servers[name] = o.Server(folder, "--memory-limit", "256Mi", "--no-warm-up", *flags)
                 stack.callback(servers[name].kill)
             stack.enter_context(scraped(servers[read]))
-            targets = [word for name, server in servers.items() for word in ("--target", f"{name}={server.address}")]
+            targets = [word for name, server in servers.items()
+                       for word in ("--target", f"{name}={server.address}")]
             before = {name: processor_seconds(server) for name, server in servers.items()}
             path = f"{folder}/rows.json"
             subprocess.run(
-                [arguments.bench, *targets, "--operations", "dot", "--callers", str(CALLERS), "--elements", str(ELEMENTS),
-                 "--seconds", str(arguments.seconds), "--rounds", "1", "--seed", str(turn + 1), "--json", path],
+                [arguments.bench, *targets, "--operations", "dot", "--callers", str(CALLERS),
+                 "--elements", str(ELEMENTS),
+                 "--seconds", str(arguments.seconds), "--rounds", "1", "--seed", str(turn + 1),
+                 "--json", path],
                 check=True, stdout=subprocess.DEVNULL)
             found = {row["target"]: row["median"]["per_second"]
-                     for row in json.loads(pathlib.Path(path).read_text())["rows"] if row["operation"] == "dot"}
+                     for row in json.loads(pathlib.Path(path).read_text())["rows"]
+                     if row["operation"] == "dot"}
             for name, server in servers.items():
                 used = processor_seconds(server) - before[name]
                 rates[name].append(found[name])
                 cost[name].append(1e6 * used / (arguments.seconds * found[name]))
         print(f"{turn + 1}: " + ", ".join(f"{cost[name][-1]:.2f} us" for name in kinds), flush=True)
-    print("\n| server | calls/s | processor time a call | beside the first, turn by turn (95 % interval) |\n|---|---|---|---|")
+    print("\n| server | calls/s | processor time a call"
+          " | beside the first, turn by turn (95 % interval) |\n|---|---|---|---|")
     for name in kinds:
         ratios = [100 * (mine / base - 1) for mine, base in zip(cost[name], cost[BASE])]
         middle, low, high = interval(ratios)
         beside = "" if name == BASE else f"{middle:+.2f} % ({low:+.2f} to {high:+.2f} %)"
-        print(f"| {name} | {statistics.median(rates[name]) / 1000:.2f} k | {statistics.median(cost[name]):.2f} us | {beside} |")
+        print(f"| {name} | {statistics.median(rates[name]) / 1000:.2f} k"
+              f" | {statistics.median(cost[name]):.2f} us | {beside} |")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """The configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy: TLS,
-certificates of clients, affinity, large transfers, a server that stops, a rolling restart with TLS to
-the servers too; and in front of three servers that share names, one of which is killed. Needs the
-packages nginx and haproxy; CI does without it.
+certificates of clients, affinity, large transfers, a server that stops, a rolling restart with TLS
+to the servers too; and in front of three servers that share names, one of which is killed. Needs
+the packages nginx and haproxy; CI does without it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -81,7 +81,8 @@ class Proxied:
         return o.Server(self.folder, *self.flags)
 
     def start_proxy(self):
-        self.proxy = subprocess.Popen([*self.program, str(self.folder / "config")], stderr=subprocess.PIPE)
+        self.proxy = subprocess.Popen([*self.program, str(self.folder / "config")],
+                                      stderr=subprocess.PIPE)
         self.addCleanup(self.proxy.stderr.close)
         self.addCleanup(self.proxy.wait)
         self.addCleanup(self.proxy.terminate)
@@ -96,7 +97,8 @@ class Proxied:
 
     def command(self, address, pair):
         words = [CLI, "--server", address, "--tls-ca", self.authority.cert]
-        return list(map(str, words + (["--tls-cert", pair[0], "--tls-key", pair[1]] if pair else [])))
+        return list(map(str, words + (["--tls-cert", pair[0], "--tls-key", pair[1]]
+                                      if pair else [])))
 
     def cli(self, *words, cert=True, timeout=TIMEOUT_S):
         command = self.command(f"127.0.0.1:{self.port}", self.client_cert if cert else None)
@@ -121,7 +123,8 @@ class Proxied:
         return t
 
     def buffers_of(self, server):
-        run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True, text=True)
+        run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True,
+                             text=True)
         return {line.split()[0] for line in run.stdout.splitlines()[1:]}
 
 
@@ -151,7 +154,8 @@ class ProxyCase(Proxied):
         self.assertNotEqual(self.cli("health", "--timeout", "2s").returncode, 0)
 
     def dot(self, stub, request):
-        """A Dot; 1 if it had to be repeated, which a proxy that watches health spares its clients."""
+        """A Dot; 1 if it had to be repeated, which a proxy that watches health spares its
+        clients."""
         try:
             value, again = stub.Dot(request, timeout=TIMEOUT_S).value, 0
         except grpc.RpcError as error:
@@ -168,8 +172,10 @@ class ProxyCase(Proxied):
         first = next(s for s in self.servers if "x" in self.buffers_of(s))
         second = next(s for s in self.servers if s is not first)
         for server in self.servers:
-            subprocess.run([CLI, "--server", server.address, "put", "--name", "x", "--random", "ones",
-                            "--shape", "8", "--replace"], check=True, capture_output=True)  # fmt: skip
+            subprocess.run([CLI, "--server", server.address, "put", "--name", "x", "--random",
+                            "ones",
+                            "--shape", "8", "--replace"], check=True,
+                           capture_output=True)  # fmt: skip
         calls = repeated = 0
         with self.channel() as channel:
             stub = o.compute_grpc.ComputeServiceStub(channel)
@@ -187,7 +193,8 @@ class ProxyCase(Proxied):
             with self.assertRaises(grpc.RpcError) as error:
                 stub.Dot(request, timeout=TIMEOUT_S)
             self.assertEqual(error.exception.code(), grpc.StatusCode.UNAVAILABLE)
-        print(f"{type(self).__name__}: {calls} calls while it stopped, {repeated} of them repeated", file=sys.stderr)
+        print(f"{type(self).__name__}: {calls} calls while it stopped, {repeated} of them repeated",
+              file=sys.stderr)
 
 
 class RouteCase(Proxied):
@@ -209,7 +216,8 @@ class RouteCase(Proxied):
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
         self.assertEqual({id(found[0]) for found in holders.values()}, set(map(id, self.servers)))
-        # One is killed: its names are gone, and made anew on the others; all others are where they were.
+        # One is killed: its names are gone, and made anew on the others; all others are where they
+        # were.
         victim = self.servers[1]
         victim.process.kill()
         victim.process.wait()
@@ -246,8 +254,8 @@ class RollingCase(Proxied):
     servers_have_tls = True
 
     def start_server(self):
-        """With a certificate for a name, of which the proxy's configuration knows, and only for those
-        of the authority."""
+        """With a certificate for a name, of which the proxy's configuration knows, and only for
+        those of the authority."""
         if not self.servers:
             self.pair = self.authority.issue("tessera", names="DNS:tessera")
         return rolling.Restartable(
@@ -257,7 +265,8 @@ class RollingCase(Proxied):
 
     def healthy(self, address):
         pair = self.tls / "proxy.crt", self.tls / "proxy.key"
-        words = [*self.command(address, pair), "--tls-server-name", "tessera", "--timeout", "5s", "health"]
+        words = [*self.command(address, pair), "--tls-server-name", "tessera", "--timeout", "5s",
+                 "health"]
         return subprocess.run(words, capture_output=True, timeout=TIMEOUT_S).returncode == 0
 
     def test_no_call_is_lost(self):
@@ -310,7 +319,8 @@ class Haproxy:
         text = (PROXY / "haproxy.cfg").read_text()
         text = re.sub(r"    server tessera-.*\n?", "", text)
         if self.servers_have_tls:
-            text = re.sub(r"    default-server .*\n", "", text).replace("#default-server", "default-server")
+            text = re.sub(r"    default-server .*\n", "", text).replace("#default-server",
+                                                                        "default-server")
         for i, server in enumerate(self.servers):
             text += f"    server tessera-{i} {server.address}\n"
         text = text.replace(":50053", f"127.0.0.1:{self.port}")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Looks at the status page in headless Chromium, light and dark, wide and narrow, while calls are made:
-nothing runs out of the page, no figure is missing, text has contrast, scripts have no errors. Leaves the
-pictures to be looked at. Needs Chromium; CI does without it.
+"""Looks at the status page in headless Chromium, light and dark, wide and narrow, while calls are
+made: nothing runs out of the page, no figure is missing, text has contrast, scripts have no errors.
+Leaves the pictures to be looked at. Needs Chromium; CI does without it.
 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
-The pictures "gpu" show figures that a GPU's driver would tell, which are made up, and a label that is markup.
+The pictures "gpu" show figures that a GPU's driver would tell, which are made up, and a label that
+is markup.
 """
 
 import argparse
@@ -42,7 +43,8 @@ tessera_gpu_slowdown{device="cpu",reason="power_cap"} 1
 tessera_gpu_slowdown{device="cpu",reason="thermal_hardware"} 0
 tessera_gpu_memory_errors_total{device="cpu",kind="corrected"} 3
 tessera_gpu_memory_errors_total{device="cpu",kind="uncorrected"} 0
-tessera_error_last_timestamp_seconds{code="UNKNOWN",reason="<img src=x onerror=document.title=1>\\"\\\\"} 1
+tessera_error_last_timestamp_seconds{code="UNKNOWN",\
+reason="<img src=x onerror=document.title=1>\\"\\\\"} 1
 """
 # Of what WCAG asks for text: 4.5.
 CONTRAST = """(() => {
@@ -65,10 +67,12 @@ CONTRAST = """(() => {
 
 
 class Browser:
-    """Chromium by its debugging protocol: messages of JSON on two pipes, each ended by a zero byte."""
+    """Chromium by its debugging protocol: messages of JSON on two pipes, each ended by a zero
+    byte."""
 
     def __init__(self, folder):
-        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        names = ("chromium", "chromium-browser", "google-chrome")
+        program = next(filter(None, map(shutil.which, names)), None)
         if program is None:
             sys.exit("status_page.py: there is no chromium")
         their_in, self.out = os.pipe()
@@ -80,14 +84,17 @@ class Browser:
             os.dup2(keep[1], 4)
 
         self.process = subprocess.Popen(
-            [program, "--headless", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu", "--hide-scrollbars",
+            [program, "--headless", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu",
+             "--hide-scrollbars",
              "--no-first-run", f"--user-data-dir={folder}/profile"],
-            preexec_fn=set_up, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            preexec_fn=set_up, pass_fds=(3, 4), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
         for descriptor in (their_in, their_out, *keep):
             os.close(descriptor)
         self.rest, self.number, self.session, self.complaints = b"", 0, None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target,
+                                 flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(domain + ".enable")
 
@@ -106,7 +113,8 @@ class Browser:
             text, self.rest = self.rest.split(b"\0", 1)
             answer = json.loads(text)
             if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded") or (
-                    answer.get("method") == "Runtime.consoleAPICalled" and answer["params"]["type"] == "error"):
+                    answer.get("method") == "Runtime.consoleAPICalled"
+                    and answer["params"]["type"] == "error"):
                 self.complaints.append(answer["params"])
             if answer.get("id") == self.number:
                 if "error" in answer:
@@ -120,9 +128,11 @@ class Browser:
 
     def show(self, url, scheme, size):
         width, height = SIZES[size]
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=1,
                   mobile=size == "narrow")
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Emulation.setEmulatedMedia",
+                  features=[{"name": "prefers-color-scheme", "value": scheme}])
         if self.value("location.href") != url:
             self.call("Page.navigate", url=url)
 
@@ -130,7 +140,8 @@ class Browser:
         height = self.value("Math.ceil(document.body.getBoundingClientRect().height)")
         width = self.value("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        data = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
+        data = self.call("Page.captureScreenshot", format="png", clip=clip,
+                         captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def close(self):
@@ -147,7 +158,8 @@ class Calls:
         values = np.random.default_rng(1).normal(size=(256, 256)).astype(np.float32)
         for name in ("queries", "documents", "weights"):
             client.put(name, values)
-        self.threads = [threading.Thread(target=self.work, args=(server.client(), i)) for i in range(3)]
+        self.threads = [threading.Thread(target=self.work, args=(server.client(), i))
+                        for i in range(3)]
         for thread in self.threads:
             thread.start()
 
@@ -201,7 +213,8 @@ def with_gpu(address):
 
 
 def check(browser, what):
-    assert browser.value("document.documentElement.scrollWidth <= innerWidth"), f"{what}: runs out of the page"
+    fits = browser.value("document.documentElement.scrollWidth <= innerWidth")
+    assert fits, f"{what}: runs out of the page"
     text = browser.value("document.body.innerText")
     assert not re.search("NaN|undefined|Infinity|null", text), f"{what}: {text}"
     assert browser.value("document.querySelectorAll('.tile').length") == 8, what
@@ -223,7 +236,8 @@ def main(folder, out):
             for size in SIZES:
                 browser.show(f"http://{address}/", scheme, size)
                 text = check(browser, f"{scheme} {size}")
-                for wanted in ("ready", "Dot", "fixed_tree", "BUFFER_NOT_FOUND", "UNKNOWN_STRATEGY"):
+                for wanted in ("ready", "Dot", "fixed_tree", "BUFFER_NOT_FOUND",
+                               "UNKNOWN_STRATEGY"):
                     assert wanted in text, (wanted, text)
                 assert "GPU:" not in text, text
                 browser.picture(out / f"page_{scheme}_{size}.png")
@@ -232,7 +246,8 @@ def main(folder, out):
                 browser.show(f"http://{other}/", scheme, size)
                 time.sleep(5)
                 text = check(browser, f"gpu {scheme} {size}")
-                for wanted in ("87 % busy", "61 °C", "612 W of 700 W", "1.75 GHz", "70.0 GiB used by all",
+                for wanted in ("87 % busy", "61 °C", "612 W of 700 W", "1.75 GHz",
+                               "70.0 GiB used by all",
                                "slowed down: power cap", "3 corrected memory errors"):
                     assert wanted in text, (wanted, text)
                 assert "thermal" not in text, text

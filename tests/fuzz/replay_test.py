@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Fuzz targets without libFuzzer: what replay.cc makes of a few inputs finds a read beyond an input, a number that
-overflows, an assertion that needs parts of two inputs, and a loop that never ends; and leaves the input that shows it.
+"""Fuzz targets without libFuzzer: what replay.cc makes of a few inputs finds a read beyond an
+input, a number that overflows, an assertion that needs parts of two inputs, and a loop that never
+ends; and leaves the input that shows it.
 
 usage: replay_test.py PROGRAM, with replay_test.cc as its target
 """

@@ -3,8 +3,8 @@
 // The distribution's gRPC and abseil are not instrumented, so that ThreadSanitizer sees neither
 // their locks nor their queues, and would take every message that one thread hands to another
 // through them for a race. This file stands in front of the few functions by which they order what
-// their callers do: it is linked into the program, whose symbols come first, calls the function of the
-// library behind it, and says what the function's contract says:
+// their callers do: it is linked into the program, whose symbols come first, calls the function of
+// the library behind it, and says what the function's contract says:
 //
 //   what is asked of gRPC under a tag    happens before   the tag comes out of its completion queue
 //   the writing of a message's bytes     happens before   their reading, in the same process
@@ -51,8 +51,8 @@ UNSEEN Function* Behind(const std::string& symbol) {
   return reinterpret_cast<Function*>(Behind(symbol));
 }
 
-// The mangled name of a member of a class of abseil: from the class on, as "5Mutex4LockEv", with a K
-// before it where the member is constant.
+// The mangled name of a member of a class of abseil: from the class on, as "5Mutex4LockEv", with a
+// K before it where the member is constant.
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 UNSEEN std::string OfAbsl(const std::string& member) {

@@ -19,6 +19,16 @@ format() {
   step format "Format ${#files[@]} files" clang-format -i "${files[@]}"
 }
 
+# Prints lines of more than 100 columns. Excepted are tables, generated pages and protocols of
+# others.
+long_lines() {
+  local files
+  mapfile -t files < <(
+    sources cc h cu cuh proto py md | grep -vE '^\./(proto/g|docs/(python_api|examples/))'
+  )
+  ! LC_ALL=C.UTF-8 grep -nE '^.{101}' "${files[@]}" | grep -vE '^[^:]+:[0-9]+: *\|'
+}
+
 # buf from the PATH, else the pinned release from its npm package.
 find_buf() {
   buf=$(type -P buf) && return
@@ -46,6 +56,7 @@ lint() {
   mapfile -t scripts < <(sources sh)
   mapfile -t python < <(sources py)
   step clang-format "Style of ${#cpp[@]} files" clang-format --dry-run -Werror "${cpp[@]}"
+  step long-lines "Lines of at most 100 columns" long_lines
   step shellcheck "Shell scripts" shellcheck dev .ci/* "${scripts[@]}"
   step python-syntax "Syntax of Python files" /usr/bin/python3 -c \
     'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' "${python[@]}"

@@ -94,8 +94,8 @@ for batch in (1, 8, 64):
 # %% [markdown]
 # ## Far from the origin
 # This subtracts the mean of the vectors, and computes the distances to the best candidates again by
-# differences, in f64. Where rounding may have hidden a closer vector, it compares the query with all
-# vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
+# differences, in f64. Where rounding may have hidden a closer vector, it compares the query with
+# all vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
 
 # %%
 def nearest(x, queries, k):

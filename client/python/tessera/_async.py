@@ -49,7 +49,7 @@ class Async:
             await made.close()
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """Of the connection of a number."""
+        """The stubs of connection `number`."""
         while len(self._calls) <= number and not self._closed:
             self._channels.append(channel(grpc.aio, self._options))
             self._calls.append(calls_of(self._channels[-1]))
@@ -171,7 +171,8 @@ class Async:
             raise self._failure(error) from None
 
     async def _share(self, command: Share) -> Any:
-        made = asyncio.get_running_loop().run_in_executor(None, share, command.path, command.seconds)
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(None, share, command.path, command.seconds)
 
         def close(made: "asyncio.Future[Any]") -> None:
             region = made.result()

@@ -55,9 +55,9 @@ class Blocking:
         self._calls = [self.calls]
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never given
-        back: what follows goes through another one. The old one ends with the client, since other
-        threads may be using it."""
+        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never
+        given back: what follows goes through another one. The old one ends with the client, since
+        other threads may be using it."""
         if getattr(interrupt, _SETTLED, False):
             return
         setattr(interrupt, _SETTLED, True)
@@ -82,7 +82,7 @@ class Blocking:
                 return  # Python ends, and starts no more threads.
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """Of the connection of a number."""
+        """The stubs of connection `number`."""
         with self._lock:
             while len(self._calls) <= number and not self._closed:
                 self._channels.append(channel(grpc, self._options))

@@ -332,8 +332,8 @@ class Client:
     # --- the connection
 
     def close(self) -> None:
-        """Deletes the unnamed buffers and what put() has begun, and hangs up. The end of the process
-        does the same. A server that does not answer is waited for a second or two."""
+        """Deletes the unnamed buffers and what put() has begun, and hangs up. The end of the
+        process does the same. A server that does not answer is waited for a second or two."""
         _open.discard(self)
         if not self._core.own:
             return  # A fork has not what there is to close.

@@ -178,8 +178,8 @@ class Options:
             ("grpc.use_local_subchannel_pool", 1),
             # gRPC's own pauses grow to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # A name that has moved is looked up again before the next attempt; gRPC's 30 s are longer
-            # than callers wait.
+            # A name that has moved is looked up again before the next attempt; gRPC's 30 s are
+            # longer than callers wait.
             ("grpc.dns_min_time_between_resolutions_ms", 500),
             # How long one attempt to connect may take.
             ("grpc.min_reconnect_backoff_ms", 5000),
@@ -206,8 +206,8 @@ _process: Optional[int] = None  # That made the first channel.
 
 
 def check_process() -> None:
-    """RuntimeError in a fork of the process that made the first channel. It has gRPC's state and not
-    its threads: calls there may wait for ever, and may end the other process too."""
+    """RuntimeError in a fork of the process that made the first channel. It has gRPC's state and
+    not its threads: calls there may wait for ever, and may end the other process too."""
     if os.getpid() != _process:
         raise RuntimeError(
             "gRPC does not work in a fork of a process that has connected: fork before the first"

@@ -192,8 +192,8 @@ class Core:
         self._count = itertools.count()
         self.has_unnamed = False
         self._creating: Set[_Draft] = set()
-        # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed it,
-        # that it stays, or close() that it goes.
+        # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed
+        # it, that it stays, or close() that it goes.
         self._drafts: Set[Tuple[str, int]] = set()
         self._abandoned_at: Dict[str, float] = {}  # Names of drafts, and when, by time.monotonic().
         self.closed = False  # Or being closed: its unnamed buffers and its drafts go.
@@ -294,7 +294,7 @@ class Core:
         while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
-            # Of what has no name the list below tells.
+            # Unnamed buffers are found by the listing below.
             left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
             for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)
@@ -707,7 +707,8 @@ class Core:
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf]) -> Error:
         if isinstance(error, (ScratchExhausted, TooManySteps)):
-            error.text += "; .save() of what comes in between, x = x.save(), makes several programs of it"
+            error.text += ("; .save() of what comes in between, x = x.save(), makes several"
+                           " programs of it")
         elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
             error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
         elif isinstance(error, VersionMismatch):
@@ -715,7 +716,8 @@ class Core:
         return error
 
     def _server_limits(self) -> Steps:
-        """Those of GetServerInfo, kept until a call is lost or the server refuses what they allow."""
+        """Those of GetServerInfo, kept until a call is lost or the server refuses what they
+        allow."""
         if self._limits is None:
             info = yield from self.unary("GetServerInfo")
             self._limits = info.limits

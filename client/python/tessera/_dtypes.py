@@ -54,7 +54,8 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
     if found not in _WIRE:
         raise Unsupported(
-            f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64, float16,"
+            f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64,"
+            " float16,"
             " bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
         )
     return found
@@ -107,7 +108,8 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     wide = np.asarray(array)
     if HAVE_ML_DTYPES and wide.dtype == np.float32:
         return wide.astype(bfloat16)
-    # Through float32 once, towards odd: rounding twice to nearest, as ml_dtypes does, would move ties.
+    # Through float32 once, towards odd: rounding twice to nearest, as ml_dtypes does, would move
+    # ties.
     wide, shape = wide.reshape(-1), wide.shape
     single = wide.astype(np.float32)
     bits = single.view(np.uint32)
@@ -209,14 +211,15 @@ def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
 
 class Outgoing:
     """The bytes of an array as the server takes them: little-endian, of one of its types, in
-    row-major order. A slice of them is made when it is asked for, so that no array is converted as a
-    whole, except one of Python's objects; where nothing is to be converted it is the array's memory.
-    What np.errstate says where it is made holds for all slices. Thread safe."""
+    row-major order. A slice of them is made when it is asked for, so that no array is converted as
+    a whole, except one of Python's objects; where nothing is to be converted it is the array's
+    memory. What np.errstate says where it is made holds for all slices. Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
         if hasattr(value, "_session"):
             raise TypeError(
-                "the array is on a server already: .save(name) keeps an expression, .copy(name) makes"
+                "the array is on a server already: .save(name) keeps an expression, .copy(name)"
+                " makes"
                 " another buffer, t.import_from(server, name) brings it to another server"
             )
         wanted = None if dtype is None else dtype_of(dtype)

@@ -152,8 +152,8 @@ _OF_CODE: Dict[str, Type[Error]] = {
 }
 
 
-# What grpcio's asyncio makes of a message that it could not hand to gRPC any more, because the call has
-# ended: the status that the call ended with is lost.
+# What grpcio's asyncio makes of a message that it could not hand to gRPC any more, because the call
+# has ended: the status that the call ended with is lost.
 _WRITE_FAILED = ("INTERNAL", "Internal error from Core")
 
 

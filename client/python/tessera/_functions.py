@@ -72,7 +72,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if ord in (None, "fro", "f"):
         return _vectors(x, None, axes, keepdims)
     if ord in (2, -2, "nuc"):
-        raise Unsupported(f"a norm of order {ord!r} of matrices needs singular values: use .numpy()")
+        raise Unsupported(
+            f"a norm of order {ord!r} of matrices needs singular values: use .numpy()")
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError(f"Invalid norm order {ord!r} for matrices")
     summed, kept = axes if abs(ord) == 1 else axes[::-1]

@@ -18,7 +18,8 @@ from ._operators import Operators
 from ._views import Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
 
 _TWO_CONNECTIONS = (
-    "arrays of two connections: bring one over with t.import_from(server, name), or with .numpy() and"
+    "arrays of two connections: bring one over with t.import_from(server, name), or with .numpy()"
+    " and"
     " put()"
 )
 Self = TypeVar("Self", bound="Lazy")
@@ -162,7 +163,8 @@ class Lazy(Operators):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without axes: .item() is its element, in this process")
+            raise TypeError(
+                "len() of an array without axes: .item() is its element, in this process")
         return self.shape[0]
 
     def transpose(self: Self, *axes: Any) -> Self:

@@ -191,7 +191,8 @@ add(
         "ones_like": lambda a, dtype=None, shape=None: _full_like(a, 1, dtype, shape),
         "shape": lambda a: a.shape,
         "ndim": lambda a: a.ndim,
-        "size": lambda a, axis=None: a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)],
+        "size": lambda a, axis=None: (
+            a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)]),
         "permute_dims": lambda a, axes=None: a.transpose(axes),
         "matrix_transpose": lambda x: x.mT,
         "unstack": lambda x, axis=0: tuple(_moved(x, axis, 0)),

@@ -41,7 +41,8 @@ _INSTEAD = {
 _INSTEAD_OF = {
     **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
     **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
-    **dict.fromkeys("concatenate stack hstack vstack column_stack append pad roll".split(), _JOINED),
+    **dict.fromkeys(
+        "concatenate stack hstack vstack column_stack append pad roll".split(), _JOINED),
     **dict.fromkeys("array_split hsplit vsplit dsplit".split(), _SLICES),
     **dict.fromkeys("take compress choose delete".split(), _ROWS),
     **dict.fromkeys("log2 log10 log1p".split(), _LOG),
@@ -77,7 +78,8 @@ _INSTEAD_OF = {
 # What makes arrays of no others; with like= it comes here.
 _FROM_NOTHING = {
     getattr(np, name)
-    for name in "arange array asanyarray asarray empty eye full identity linspace ones zeros".split()
+    for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
+                 .split())
 }
 _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
@@ -270,7 +272,8 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
             first = "broadcast axes make it, f(a[:, None], b), or "
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     types = {key: given.pop(key) for key in ("dtype", "casting") if key in given}
-    axis = {key: given.pop(key) for key in ("axis",) if key in given and ufunc.signature is not None}
+    axis = {key: given.pop(key) for key in ("axis",)
+            if key in given and ufunc.signature is not None}
     for key, value in given.items():
         _refused(name, key, value)
     if axis and "axis" not in _names(call):
@@ -290,7 +293,8 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
 def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
     """ufunc.reduce."""
     given = {"axis": 0 if array.ndim else None, **given}
-    for key in [key for key in given if key not in ("axis", "dtype", "keepdims", "initial", "where")]:
+    known = ("axis", "dtype", "keepdims", "initial", "where")
+    for key in [key for key in given if key not in known]:
         _refused(name, key, given.pop(key))
     fold, dtype = REDUCTIONS[ufunc], given.pop("dtype", None)
     if fold not in ("all", "any"):

@@ -43,13 +43,12 @@ Output = Tuple[int, int]
 class Stats:
     """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
-    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|; of
-    a map that of each of its nodes alone, |error| <= roundoff * |value|),
-    queue_us that it waited, total_us from the call's acceptance to its answer, moved_bytes of
-    operands that were copied from other devices, prepared_bytes of copies and parts of operands that
-    an earlier call or step had made, and how many devices worked. kernel_us is 0 unless the
-    expression was made by with_(timing=True); queue_us and total_us are 0 of the steps of a
-    program."""
+    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|;
+    of a map that of each of its nodes alone, |error| <= roundoff * |value|), queue_us that it
+    waited, total_us from the call's acceptance to its answer, moved_bytes of operands that were
+    copied from other devices, prepared_bytes of copies and parts of operands that an earlier call
+    or step had made, and how many devices worked. kernel_us is 0 unless the expression was made by
+    with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
 
     operation: str
     strategy: str
@@ -193,7 +192,8 @@ class Plan:
         return "Execute", program.SerializeToString()
 
     def answers(self, method: str, response: Any) -> List[Any]:
-        """A response for every step. Raises the first error, which is no other one's consequence."""
+        """A response for every step. Raises the first error, which is no other one's
+        consequence."""
         if method != "Execute":
             return [response]  # Perhaps of p.UNREAD: bytes.
         errors: List[Error] = []
@@ -261,7 +261,8 @@ class Plan:
         dtype, more = node.dtype, ""
         if node.op == "top_k":
             dtype, more = step.operands[0][0].dtype, ", i64 indices"
-        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.argument_of(dtype)} {shape}{more}"
+        result = f"{_dtypes.argument_of(dtype)} {shape}{more}"
+        return f"{number}: {node.op}({', '.join(parts)}) -> {result}"
 
     def _describe(self, source: Source, view: View) -> str:
         if isinstance(source, Leaf):

@@ -8,9 +8,10 @@ Progress = Union[None, bool, Callable[[int, int], None]]
 
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
-    """A function of the bytes done so far, of which it tells no fewer than before: where a stream has
-    broken some are sent again. True: a bar on stderr, where that is a terminal or a notebook and the
-    transfer takes more than a second; a function is called with the bytes done and in all."""
+    """A function of the bytes done so far, of which it tells no fewer than before: where a stream
+    has broken some are sent again. True: a bar on stderr, where that is a terminal or a notebook
+    and the transfer takes more than a second; a function is called with the bytes done and in
+    all."""
     if not progress:
         return None
     if progress is not True:

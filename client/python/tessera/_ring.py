@@ -75,7 +75,8 @@ class Ring:
 
 def _read(path: str) -> Dict[str, str]:
     servers: Dict[str, str] = {}
-    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
+    lines = pathlib.Path(path).read_text(encoding="utf-8-sig").split("\n")
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

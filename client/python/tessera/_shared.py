@@ -113,7 +113,8 @@ class Transfer:
     def __init__(
         self, region: Region, name: str, version: int, at: int, data: Any, report: Any
     ) -> None:
-        """data: bytes to read, or an array of uint8 to fill; its first byte is byte `at` of the buffer."""
+        """data: bytes to read, or an array of uint8 to fill; its first byte is byte `at` of the
+        buffer."""
         self.region = region
         self.slots = region.take(len(data))
         self._name, self._version, self._at = name, version, at

@@ -142,7 +142,8 @@ class View(NamedTuple):
             if known and self.size % known == 0:
                 wanted[wanted.index(-1)] = self.size // known
         if size_of(wanted) != self.size or min(wanted, default=0) < 0:
-            raise BadShape(f"{self.size} elements of shape {self.shape} do not fill {extents(shape)}")
+            raise BadShape(
+                f"{self.size} elements of shape {self.shape} do not fill {extents(shape)}")
         if self.size == 0:
             return View(0, tuple(wanted), row_major(wanted)).checked()
         # Runs of axes that one stride walks through, outermost first: [elements, innermost stride].

@@ -99,8 +99,8 @@ class Tally:
 
 
 class Patience:
-    """Tells a transfer that moves from one that has stood still for so many seconds. Whoever waits for
-    it looks again after `step` of them."""
+    """Tells a transfer that moves from one that has stood still for so many seconds. Whoever waits
+    for it looks again after `step` of them."""
 
     def __init__(self, tally: Tally, seconds: float) -> None:
         self.step = seconds / 8
@@ -136,8 +136,8 @@ class Stream:
 class Upload(Stream):
     """The messages of one stream: of bytes [begin, end) of a draft, or with a spec of an array.
 
-    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what a slice
-    or the caller's progress function raised, which ends the stream.
+    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what a
+    slice or the caller's progress function raised, which ends the stream.
     """
 
     def __init__(

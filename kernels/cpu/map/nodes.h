@@ -1,5 +1,5 @@
-// The instructions of an expression on a CPU, each for a block of elements: loops that become vector
-// instructions, over registers that stay in the L1 cache.
+// The instructions of an expression on a CPU, each for a block of elements: loops that become
+// vector instructions, over registers that stay in the L1 cache.
 #pragma once
 
 #include <algorithm>

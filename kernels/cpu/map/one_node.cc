@@ -1,10 +1,10 @@
 // Map, one node of the expression after the other, each for the whole array: what a library of
-// elementwise functions does, and why a chain of them is slow. Every value but the last is an array in
-// memory that is written once and read again, long after the caches have forgotten it.
+// elementwise functions does, and why a chain of them is slow. Every value but the last is an array
+// in memory that is written once and read again, long after the caches have forgotten it.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, and beyond that 8
-// bytes per element for each value written and read. Scratch memory: an array for each value that is
-// needed at one time.
+// bytes per element for each value written and read. Scratch memory: an array for each value that
+// is needed at one time.
 #include <cstring>
 
 #include "kernels/cpu/chunks.h"

@@ -1,5 +1,5 @@
-// An expression for any range of its elements, on one thread: what the strategy fused shares out, and
-// what other operations read their elements from.
+// An expression for any range of its elements, on one thread: what the strategy fused shares out,
+// and what other operations read their elements from.
 #pragma once
 
 #include <cstdint>

@@ -38,8 +38,8 @@
 namespace tessera {
 namespace {
 
-// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for an
-// L2 of 512 KiB and above. Multiples of every register tile.
+// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for
+// an L2 of 512 KiB and above. Multiples of every register tile.
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;

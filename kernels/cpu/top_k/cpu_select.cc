@@ -1,15 +1,17 @@
 // TopK by selection: for each row, or for each part of a long one, over all cores.
 //
-// The best elements so far wait in memory for twice as many as are wanted. When it is full, the k best
-// of them are selected (in linear time, whatever their order), and the worst of these is a limit: an
-// element that is no better is done after one comparison. In a random row of n elements all but about
-// k (1 + ln(n / k)) are; so a core compares kBlock of them with the limit in one loop, which becomes
-// vector instructions, and looks closer only where some element passed. Where there are fewer rows
-// than cores, rows are cut into parts, and the best of a row's parts are selected from at the end.
+// The best elements so far wait in memory for twice as many as are wanted. When it is full, the k
+// best of them are selected (in linear time, whatever their order), and the worst of these is a
+// limit: an element that is no better is done after one comparison. In a random row of n elements
+// all but about k (1 + ln(n / k)) are; so a core compares kBlock of them with the limit in one
+// loop, which becomes vector instructions, and looks closer only where some element passed. Where
+// there are fewer rows than cores, rows are cut into parts, and the best of a row's parts are
+// selected from at the end.
 //
-// Cost: every element is read once; k (1 + ln(n / k)) are selected from where elements come in random
-// order, n of them where every element is better than those before it, which takes two to four times as
-// long, and up to eleven where each is better than most of the last k to 3k, as in a count with noise.
+// Cost: every element is read once; k (1 + ln(n / k)) are selected from where elements come in
+// random order, n of them where every element is better than those before it, which takes two to
+// four times as long, and up to eleven where each is better than most of the last k to 3k, as in a
+// count with noise.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -25,17 +25,17 @@ namespace {
 // Kernels of a process at most, so that whoever asks for ever new expressions does not fill its
 // memory. There is none for what comes later.
 constexpr std::size_t kMostKernels = 1024;
-// The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take CUDA's
-// assembler 19 s and 0.9 GB; so much takes it less than a second.
+// The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take
+// CUDA's assembler 19 s and 0.9 GB; so much takes it less than a second.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
-// Texts that wait to be compiled at most, so that none is behind hundreds of others. An expression that
-// finds so many waiting is left out, until it comes the next time.
+// Texts that wait to be compiled at most, so that none is behind hundreds of others. An expression
+// that finds so many waiting is left out, until it comes the next time.
 constexpr std::size_t kMostWaiting = 32;
 // Plans that have come once, of which so many are remembered.
 constexpr std::size_t kMostSeen = 4096;
 
-// The machine code of the text, for the current device; none if it is too long, or the driver cannot
-// compile.
+// The machine code of the text, for the current device; none if it is too long, or the driver
+// cannot compile.
 std::optional<std::string> Compile(const std::string& text) {
   if (text.size() > kMostText) return std::nullopt;
   try {
@@ -91,8 +91,9 @@ class Kernel {
 // All kernels of the process. Thread safe.
 class Kernels {
  public:
-  // The driver loads its compiler when it needs it first, and what is loaded last is destroyed first when
-  // the process exits. So it is loaded now: then ~Kernels comes before, and waits for who compiles.
+  // The driver loads its compiler when it needs it first, and what is loaded last is destroyed
+  // first when the process exits. So it is loaded now: then ~Kernels comes before, and waits for
+  // who compiles.
   Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
 
   static Kernels& All() {
@@ -114,8 +115,8 @@ class Kernels {
     before_use_ = on;
   }
 
-  // Null while there is none, and where there can be none. It lives as long as the process. Throws where
-  // there is no memory, or no thread to be had.
+  // Null while there is none, and where there can be none. It lives as long as the process. Throws
+  // where there is no memory, or no thread to be had.
   Kernel* Find(const KernelPlan& plan, const CudaDevice& device) {
     std::string key = KeyOf(plan);
     key.push_back(static_cast<char>(device.info().compute_capability));
@@ -198,7 +199,8 @@ bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t bl
   const cudaKernel_t function = kernel->Load();
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  // Its code may find no room on the device. Whatever else is wrong, the strategy in its place says so.
+  // Its code may find no room on the device. Whatever else is wrong, the strategy in its place says
+  // so.
   if (cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters, 0,
                        handle) != cudaSuccess) {
     (void)cudaGetLastError();

@@ -1,4 +1,5 @@
-// Kernels that the driver compiles while the server runs, for expressions that come again. Thread safe.
+// Kernels that the driver compiles while the server runs, for expressions that come again. Thread
+// safe.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@ class CudaStream;
 
 namespace tessera::compiled {
 
-// Enqueues the plan's kernel, behind all work of the stream, whose device is current. False: there is
-// none, or not yet, or it cannot be launched; the second call with a plan has it compiled in the
-// background, once for all streams and for devices of one compute capability. The first launch loads it,
-// as that of any kernel. Throws DeviceError.
+// Enqueues the plan's kernel, behind all work of the stream, whose device is current. False: there
+// is none, or not yet, or it cannot be launched; the second call with a plan has it compiled in the
+// background, once for all streams and for devices of one compute capability. The first launch
+// loads it, as that of any kernel. Throws DeviceError.
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream);
 

@@ -42,8 +42,9 @@ bool IsLong(ValueType type) { return type == ValueType::kF64 || type == ValueTyp
 
 // --- Functions of operations.cu ---
 
-// The lines between the braces of each function, by its name, and what is not one of them: the header
-// with the version and the target, and functions that the compiler has added and others call.
+// The lines between the braces of each function, by its name, and what is not one of them: the
+// header with the version and the target, and functions that the compiler has added and others
+// call.
 class Operations {
  public:
   explicit Operations(absl::string_view text) {

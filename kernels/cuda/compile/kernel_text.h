@@ -1,7 +1,7 @@
 // Kernels for one expression each, as text in PTX, the driver's assembly language, which the driver
-// makes machine code of. A thread computes a group of elements that lie side by side and loads and stores
-// as many bytes at once as they have. The values of the expression are in registers that the text
-// names: nothing is decoded or looked up while it runs.
+// makes machine code of. A thread computes a group of elements that lie side by side and loads and
+// stores as many bytes at once as they have. The values of the expression are in registers that the
+// text names: nothing is decoded or looked up while it runs.
 //
 // Right for any n and block size: threads do not meet, groups beyond the end are left out, and the
 // elements of a last group that is not whole are computed one by one.

@@ -1,7 +1,7 @@
 // What the operations of an expression compute, each as a function of its own, for kernels that are
 // put together while the server runs (kernel_text.h). This file becomes PTX, the driver's assembly
-// language, which the server carries as text; so a compiled expression runs the code of map_math.h, as
-// all others do, and has their bits.
+// language, which the server carries as text; so a compiled expression runs the code of map_math.h,
+// as all others do, and has their bits.
 //
 // Values are as in registers: those of 32 bits, and bool as 0 or 1, take 32 bits.
 #include <bit>
@@ -37,7 +37,8 @@ __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   return static_cast<Carried<ValueOf<Element>>>(RoundTo<Element>(static_cast<V>(value)));
 }
 
-// An element's bits as a value, and back, of types that are not in memory what they are in registers.
+// An element's bits as a value, and back, of types that are not in memory what they are in
+// registers.
 template <class Element>
 __device__ __forceinline__ Carried<ValueOf<Element>> Loaded(std::uint32_t bits) {
   StoredOf<Element> element;

@@ -1,22 +1,22 @@
-// Chains: expressions whose every step takes what the step before it made, and operands and constants,
-// as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a), and those where one value at a time has to
-// wait for a later step, as the half of a GELU. They are most of what is asked for, and need no
-// registers that are numbered at run time: a thread has its elements of the last value, perhaps of the
-// one that waits, and of what a step reads, and branches choose what the step does. Its elements of
-// operands go to shared memory, without a detour through registers (cp.async): there they can be
-// numbered at run time, and as many may be under way as there is room for. A thread reads what it has
-// loaded itself, so that threads need not wait for each other.
+// Chains: expressions whose every step takes what the step before it made, and operands and
+// constants, as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a), and those where one value at
+// a time has to wait for a later step, as the half of a GELU. They are most of what is asked for,
+// and need no registers that are numbered at run time: a thread has its elements of the last value,
+// perhaps of the one that waits, and of what a step reads, and branches choose what the step does.
+// Its elements of operands go to shared memory, without a detour through registers (cp.async):
+// there they can be numbered at run time, and as many may be under way as there is room for. A
+// thread reads what it has loaded itself, so that threads need not wait for each other.
 //
-// Elements are loaded in groups, 16 bytes of the chain's type. A group of an operand lies side by side
-// and aligned, or is one element many times:
+// Elements are loaded in groups, 16 bytes of the chain's type. A group of an operand lies side by
+// side and aligned, or is one element many times:
 //
 //   kWhole      element i of the result takes element i
 //   kVectors    i mod period: a row that is stretched along outer axes
 //   kRepeated   (i / inner) mod period: stretched along inner axes as well, or those alone
 //
-// An operand that is one element for all takes no registers of a thread: it lies with the constants.
-// In chains of f32 operands may be of 16 bits, and what comes out may be; truth values go into every
-// chain, and come out of those that end with a comparison.
+// An operand that is one element for all takes no registers of a thread: it lies with the
+// constants. In chains of f32 operands may be of 16 bits, and what comes out may be; truth values
+// go into every chain, and come out of those that end with a comparison.
 //
 // Map runs chains (chained.cuh), and so does Reduce (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -104,8 +104,8 @@ inline bool IsAligned(const void* data, std::int64_t bytes = 16) {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Element i of n takes element (i / inner) mod period of what lies without gaps: 1 and n of an array
-// that is not stretched. False: the view is none of these.
+// Element i of n takes element (i / inner) mod period of what lies without gaps: 1 and n of an
+// array that is not stretched. False: the view is none of these.
 inline bool FindPeriod(const View& view, std::int64_t* inner, std::int64_t* period) {
   *inner = *period = 1;
   bool outer = false;
@@ -161,8 +161,8 @@ inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* inpu
 inline constexpr std::size_t kQuickOps = 3;
 static_assert(kMapOpInfos[kQuickOps - 1].op == MapOp::kMultiply);
 
-// Steps that change the value where it is: what was made last, or an operand that takes its place, is
-// added to, multiplied by, or less, one more argument. They are the most frequent ones.
+// Steps that change the value where it is: what was made last, or an operand that takes its place,
+// is added to, multiplied by, or less, one more argument. They are the most frequent ones.
 inline bool IsQuick(const Step& step) {
   return step.op <= kMapOpInfos[kQuickOps - 1].op && step.arguments[0] <= kPrevious &&
          (step.arguments[0] == kPrevious || step.arguments[1] != kPrevious);
@@ -458,8 +458,8 @@ __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGrou
 
 // --- Evaluation ---
 
-// Values that are the same for all elements, to shared memory: called by all threads, of which there
-// are kMostSingles at least, before a barrier.
+// Values that are the same for all elements, to shared memory: called by all threads, of which
+// there are kMostSingles at least, before a barrier.
 template <class T>
 __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* singles) {
   const int i = static_cast<int>(threadIdx.x);
@@ -595,8 +595,8 @@ __device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroup
   }
 }
 
-// The chain's result, in the type of its values, for groups that have been settled; kSaves: whether it
-// may save.
+// The chain's result, in the type of its values, for groups that have been settled; kSaves: whether
+// it may save.
 template <bool kSaves, class T, int kGroups>
 __device__ __forceinline__ void Evaluate(const Chain& chain, const Groups<T, kGroups>& groups,
                                          const ValueOf<T>* singles,

@@ -1,6 +1,6 @@
-// The kernel of Map for chains (chain.cuh). Right for any n and block size: threads do not meet but for
-// the values that are the same for all, and a group of elements that reaches beyond the end is loaded
-// and stored one by one.
+// The kernel of Map for chains (chain.cuh). Right for any n and block size: threads do not meet but
+// for the values that are the same for all, and a group of elements that reaches beyond the end is
+// loaded and stored one by one.
 #pragma once
 
 #include <cstdint>
@@ -90,8 +90,8 @@ void Launch(const MapProblem& p, const Chain& chain, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(MapChained);
 }
 
-// Whether the problem is a chain whose result is one of Map; its kernel is launched then, without what
-// saves a value where none is saved.
+// Whether the problem is a chain whose result is one of Map; its kernel is launched then, without
+// what saves a value where none is saved.
 inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
   Chain chain;
   if (!IsAligned(p.out) || !Match(p, &chain)) return false;

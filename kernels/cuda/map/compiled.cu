@@ -1,17 +1,17 @@
-// Map by a kernel of the expression's own, compiled while the server runs: what one would write by hand
-// for it. Its text is put together from the code of its operations (compile/kernel_text.h), and the
-// driver makes machine code of it. That takes a core 30 to 240 ms for most, so a thread of its own does it,
-// for expressions that come twice; until it is done, and wherever it cannot be, `vectorized` or `fused`
-// does the work, with the same bits, but for which NaN a NaN is.
+// Map by a kernel of the expression's own, compiled while the server runs: what one would write by
+// hand for it. Its text is put together from the code of its operations (compile/kernel_text.h),
+// and the driver makes machine code of it. That takes a core 30 to 240 ms for most, so a thread of
+// its own does it, for expressions that come twice; until it is done, and wherever it cannot be,
+// `vectorized` or `fused` does the work, with the same bits, but for which NaN a NaN is.
 //
-// A kernel serves all expressions of the same operations and types whose operands lie alike; the values
-// of their constants are arguments.
+// A kernel serves all expressions of the same operations and types whose operands lie alike; the
+// values of their constants are arguments.
 //
-// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; a thread has three
-// loads and a store of 16 bytes, and four products and sums.
+// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; a thread has
+// three loads and a store of 16 bytes, and four products and sums.
 //
-// Right for any n and block size. Where an operand's axes have to be walked one by one, as those of a
-// transposed matrix, there is no such kernel.
+// Right for any n and block size. Where an operand's axes have to be walked one by one, as those of
+// a transposed matrix, there is no such kernel.
 #include <algorithm>
 #include <optional>
 
@@ -35,7 +35,8 @@ using compiled::Quotient;
 constexpr std::uint32_t kBlock = 256;
 // Bytes of a thread's group of the array with the largest elements.
 constexpr std::int64_t kGroupBytes = 16;
-// Bytes that an element counts for at least where its values take 64 bits: they are what takes room then.
+// Bytes that an element counts for at least where its values take 64 bits: they are what takes room
+// then.
 constexpr std::int64_t kLeastBytes = 4;
 
 std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }

@@ -2,17 +2,17 @@
 // instruction, in registers of its own. Operands are read once and the result is written once; what
 // lies between them never leaves the SM.
 //
-// The expression comes with the launch, as an argument of the kernel, and is decoded by every thread:
-// four elements share what that costs. Its registers are numbered at run time, so they lie in local
-// memory, which the L1 cache holds: threads of a warp read one line a register. Programs of few
-// instructions, and those without values of 64 bits, have kernels of their own with smaller arguments
-// and cells.
+// The expression comes with the launch, as an argument of the kernel, and is decoded by every
+// thread: four elements share what that costs. Its registers are numbered at run time, so they lie
+// in local memory, which the L1 cache holds: threads of a warp read one line a register. Programs
+// of few instructions, and those without values of 64 bits, have kernels of their own with smaller
+// arguments and cells.
 //
-// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; 5 instructions
-// of about 20 cycles per thread.
+// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; 5
+// instructions of about 20 cycles per thread.
 //
-// Right for any n and block size: threads do not meet, and those beyond the end do nothing. Loads and
-// stores are scalar, for any alignment and any strides.
+// Right for any n and block size: threads do not meet, and those beyond the end do nothing. Loads
+// and stores are scalar, for any alignment and any strides.
 #include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/map_cost.h"
 

@@ -82,8 +82,8 @@ __device__ void DispatchFittingElement(DType dtype, F f) {
 }
 
 // One instruction for the elements of a thread. Registers: Get<T>(register, j), Set(register, j,
-// value) for element j of kEach, of which no value takes more than kBytes. at(j): the element's index
-// in the result; in(j): whether there is such an element.
+// value) for element j of kEach, of which no value takes more than kBytes. at(j): the element's
+// index in the result; in(j): whether there is such an element.
 template <int kEach, int kBytes, class Registers, class At, class In>
 __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
                                const MapConstant* constants, Registers& r, At at, In inside) {

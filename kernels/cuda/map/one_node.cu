@@ -1,10 +1,10 @@
-// Map, a kernel for each node of the expression: what calls of a library's elementwise functions do,
-// and why chains of them are slow. Every value but the last is an array in device memory, written by
-// one kernel and read by the next.
+// Map, a kernel for each node of the expression: what calls of a library's elementwise functions
+// do, and why chains of them are slow. Every value but the last is an array in device memory,
+// written by one kernel and read by the next.
 //
-// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and beyond that 8 bytes
-// an element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256. Scratch
-// memory: an array for each value that is needed at one time.
+// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and beyond that 8
+// bytes an element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256.
+// Scratch memory: an array for each value that is needed at one time.
 //
 // Right for any n and block size: threads do not meet, and those beyond the end do nothing; kernels
 // of a stream run in order.

@@ -1,5 +1,5 @@
-// Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run time,
-// lies here in registers.
+// Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run
+// time, lies here in registers.
 //
 // Chains of operations have kernels with fewer registers (chained.cuh); this file is for the rest.
 //
@@ -7,20 +7,21 @@
 // choose between instructions, though, and it costs a warp a few cycles however many elements it
 // moves: a thread computes eight. So a value is found by a switch over kRegisters places, each of
 // which copies one register's eight elements. Three things more keep memory busy:
-//   - Operands are in registers of their own from the start, and all their loads are under way before
-//     the first instruction waits for one; constants take no register.
-//   - Elements are loaded and stored four at a time (two, where some value takes 64 bits), where they
-//     lie side by side and aligned. A warp still takes neighbouring elements: a thread's eight are two
-//     groups, a block's width apart.
-//   - Where an operand repeats along the last axis, or its rows are whole groups, a group is found by
-//     one division an axis, not four.
+//   - Operands are in registers of their own from the start, and all their loads are under way
+//     before the first instruction waits for one; constants take no register.
+//   - Elements are loaded and stored four at a time (two, where some value takes 64 bits), where
+//     they lie side by side and aligned. A warp still takes neighbouring elements: a thread's eight
+//     are two groups, a block's width apart.
+//   - Where an operand repeats along the last axis, or its rows are whole groups, a group is found
+//     by one division an axis, not four.
 //
-// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 512 blocks of 256; 2 instructions a
-// thread, of about 60 cycles each for eight elements.
+// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 512 blocks of 256; 2 instructions
+// a thread, of about 60 cycles each for eight elements.
 //
-// Right for any n and block size: threads do not meet. In a block that reaches beyond the end, and for
-// operands of any other strides or alignment, elements are loaded one by one. Programs with more than
-// kMostCode instructions, or with more values at a time than there are registers, are left to `fused`.
+// Right for any n and block size: threads do not meet. In a block that reaches beyond the end, and
+// for operands of any other strides or alignment, elements are loaded one by one. Programs with
+// more than kMostCode instructions, or with more values at a time than there are registers, are
+// left to `fused`.
 #include <algorithm>
 #include <array>
 
@@ -199,9 +200,9 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
   }
 }
 
-// The bits of elements of 16 bits as F32, and back, those of integers of a byte as I32, and any byte
-// of BOOL but 0 as 1; those of other types are what registers hold. Nothing is left to do for I32 that
-// goes into a byte: it is the lowest one.
+// The bits of elements of 16 bits as F32, and back, those of integers of a byte as I32, and any
+// byte of BOOL but 0 as 1; those of other types are what registers hold. Nothing is left to do for
+// I32 that goes into a byte: it is the lowest one.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {

@@ -71,7 +71,7 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
   return description;
 }
 
-// How to compute problems that differ in places only.
+// A plan of cublasLt for problems that differ only in addresses.
 class Plan {
  public:
   // Tries the library's proposals on the problem, whose result is written several times. workspace:

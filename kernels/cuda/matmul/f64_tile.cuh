@@ -26,8 +26,8 @@ struct Fragments {
   }
 
   // at: the lane's offset, in a k-tile. The element of the square and half, and of steps 4 f up to
-  // 4 f + 3. The swizzle makes a vector's place the exclusive or of its index and its row, so what f
-  // and half change of either is an exclusive or with the address.
+  // 4 f + 3. The swizzle makes a vector's place the exclusive or of its index and its row, so what
+  // f and half change of either is an exclusive or with the address.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
                                       ? (at ^ (f << 5 | half << 4)) + half * kRowBytes
@@ -42,19 +42,19 @@ struct Fragments {
 };
 
 // A warp's part of a tile of c.
-template <class C, class Ring>
+template <class C, class KTileRing>
 class WarpTile {
-  using A = Fragments<typename Ring::KTileA>;
-  using B = Fragments<typename Ring::KTileB>;
+  using A = Fragments<typename KTileRing::KTileA>;
+  using B = Fragments<typename KTileRing::KTileB>;
   static constexpr int kSquaresY = C::kWarpRows / kSquare, kSquaresX = C::kWarpColumns / kSquare;
 
  public:
   // Sums over `k-tiles` k-tiles, at least one, from the one at which the ring stands on.
-  __device__ void Multiply(Ring& ring, std::int64_t k_tiles) {
+  __device__ void Multiply(KTileRing& ring, std::int64_t k_tiles) {
     double as[kSquaresY][4], bs[2][kSquaresX][2][2];
-    const std::uint32_t a_lane = Y() / kSquare * Ring::KTileA::kSquarePitch + A::LaneOffset();
+    const std::uint32_t a_lane = Y() / kSquare * KTileRing::KTileA::kSquarePitch + A::LaneOffset();
     const std::uint32_t b_lane =
-        C::kBytesA + X() / kSquare * Ring::KTileB::kSquarePitch + B::LaneOffset();
+        C::kBytesA + X() / kSquare * KTileRing::KTileB::kSquarePitch + B::LaneOffset();
     const auto load_a = [&](int i, std::uint32_t k_tile, int l) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) as[i][e] = A::Load(k_tile + a_lane, i, e % 2, l / 4 + e / 2);

@@ -85,7 +85,8 @@ class KTileLoader {
   static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
 
   // What is not aligned to vectors, in pieces of at least 4 bytes: fewer are too few for a copy in
-  // the background. A call, since the registers of all this would slow the loop of aligned operands.
+  // the background. A call, since the registers of all this would slow the loop of aligned
+  // operands.
   __device__ __noinline__ void CopyElements(const T* from, std::int64_t row_step, int rows,
                                             int valid, T* k_tile) {
     constexpr int kPiece = sizeof(T) == 2 ? 2 : 1;  // elements

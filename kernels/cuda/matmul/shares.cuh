@@ -1,22 +1,23 @@
-// A product whose rows several GPUs compute. a and c stay where they are. b, as far as it lies on other
-// GPUs, comes to each one's scratch memory by its copy engines, some columns at a time, while those
-// that have come are multiplied:
+// A product whose rows several GPUs compute. a and c stay where they are. b, as far as it lies on
+// other GPUs, comes to each one's scratch memory by its copy engines, some columns at a time, while
+// those that have come are multiplied:
 //
 //      copy engines   b0 | b1 | b2 | ..
 //      SMs                 b0    | b1    | b2 ..
 //
-// A kernel that reads b from another GPU's memory would fetch it again for every tile of rows, since
-// no L2 keeps what is another's. It is the way all the same where scratch memory has no room for b.
-// Of what others have, each GPU asks the one behind it first, and then the one behind that: were all to begin
-// with the same shard of b, they would share what one GPU can send. What a GPU has of b itself comes by a copy
-// stream of its own, beside the others, since copy engines move it no faster.
+// A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
+// since no L2 keeps what is another's. It is the way all the same where scratch memory has no room
+// for b. Of what others have, each GPU asks the one behind it first, and then the one behind that:
+// were all to begin with the same shard of b, they would share what one GPU can send. What a GPU
+// has of b itself comes by a copy stream of its own, beside the others, since copy engines move it
+// no faster.
 //
-// Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself, but for
-// ozaki_f64, whose GPUs begin to multiply when all have looked at their rows.
+// Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself, but
+// for ozaki_f64, whose GPUs begin to multiply when all have looked at their rows.
 //
-// The first piece is narrow, so that the SMs begin soon, and each is as wide as what comes while the one before
-// it is multiplied, so that they are few (PieceSizes). Which columns come together changes no bits: strategies compute an element in the same way whatever
-// is computed beside it.
+// The first piece is narrow, so that the SMs begin soon, and each is as wide as what comes while
+// the one before it is multiplied, so that they are few (PieceSizes). Which columns come together
+// changes no bits: strategies compute an element in the same way whatever is computed beside it.
 #pragma once
 
 #include <cstddef>
@@ -45,9 +46,9 @@ struct CopyStreamEnd {
 // One GPU's rows, of which it multiplies some columns after the other.
 class ProductShare {
  public:
-  // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns at once.
-  // rate: multiply-adds that it does in a second, about. index, count: of the shares, of which each
-  // begins with other columns. Throws DeviceError.
+  // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns at
+  // once. rate: multiply-adds that it does in a second, about. index, count: of the shares, of
+  // which each begins with other columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
@@ -61,8 +62,8 @@ class ProductShare {
   ProductPiece Next();
 
  private:
-  // Makes room for a copy of b, and says which share of it is elsewhere; 0: there is no room, or b is
-  // better read where it is.
+  // Makes room for a copy of b, and says which share of it is elsewhere; 0: there is no room, or b
+  // is better read where it is.
   double TakeCopy(const MatmulProblem& p);
   // A copy stream whose work begins behind that of the stream so far.
   std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
@@ -96,8 +97,8 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
     bool done = false;
   };
   std::vector<Part> parts(shares.size());
-  // Each GPU is given a little at a time, so that none waits until another has been given everything:
-  // first, all begin to copy.
+  // Each GPU is given a little at a time, so that none waits until another has been given
+  // everything: first, all begin to copy.
   const auto for_all = [&](auto f) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].done) continue;

@@ -212,7 +212,8 @@ int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool wait
   return best;
 }
 
-// launch(sums) leaves the sums of so many parts of k, each of m n results, which a second kernel adds.
+// launch(sums) leaves the sums of so many parts of k, each of m n results, which a second kernel
+// adds.
 template <class Acc, class O, class Launch>
 void RunInParts(const MatmulProblem& p, int parts, CudaStream& stream, const Launch& launch) {
   const std::int64_t n = p.m * p.n;

@@ -1,8 +1,8 @@
 // `skinny` where both operands are a few vectors and k is long: a handful of dots at once.
 //
-// A tile of 64 or 128 elements would be empty but for four of them. Here a block has a part of k, and
-// its threads take turns along it: each loads a step of all vectors, multiplies all with all, and
-// keeps the sums until the part's end.
+// A tile of 64 or 128 elements would be empty but for four of them. Here a block has a part of k,
+// and its threads take turns along it: each loads a step of all vectors, multiplies all with all,
+// and keeps the sums until the part's end.
 //
 //        k ->
 //      +-----------+-----------+--         thread t of block 0: steps t, 256 + t, ..
@@ -11,7 +11,8 @@
 //    j |           |           | ..  thin: up to 4 vectors
 //      +-----------+-----------+--
 //
-// A step is a vector of 16 bytes where all operands lie along k and are aligned, or else one element.
+// A step is a vector of 16 bytes where all operands lie along k and are aligned, or else one
+// element.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a warp of `skinny` adds up of one k-tile. Each kind of unit has its own share of the tile for a
-// thread; the kernel knows which results they are when it stores them.
+// What a warp of `skinny` adds up of one k-tile. Each kind of unit has its own share of the tile
+// for a thread; the kernel knows which results they are when it stores them.
 #pragma once
 
 #include "kernels/cuda/matmul/mma.cuh"

@@ -25,9 +25,9 @@
 // On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
 // pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
 //
-// 64 sums of 64 bits per thread leave no registers for two sets of operands. Those of b have two; a's
-// are loaded anew as soon as the last of their four instructions has read them, three groups, 384
-// cycles, before they are needed again.
+// 64 sums of 64 bits per thread leave no registers for two sets of operands. Those of b have two;
+// a's are loaded anew as soon as the last of their four instructions has read them, three groups,
+// 384 cycles, before they are needed again.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles of 16
 // steps; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly eight for each of
@@ -209,8 +209,8 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
   EnqueuePitched(p, p.n, nullptr, Cuda(stream));
 }
 
-// Work of LaunchProductShares. The sums of an element have one order, whatever the tiles and whoever
-// fetches the k-tiles.
+// Work of LaunchProductShares. The sums of an element have one order, whatever the tiles and
+// whoever fetches the k-tiles.
 class PiecesWork {
  public:
   explicit PiecesWork(const ProductShare& share) : share_(share) {}

@@ -71,7 +71,7 @@ bool IsPackable(const void* data, std::int64_t pitch) {
          pitch % Pack<T>::kSize == 0;
 }
 
-// What of a problem can be moved in vectors.
+// Which operands of a problem can be loaded, and results stored, as vectors of 16 bytes.
 struct Packable {
   bool a, b, c;
 };

@@ -2,8 +2,8 @@
 //
 // Against `double_buffered`:
 // - A level between block and thread. A warp computes a rectangle of 64 x 32 on its own, a thread
-//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different vectors of
-//   a or 4 of b, 128 or 64 bytes, and shared memory hands each to all lanes that want it:
+//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different vectors
+//   of a or 4 of b, 128 or 64 bytes, and shared memory hands each to all lanes that want it:
 //
 //      block 128 x 128          warp 64 x 32: 2 x 2 spans       span 32 x 16: 8 x 4 lanes,
 //      +----+----+----+----+    +---------+---------+           each 4 x 4 elements

@@ -37,8 +37,8 @@ __device__ void SortBitonicPieces(E (&entries)[kRegs], int lane) {
   if constexpr (kStride > 1) SortBitonicPieces<kStride / 2>(entries, lane);
 }
 
-// Sorts pieces of kSize entries, of which both halves are sorted: every entry of the first half meets
-// the one as far from the piece's end.
+// Sorts pieces of kSize entries, of which both halves are sorted: every entry of the first half
+// meets the one as far from the piece's end.
 template <int kSize, class E, int kRegs>
 __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > kWarpSize) {

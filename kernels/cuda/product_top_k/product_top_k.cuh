@@ -1,30 +1,33 @@
 // A product on Hopper's tensor cores that selects: scores are made of its sums in registers, and
-// compared with the k-th best so far of their row, which most of them fail. None is written.
+// compared with the k-th best so far of their row. Most are rejected there, and the matrix of
+// scores never reaches memory.
 //
 // Against `tensor_bf16` and its like followed by `threshold`: main loop and producer are theirs
-// (gemm.cuh, mainloop.cuh), and so are the sums. What differs is the order of tiles and the epilogue.
+// (gemm.cuh, mainloop.cuh), and so are the sums. What differs is the order of tiles and the
+// epilogue.
 //
 //     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
 //                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
 //
-// - A warp has 16 rows of a tile, of which four lanes each have all columns. So the best of a row are
-//   one warp's business: no thread waits for another warp.
-// - A score that is not beyond the row's limit, the k-th best so far, is one comparison. Others go to
-//   queues in shared memory, one of each lane and row. Where one is full, the warp sorts those of the
-//   row, merges them with its list, which has its place in device memory and is not missed in between,
-//   and the limit falls, before the rest of the tile is compared.
-// - Without a limit every score would pass, in the first tile of each part. So the limits to begin with
-//   are those of a sample, the first columns, whose product is written and selected from. Of n random
-//   scores behind a sample of s then k n / s pass at most.
+// - A warp has 16 rows of a tile, of which four lanes each have all columns. So the best of a row
+//   are one warp's business: no thread waits for another warp.
+// - A score that is not beyond the row's limit, the k-th best so far, is one comparison. Others go
+//   to queues in shared memory, one of each lane and row. Where one is full, the warp sorts those
+//   of the row, merges them with its list, which has its place in device memory and is not missed
+//   in between, and the limit falls, before the rest of the tile is compared.
+// - Without a limit every score would pass, in the first tile of each part. So the limits to begin
+//   with are those of a sample, the first columns, whose product is written and selected from. Of n
+//   random scores behind a sample of s then k n / s pass at most.
 // - The lists of a row's parts are merged by another kernel.
 //
-// The order is that of TopK. Entries are keys and columns in one number, so that which lane comes first
-// decides nothing. A key does not tell -0 from 0; the lowest bit of an entry does. All NaNs
+// The order is that of TopK. Entries are keys and columns in one number, so that which lane comes
+// first decides nothing. A key does not tell -0 from 0; the lowest bit of an entry does. All NaNs
 // here are the one that arithmetic makes.
 //
-// Right for any m, n and k of a product that TMA can read: what lies outside is computed, and comes into
-// no list. Bits are those of `tensor_bf16` and `tensor_f16` where they compute every tile whole;
-// rounding to the scores' type follows every operation, as in Map, and nothing is contracted.
+// Right for any m, n and k of a product that TMA can read: what lies outside is computed, and comes
+// into no list. Bits are those of `tensor_bf16` and `tensor_f16` where they compute every tile
+// whole; rounding to the scores' type follows every operation, as in Map, and nothing is
+// contracted.
 //
 // Cost at 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly all
 // from the L2; for every sum two multiplications, an addition and a comparison.
@@ -124,9 +127,9 @@ __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
   const float score = (entry & 1) != 0 ? -0.0f : NumberOf(key);
   return smallest ? score : -score;
 }
-// A number that no score of columns from `column` on is above which comes before the limit: those of
-// later columns have to be better, and others may be as good. NaN, above which nothing is, where all
-// have to be looked at.
+// A number that no score of columns from `column` on is above which comes before the limit: those
+// of later columns have to be better, and others may be as good. NaN, above which nothing is, where
+// all have to be looked at.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
@@ -158,8 +161,8 @@ class RowSelection {
         warp_row_(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
         fresh_(&memory.fresh[warp_row_]) {}
 
-  // A part of the rows of a tile, whose lists are empty. The limits are those of the sample; of rows that
-  // do not exist nothing passes but NaNs.
+  // A part of the rows of a tile, whose lists are empty. The limits are those of the sample; of
+  // rows that do not exist nothing passes but NaNs.
   __device__ void Begin(int row_tile, int part) {
     first_row_ = row_tile * C::kRows + warp_row_;
     part_ = part;
@@ -293,8 +296,8 @@ class RowSelection {
   FreshScore (*const fresh_)[kFreshScores];
   int first_row_ = 0;  // in c
   int part_ = 0;
-  // Of the lane's two rows, l / 4 and the row 8 further down: the k-th of the list, and what its queue
-  // holds.
+  // Of the lane's two rows, l / 4 and the row 8 further down: the k-th of the list, and what its
+  // queue holds.
   ScoreEntry limits_[2] = {};
   int counts_[2] = {0, 0};
 };
@@ -390,8 +393,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-// The lists of a row's parts become one: a block for each row, whose warps merge every kMergeWarps-th,
-// and then the first of them theirs.
+// The lists of a row's parts become one: a block for each row, whose warps merge every
+// kMergeWarps-th, and then the first of them theirs.
 inline constexpr int kMergeWarps = 8;
 
 template <class S>
@@ -471,8 +474,8 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// The columns of the sample: so many that of the others few pass the limit that they give, a dozen for
-// each row of a part, as far as the sample is cheap. 0: none.
+// The columns of the sample: so many that of the others few pass the limit that they give, a dozen
+// for each row of a part, as far as the sample is cheap. 0: none.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
   const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));
@@ -482,8 +485,8 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
   return columns < 8 * k ? 0 : columns;
 }
 
-// Parts of a row of tiles: such that waves of blocks are full, or nearly. Every part begins without a
-// limit, which costs as much as a few tiles.
+// Parts of a row of tiles: such that waves of blocks are full, or nearly. Every part begins without
+// a limit, which costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);

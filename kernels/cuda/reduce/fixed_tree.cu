@@ -21,8 +21,9 @@
 //   |error| <= u |sum| + (depth u)^2 * sum of |terms|     u = 2^-53, depth at most about 250
 //
 // so that a sum whose terms are 10^16 times larger than itself is still right to the last digits.
-// Operations that do not round and integers are as in `fixed_tree`, and so are variances of the smaller
-// types, which are double already. 7 additions per f64, where memory leaves an H200's SM time for about 25.
+// Operations that do not round and integers are as in `fixed_tree`, and so are variances of the
+// smaller types, which are double already. 7 additions per f64, where memory leaves an H200's SM
+// time for about 25.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 

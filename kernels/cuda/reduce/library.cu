@@ -1,10 +1,10 @@
 // Reduce by CUB, the library of CUDA's own building blocks.
 //
-// One call takes any n: a kernel of vector loads, items per thread and a tree per block, and a second
-// kernel of one block when there was more than one. What is ours is the arithmetic: elements are
-// converted to Fold::Wide on the way in, because the number of elements that CUB folds in a thread
-// grows with n and is not ours to bound. Indices come from a counting iterator, which costs ARGMIN
-// and ARGMAX the vector loads.
+// One call takes any n: a kernel of vector loads, items per thread and a tree per block, and a
+// second kernel of one block when there was more than one. What is ours is the arithmetic: elements
+// are converted to Fold::Wide on the way in, because the number of elements that CUB folds in a
+// thread grows with n and is not ours to bound. Indices come from a counting iterator, which costs
+// ARGMIN and ARGMAX the vector loads.
 //
 // Cost at n = 2^20, f32: 4 MiB read, two kernels of the library and one thread of ours that
 // finishes the value.

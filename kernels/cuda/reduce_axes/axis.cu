@@ -137,8 +137,8 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors per thread, so that
-// blocks have less to fold for each of the many results (docs/notebook.md, "Columns").
+// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors per thread,
+// so that blocks have less to fold for each of the many results (docs/notebook.md, "Columns").
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
   return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);
 }
@@ -241,9 +241,9 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
   out = F::FinishAxis(value, length);
 }
 
-// What a kernel folds. One that knows it needs fewer registers: rows of 16 bits, whole and aligned, take
-// 33 us instead of 42 for 8192 x 8192, of f32 that is not aligned 86 instead of 93. Of 16 bits that are not
-// aligned kEither takes 57 and kRows 66 (NVIDIA H200, 2026-11-27).
+// What a kernel folds. One that knows it needs fewer registers: rows of 16 bits, whole and aligned,
+// take 33 us instead of 42 for 8192 x 8192, of f32 that is not aligned 86 instead of 93. Of 16 bits
+// that are not aligned kEither takes 57 and kRows 66 (NVIDIA H200, 2026-11-27).
 enum class Lines { kEither, kRows, kColumns };
 
 // Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   }
   walk.end = x + (outer * length - 1) * pitch + inner;
 
-  Chain<F, T> chains[kWide];
+  ThreadFold<F, T> chains[kWide];
   if constexpr (kWhole) {
     FoldWholeWalk<F>(walk, chains);
   } else {
@@ -382,8 +382,8 @@ std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
 }
 
 // Folds short groups, x[outer, length, inner] whose rows are `pitch` elements apart. Each output is
-// folded by one thread, in the order of its elements. It accumulates in Fold::Wide, which costs nothing
-// where memory is the limit, and rounds results of 16 bits once.
+// folded by one thread, in the order of its elements. It accumulates in Fold::Wide, which costs
+// nothing where memory is the limit, and rounds results of 16 bits once.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldShort(const T* x, std::int64_t outer, int length, int inner, int pitch, int groups_of_run,
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(kBlock)
 
   const T* const elements = reinterpret_cast<const T*>(run) + before;
   for (int o = static_cast<int>(threadIdx.x); o < groups * inner; o += kBlock) {
-    Chain<WideFold<F, T>, T> chain;
+    ThreadFold<WideFold<F, T>, T> chain;
     if (group % kWide == 0 && pitch == 1 && before == 0) {
       // Reads whole vectors of a row: single elements of several threads would lie in the same
       // bank.

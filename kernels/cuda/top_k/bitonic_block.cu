@@ -1,4 +1,5 @@
-// TopK by sorting networks: one block per row, and the best elements so far sorted in shared memory.
+// TopK by sorting networks: one block per row, and the best elements so far sorted in shared
+// memory.
 //
 // Against `heap_thread`: the threads of a block read a row side by side, and what they do next is
 // the same for all of them. A block keeps the best elements in order, as many as the power of two

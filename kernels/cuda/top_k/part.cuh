@@ -4,8 +4,8 @@
 //     part      . . .|x x x x|x x x x|x x x x|. .     whole vectors of 16 bytes, aligned: tiles
 //               head                          tail    single loads, when all else is done
 //
-// A comparison is one instruction on the value, made to want the largest by turning its sign around.
-// What passes is looked at again with its key and its place.
+// A comparison is one instruction on the value, made to want the largest by turning its sign
+// around. What passes is looked at again with its key and its place.
 #pragma once
 
 #include <cstdint>

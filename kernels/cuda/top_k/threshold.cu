@@ -15,8 +15,8 @@
 // least k, the worst of the j-th best is a limit before anything is merged, and lists are read side
 // by side, best first, so that a few of their entries settle it.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 per row, each of which sorts 256
-// candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
+// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 per row, each of which sorts
+// 256 candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
 //
 // Right for any n and k: there is no limit before k elements have been seen. For any alignment:
 // what comes before the first whole vector, and after the last, are single loads. Which elements
@@ -30,8 +30,8 @@ namespace {
 
 // Threads of an SM: at 64 registers each, as many as there are registers for.
 constexpr int kResidentThreads = 1024;
-// Threads of a block: four blocks per SM do not wait for each other. Long lists, of which an SM has no
-// room for four, get larger blocks, which also sort faster.
+// Threads of a block: four blocks per SM do not wait for each other. Long lists, of which an SM has
+// no room for four, get larger blocks, which also sort faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // of a part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;

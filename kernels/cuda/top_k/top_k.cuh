@@ -62,7 +62,7 @@ __device__ std::uint32_t PlaceOf(E entry) {
   return static_cast<std::uint32_t>(entry);
 }
 
-// Of a row whose indices are the places of its entries.
+// The refusal of rows whose element indices do not fit an entry's 32 bits; empty for other rows.
 inline std::string LongRowRefusal(const TopKProblem& p) {
   return p.n < std::int64_t{0xffffffff} ? "" : "rows of less than 2^32 - 1 elements";
 }
@@ -79,8 +79,8 @@ inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// A grid of the kernel with that much dynamic shared memory, which may, with what the kernel declares,
-// be beyond the 48 KiB that need no asking.
+// A grid of the kernel with that much dynamic shared memory, which may, with what the kernel
+// declares, be beyond the 48 KiB that need no asking.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {

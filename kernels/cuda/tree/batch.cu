@@ -1,14 +1,14 @@
 // Batches on a GPU: a block a problem, in one launch. A problem is one chunk of the tree of
 // kernels/fixed_tree.h, so that its block folds it as `fixed_tree` does, and no block has to meet
-// another. Where no problem has more than a row of the tree, each has a warp, whose threads take eight
-// lanes each: eight times as many problems are under way at once.
+// another. Where no problem has more than a row of the tree, each has a warp, whose threads take
+// eight lanes each: eight times as many problems are under way at once.
 //
-// Problems of one length that lie at one distance from each other, as slices of an array do, are known
-// by the first one and the distance. Others stand in a table in page-locked host memory, whose lines a
-// block fetches at once: those of all its warps, or, where there are more problems than blocks that
-// run at a time, of up to four problems that it folds one after the other. A read over PCIe takes
-// longer than to fold a short problem, and a longer one does not take longer. Results go straight to
-// host memory: there is no copy before or after the launch.
+// Problems of one length that lie at one distance from each other, as slices of an array do, are
+// known by the first one and the distance. Others stand in a table in page-locked host memory,
+// whose lines a block fetches at once: those of all its warps, or, where there are more problems
+// than blocks that run at a time, of up to four problems that it folds one after the other. A read
+// over PCIe takes longer than to fold a short problem, and a longer one does not take longer.
+// Results go straight to host memory: there is no copy before or after the launch.
 //
 // Cost of 1000 Dots of 4096 f32: 32 MB read by 1000 blocks, each of which has all of its 32 KiB in
 // flight; 24 KB of results over PCIe, and 32 KB of table where there is one.

@@ -18,8 +18,8 @@ namespace tessera {
 // Lanes that a thread of a warp has of all lanes: its own number, and on from there by kWarpSize.
 inline constexpr int kLanesEach = kTreeLanes / kWarpSize;
 
-// The halving tree over the lanes' values, of which each thread of a warp has its own. The result is
-// its first thread's.
+// The halving tree over the lanes' values, of which each thread of a warp has its own. The result
+// is its first thread's.
 template <class C>
 __device__ typename C::Wide FoldLanes(typename C::Wide (&v)[kLanesEach]) {
 #pragma unroll
@@ -33,8 +33,8 @@ __device__ typename C::Wide FoldLanes(typename C::Wide (&v)[kLanesEach]) {
   return v[0];
 }
 
-// The same of values in shared memory; all of the first warp calls it, after a barrier that makes them
-// visible.
+// The same of values in shared memory; all of the first warp calls it, after a barrier that makes
+// them visible.
 template <class C>
 __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   typename C::Wide v[kLanesEach];
@@ -91,9 +91,9 @@ constexpr int TreeBlocks() {
   return five ? 5 : kBytes <= 40 ? 4 : 3;
 }
 
-// What a block does with any grid, and any block of at least a warp. Blocks take chunks a grid apart,
-// threads take lanes a block apart: fold_lane(begin, end, lane) is the value of one lane of the chunk
-// [begin, end). All threads call it.
+// What a block does with any grid, and any block of at least a warp. Blocks take chunks a grid
+// apart, threads take lanes a block apart: fold_lane(begin, end, lane) is the value of one lane of
+// the chunk [begin, end). All threads call it.
 template <class C, class F>
 __device__ __forceinline__ void FoldChunks(const TreeWork& work, F fold_lane) {
   using Wide = typename C::Wide;
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   });
 }
 
-// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes, which has
-// an SM to itself.
+// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes, which
+// has an SM to itself.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
   constexpr int kPairs = kMailPairs<typename C::Wide>;
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
 
 // --- Short arrays ---
 
-// One whole array of one chunk of up to kRows rows, by all threads of a block of kTreeLanes: thread 0
-// leaves the result.
+// One whole array of one chunk of up to kRows rows, by all threads of a block of kTreeLanes: thread
+// 0 leaves the result.
 template <class C, int kRows = kShortRows>
 __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                           Scalar* result) {
@@ -177,7 +177,7 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
 }
 
 // FoldTree for one chunk of up to kShortRows rows per block, one per lane at most, and aligned
-// operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
+// operands. Short arrays are bound by latency, which this reduces: a chunk's rows are loaded
 // together, and indices have 32 bits.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)

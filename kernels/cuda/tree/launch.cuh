@@ -1,9 +1,10 @@
 // The launches behind tree.h, for files that instantiate them for some types.
 //
-// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time, and
-// what a map computes is written there, unless a kernel computes it where it is folded (mapped.cuh);
-// each piece is a launch. Tickets count on from launch to launch, so that the last block of the
-// last one to start is the receiver, and what the others have sent waits in the mailbox.
+// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time,
+// and what a map computes is written there, unless a kernel computes it where it is folded
+// (mapped.cuh); each piece is a launch. Tickets count on from launch to launch, so that the last
+// block of the last one to start is the receiver, and what the others have sent waits in the
+// mailbox.
 #pragma once
 
 #include <algorithm>
@@ -53,8 +54,9 @@ inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 inline constexpr unsigned kNoTicket = ~0u;
 
 // Launches the chunks of the work, of which one block receives all unless the work's last_ticket is
-// kNoTicket. views: of operands that are not contiguous, null for others. map: what computes the only
-// operand, or null. False: the stream has been stopped, and there are chunks that nobody has sent.
+// kNoTicket. views: of operands that are not contiguous, null for others. map: what computes the
+// only operand, or null. False: the stream has been stopped, and there are chunks that nobody has
+// sent.
 template <class C>
 bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
                     const MapProblem* map, TreeWork work, const TreeLaunch& launch,
@@ -66,8 +68,8 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
   };
   const std::int64_t last = work.end, chunks = last - work.first;
-  // Where the tree's element 0 would stand, of an operand whose element `at` stands at x. Chunks are
-  // multiples of 16 bytes.
+  // Where the tree's element 0 would stand, of an operand whose element `at` stands at x. Chunks
+  // are multiples of 16 bytes.
   const auto moved = [](const T* x, std::int64_t at) {
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
@@ -135,8 +137,9 @@ void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperan
   }
 }
 
-// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does. All GPUs send to the
-// mailbox of `own`: whoever divided the operand among them has opened their memory to each other.
+// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does. All GPUs send
+// to the mailbox of `own`: whoever divided the operand among them has opened their memory to each
+// other.
 template <class C, class LaunchShare>
 void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
                       std::span<const TeamShare> shares, CudaStream& own,
@@ -194,10 +197,10 @@ void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                       });
 }
 
-// Reduce of what a map computes, in one launch that reads the map's operands and nothing else. False, and
-// nothing is launched: the map is no chain of elements of such a type (kernels/cuda/map/chain.cuh), or
-// the operation is none of those that there are kernels for. mapped.cuh has it, for every T but I64.
-// shares: none where the stream folds all.
+// Reduce of what a map computes, in one launch that reads the map's operands and nothing else.
+// False, and nothing is launched: the map is no chain of elements of such a type
+// (kernels/cuda/map/chain.cuh), or the operation is none of those that there are kernels for.
+// mapped.cuh has it, for every T but I64. shares: none where the stream folds all.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);

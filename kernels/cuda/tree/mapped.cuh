@@ -1,11 +1,11 @@
-// The tree of kernels/fixed_tree.h over elements that an expression makes: a thread loads the vectors of
-// all operands for some rows, runs the steps of the chain on them (kernels/cuda/map/chain.cuh), and folds
-// what comes out into its columns as FoldLane does. Operands pass through memory once, and nothing else
-// does. The bits are those of Map and a reduction of its result: values are rounded to the type that the
-// array between them would have.
+// The tree of kernels/fixed_tree.h over elements that an expression makes: a thread loads the
+// vectors of all operands for some rows, runs the steps of the chain on them
+// (kernels/cuda/map/chain.cuh), and folds what comes out into its columns as FoldLane does.
+// Operands pass through memory once, and nothing else does. The bits are those of Map and a
+// reduction of its result: values are rounded to the type that the array between them would have.
 //
-// A step is decoded once for all values that a thread has at a time, kRows vectors of them. Loads of as
-// many are under way meanwhile.
+// A step is decoded once for all values that a thread has at a time, kRows vectors of them. Loads
+// of as many are under way meanwhile.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace tessera {
 
-// How a kernel goes about it. kRows: rows that a thread takes at a time. kBlocks: per SM, as TreeBlocks.
+// How a kernel goes about it. kRows: rows that a thread takes at a time. kBlocks: per SM, as
+// TreeBlocks.
 template <int kRowsOf, int kBlocksOf>
 struct MappedShape {
   static constexpr int kRows = kRowsOf;
@@ -30,8 +31,8 @@ constexpr auto MappedShapeOf() {
   return MappedShape < 2, kBytes >= 32 ? 3 : 4 > {};
 }
 
-// The value of one lane of the chunk [begin, end), C of what the chain makes of operands of T, elements
-// of as many bytes as those of C.
+// The value of one lane of the chunk [begin, end), C of what the chain makes of operands of T,
+// elements of as many bytes as those of C.
 //
 // loaded: shared memory for two batches of rows.
 template <class C, class T, bool kSaves, class Shape>
@@ -190,8 +191,8 @@ constexpr bool kIsMapped = [] {
   }
 }();
 
-// Sums, norms and extremes of floating-point numbers, and sums of the truth values of F32, which are
-// folded as I32: how many elements pass a comparison.
+// Sums, norms and extremes of floating-point numbers, and sums of the truth values of F32, which
+// are folded as I32: how many elements pass a comparison.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream) {

@@ -59,8 +59,8 @@ void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStre
 template <class T, bool kCompensated>
 void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
 
-// The same with chunks shared out: each stream folds those of its share and sends their values to the
-// mailbox of `own`, which receives all. Two shares at least.
+// The same with chunks shared out: each stream folds those of its share and sends their values to
+// the mailbox of `own`, which receives all. Two shares at least.
 template <class T, bool kCompensated>
 void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
                             std::span<const TeamShare> shares, CudaStream& own);

@@ -65,8 +65,8 @@ struct Positions {
   }
 };
 
-// What a scan needs for the results that are wanted: it makes those of chunks [begin, end), into which
-// totals cross from no further back than chunk `lead`.
+// What a scan needs for the results that are wanted: it makes those of chunks [begin, end), into
+// which totals cross from no further back than chunk `lead`.
 struct Chunks {
   std::int64_t lead, begin, end;
 };
@@ -75,8 +75,8 @@ struct BothWays {
   Chunks left, right;
 };
 
-// Of the totals of all chunks from the left and, behind them, from the right, those that are needed, a
-// block each.
+// Of the totals of all chunks from the left and, behind them, from the right, those that are
+// needed, a block each.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ChunkTotals(Positions<T> positions, BothWays needed, std::int64_t chunks, WideOf<T>* totals) {
@@ -176,8 +176,9 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// (offset + distance) % width for an offset below width and a distance within a chunk. A division of
-// 64 bits, which a GPU does in a routine of many instructions, would be the longest part of a short scan.
+// (offset + distance) % width for an offset below width and a distance within a chunk. A division
+// of 64 bits, which a GPU does in a routine of many instructions, would be the longest part of a
+// short scan.
 __device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int64_t width) {
   const std::int64_t sum = offset + distance;
   if (width > kChunk) return sum < width ? sum : sum - width;
@@ -185,8 +186,9 @@ __device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int6
 }
 
 // Of the results [begin, end), the first of which suffixes and out begin with, in chunks from
-// first_chunk on. From the right (kBackward): suffixes[q] is what of the window at q lies before the
-// end of q's segment, and 0 where the window is the segment. From the left: out = suffix + prefix.
+// first_chunk on. From the right (kBackward): suffixes[q] is what of the window at q lies before
+// the end of q's segment, and 0 where the window is the segment. From the left: out = suffix +
+// prefix.
 template <bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
     ScanChunks(Positions<T> positions, std::int64_t first_chunk, std::int64_t begin,
@@ -240,7 +242,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();  // the chunk is scanned
 
-  // Places count from the first result that is wanted, so that one comparison tells whether theirs is.
+  // Places count from the first result that is wanted, so that one comparison tells whether theirs
+  // is.
   const std::int64_t place_of_first =
       kBackward ? positions.Mirrored(true, first) - begin : first - (width - 1) - begin;
   const auto places = static_cast<std::uint64_t>(end - begin);
@@ -253,7 +256,8 @@ __global__ void __launch_bounds__(kThreads)
       if (is_wanted(place)) suffixes[place] = static_cast<typename F::Acc>(cells[c + c / kItems]);
     }
   } else {
-    // All loads before the first store, which might change what they load for all the compiler knows.
+    // All loads before the first store, which might change what they load for all the compiler
+    // knows.
     typename F::Acc before[kItems];
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
@@ -277,8 +281,8 @@ std::int64_t Length(const WindowSumProblem& p) {
   return CeilDiv(p.n + 2 * p.radius, width) * width;
 }
 
-// For the results at positions [first, end) of a scan. A segment, of `width` positions, that reaches into
-// the first chunk of theirs begins no more chunks before it.
+// For the results at positions [first, end) of a scan. A segment, of `width` positions, that
+// reaches into the first chunk of theirs begins no more chunks before it.
 Chunks ChunksFor(std::int64_t first, std::int64_t end, std::int64_t width) {
   const std::int64_t begin = first / kChunk;
   return {std::max<std::int64_t>(0, begin - 1 - CeilDiv(width, kChunk)), begin,

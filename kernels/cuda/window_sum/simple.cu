@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::uint32_t kBlock = 256;
 
-// Places count from the first result that is wanted: the array is [lowest, end_x). kWhole: all results
-// are, so that lowest is 0.
+// Places count from the first result that is wanted: the array is [lowest, end_x). kWhole: all
+// results are, so that lowest is 0.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     WindowSumSimple(const T* x, std::int64_t lowest, std::int64_t end_x, std::int64_t radius,

@@ -12,7 +12,8 @@ Tasks compute on the server of their worker. What travels between workers are ha
 fetches a chunk that it lacks from the server that has it, which both servers have to allow
 (--import-from).
 
-Sums of several chunks add the sums of the chunks, as Dask does: their last bits depend on the chunks.
+Sums of several chunks add the sums of the chunks, as Dask does: their last bits depend on the
+chunks.
 """
 
 import dask.array as _da

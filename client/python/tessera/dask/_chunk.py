@@ -114,7 +114,9 @@ class Chunk(Shaped):
     def numpy(self) -> npt.NDArray[Any]:
         """The elements as an array of this process."""
         array = self.array
-        return array if isinstance(array, np.ndarray) else array.numpy()  # type: ignore[no-any-return]
+        if isinstance(array, np.ndarray):
+            return array
+        return array.numpy()  # type: ignore[no-any-return]
 
     # --- operations
 

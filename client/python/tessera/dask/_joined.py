@@ -82,9 +82,9 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
 
 
 class Joined(Shaped):
-    """Chunks one behind the other along an axis, wherever they are: what Dask concatenates before it
-    reduces them. Sums, products, minima and maxima along the axis are computed part by part; other
-    operations make one chunk of it, through this process."""
+    """Chunks one behind the other along an axis, wherever they are: what Dask concatenates before
+    it reduces them. Sums, products, minima and maxima along the axis are computed part by part;
+    other operations make one chunk of it, through this process."""
 
     __array_priority__ = 2001
 
@@ -134,7 +134,9 @@ def _axes_of(x: Any, axis: Any) -> List[int]:
 
 
 def numpy_of(part: Any) -> npt.NDArray[Any]:
-    return part.numpy() if isinstance(part, Shaped) else np.asarray(part)  # type: ignore[attr-defined, no-any-return]
+    if isinstance(part, Shaped):
+        return part.numpy()  # type: ignore[attr-defined, no-any-return]
+    return np.asarray(part)
 
 
 def concatenate(arrays: Any, axis: int = 0, **_: Any) -> Any:

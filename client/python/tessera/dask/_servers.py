@@ -66,7 +66,8 @@ class Servers:
         use(self.server_of(str(worker.name), worker.address), **self._options)
 
     def server_of(self, name: str, address: str) -> str:
-        """The address of a worker's server. KeyError: the dict has neither its name nor its host."""
+        """The address of a worker's server. KeyError: the dict has neither its name nor its
+        host."""
         if self._by_number:
             digits = "".join(c for c in name if c.isdigit())
             return self._by_number[int(digits or 0) % len(self._by_number)]

@@ -2,15 +2,15 @@
 //
 // Blocks that compute tiles of neighbouring rows and columns read the same k-tiles, and all but the
 // first to come find them in the L2, as long as the others come soon enough. No block waits for
-// another, though, so that over many long tiles they drift apart, until each reads its operands from
-// device memory itself: bf16, 32768 x 32768 x 32768, takes an H200 147 ms then, and 106 where blocks
-// stay together (2026-11-26; docs/notebook.md, "Blocks that drift apart").
+// another, though, so that over many long tiles they drift apart, until each reads its operands
+// from device memory itself: bf16, 32768 x 32768 x 32768, takes an H200 147 ms then, and 106 where
+// blocks stay together (2026-11-26; docs/notebook.md, "Blocks that drift apart").
 //
-// So whoever fetches counts its steps, of some k-tiles each, in one counter for all blocks. What that
-// was before, which the addition returns, tells how far all have come on average; a block that is
-// more than kMostLead steps ahead of it waits. The answer is looked at a step later, when it has
-// long been there: a block that is not ahead waits for nothing. Since the leads of all blocks add up
-// to 0, few can be far behind when none is far ahead; one that is reads again from device memory
+// So whoever fetches counts its steps, of some k-tiles each, in one counter for all blocks. What
+// that was before, which the addition returns, tells how far all have come on average; a block that
+// is more than kMostLead steps ahead of it waits. The answer is looked at a step later, when it has
+// long been there: a block that is not ahead waits for nothing. Since the leads of all blocks add
+// up to 0, few can be far behind when none is far ahead; one that is reads again from device memory
 // what others have read before it.
 #pragma once
 

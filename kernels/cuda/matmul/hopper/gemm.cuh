@@ -171,7 +171,7 @@ int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t
 // How the work is cut: into which tiles, and k into how many pieces, or tiles into parts for two
 // clusters.
 struct TensorPlan {
-  int tile = 0;  // an index into the row's tiles
+  int tile = 0;  // an index into the strategy's tiles
   int splits = 1;
   bool shares = false;
   double time = std::numeric_limits<double>::infinity();

@@ -151,9 +151,9 @@ std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
 }
 
-// Memory for what is made of a matrix, CopyScratch of it, which may be kept (Stream::Prepare) where the
-// other operand of the product has so few rows or columns, `others`, that making it counts: with 1024 the
-// parts of an f32 take a tenth of the product's time. how: of Preparation.
+// Memory for what is made of a matrix, CopyScratch of it, which may be kept (Stream::Prepare) where
+// the other operand of the product has so few rows or columns, `others`, that making it counts:
+// with 1024 the parts of an f32 take a tenth of the product's time. how: of Preparation.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
 template <class T>

@@ -1,5 +1,5 @@
-// The arithmetic of `ozaki_f64` on one element, the same on host and device: rows as integers, their
-// residues, and the Chinese remainder theorem. Standard library only.
+// The arithmetic of `ozaki_f64` on one element, the same on host and device: rows as integers,
+// their residues, and the Chinese remainder theorem. Standard library only.
 #pragma once
 
 #include <bit>
@@ -14,8 +14,8 @@ namespace tessera::ozaki {
 
 __extension__ using Integer128 = unsigned __int128;
 
-// So many moduli, each the largest up to 256 that is coprime to those before it, so that residues fit
-// a signed byte. Their product is 2^110.2.
+// So many moduli, each the largest up to 256 that is coprime to those before it, so that residues
+// fit a signed byte. Their product is 2^110.2.
 inline constexpr int kModuli = 14;
 
 // Integers travel in pieces of so many bits: elements to residues, and the product's weights.
@@ -42,9 +42,9 @@ constexpr Integer128 ProductOfModuli(const Table& table) {
   return product;
 }
 
-// The residue of x that is nearest to 0, for |x| <= 2^30 + 2^7: the quotient is off by less than 2^-8
-// before it is rounded, so that the residue of an odd modulus, at most 255, is within 127. Of 256 it
-// may be 128, which as a byte is -128.
+// The residue of x that is nearest to 0, for |x| <= 2^30 + 2^7: the quotient is off by less than
+// 2^-8 before it is rounded, so that the residue of an odd modulus, at most 255, is within 127. Of
+// 256 it may be 128, which as a byte is -128.
 TESSERA_HD constexpr std::int32_t Residue(std::int32_t x, const Modulus& p) {
   const std::int64_t quotient = (std::int64_t{x} * p.reciprocal + (std::int64_t{1} << 37)) >> 38;
   return x - static_cast<std::int32_t>(quotient) * p.value;
@@ -109,8 +109,8 @@ struct Bound {
 inline Bound BoundOf(std::int64_t k) {
   if (k <= 2) return {0, std::numeric_limits<double>::infinity()};
   const auto steps = static_cast<double>(k);
-  // Less than the root of half the product by 2^35 and more: for what rounding adds to a norm, at most
-  // sqrt(k) / 2, and for what the reconstruction may be off.
+  // Less than the root of half the product by 2^35 and more: for what rounding adds to a norm, at
+  // most sqrt(k) / 2, and for what the reconstruction may be off.
   const double room = std::sqrt(static_cast<double>(ProductOfModuli(kTable)) / 2) * (1 - 0x1p-19);
   const double cosine =
       (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) / ((steps - 2) * 0x1p-53 * room * room);

@@ -1,11 +1,11 @@
 // Matmul of f64 by integers on the tensor cores of Hopper, within the error bound of plain f64.
 //
-// Against `tensor_f64`: the tensor cores multiply signed bytes at thirty times the rate of f64 (1979
-// against 67 tera-operations a second in the H200's data sheet), and exactly. So rows of a and
-// columns of b become integers, and those become residues modulo 14 small numbers, whose products
-// are done in bytes (the second scheme of Ozaki, Uchino and Imamura). The Chinese remainder theorem
-// finds the one integer below half of the moduli's product, 2^110, that has the residues of the 14
-// results:
+// Against `tensor_f64`: the tensor cores multiply signed bytes at thirty times the rate of f64
+// (1979 against 67 tera-operations a second in the H200's data sheet), and exactly. So rows of a
+// and columns of b become integers, and those become residues modulo 14 small numbers, whose
+// products are done in bytes (the second scheme of Ozaki, Uchino and Imamura). The Chinese
+// remainder theorem finds the one integer below half of the moduli's product, 2^110, that has the
+// residues of the 14 results:
 //
 //      a ── 2^e, round ──> integers ──> residues ─┐
 //                                                 ├─ 14 products, residues ──> 2^-(e+f) integer = c
@@ -16,9 +16,9 @@
 // part in the bits of a result.
 //
 // How large the integers may be: with P the product of the moduli, rows of a and columns of b are
-// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum passes P / 2 (Cauchy
-// and Schwarz). The exponent is the largest for which there is room, so that a scaled row is longer
-// than R / 2. Its elements are about 2^54 / sqrt(k).
+// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum passes P / 2
+// (Cauchy and Schwarz). The exponent is the largest for which there is room, so that a scaled row
+// is longer than R / 2. Its elements are about 2^54 / sqrt(k).
 //
 // What rounding costs: with x and y a scaled row and column, and d and f what is rounded away from
 // their elements, at most 1/2 each, the integer is off by
@@ -26,25 +26,24 @@
 //      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
 //
 // with s and t their norms. That is the same however small the terms are, while plain f64 is off by
-// k u sum |x y| at most, with u = 2^-53: where one large element of x meets a zero of y, nothing may
-// be left of the others. So this strategy looks at its operands first. |x| and the vector of ones
-// form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is no
-// larger than the sum of those two.
-// Where each cosine is at least g, and g^2 >= 1/2,
+// k u sum |x y| at most, with u = 2^-53: where one large element of x meets a zero of y, nothing
+// may be left of the others. So this strategy looks at its operands first. |x| and the vector of
+// ones form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is
+// no larger than the sum of those two. Where each cosine is at least g, and g^2 >= 1/2,
 //
 //      sum |x y|  >=  s t (2 g^2 - 1)
 //
 // The first is most of the second where s and t are R / 2, so with (2 g^2 - 1) R^2 (k - 2) u >=
 // 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left
-// for what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024, 0.503
-// for 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. `tensor_f64` computes the whole
-// product where any row of a or column of b has less (a third of the uniform numbers are zeros, or
-// elements are of very different sizes), holds an infinity or NaN, or has a norm beyond 2^450 or
-// below 2^-450. The device decides, by a flag that every kernel looks at; a product that is computed
-// so takes one pass over the operands longer. Rows of zeros are exact.
+// for what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024,
+// 0.503 for 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. `tensor_f64` computes the
+// whole product where any row of a or column of b has less (a third of the uniform numbers are
+// zeros, or elements are of very different sizes), holds an infinity or NaN, or has a norm beyond
+// 2^450 or below 2^-450. The device decides, by a flag that every kernel looks at; a product that
+// is computed so takes one pass over the operands longer. Rows of zeros are exact.
 //
-// The error that is to be expected is below that of plain f64, too. Root of the mean square over 300
-// sums and more, relative to sum |x y|, by this arithmetic on a CPU, and by a chain of fused
+// The error that is to be expected is below that of plain f64, too. Root of the mean square over
+// 300 sums and more, relative to sum |x y|, by this arithmetic on a CPU, and by a chain of fused
 // multiply-adds:
 //
 //                                     this strategy             plain f64
@@ -53,16 +52,16 @@
 //        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
 //        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
 //
-// The kernels: residue_rows.cuh makes residues of the operands, residue_products.cuh multiplies them.
-// Reconstruct adds up residues times weights, in three parts of an f64 each so that nothing is
-// rounded, and takes the multiple of P away. Residues take 14 bytes per element: those of as many
-// columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either at
-// least (BandsOf).
+// The kernels: residue_rows.cuh makes residues of the operands, residue_products.cuh multiplies
+// them. Reconstruct adds up residues times weights, in three parts of an f64 each so that nothing
+// is rounded, and takes the multiple of P away. Residues take 14 bytes per element: those of as
+// many columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either
+// at least (BandsOf).
 //
 // Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
-// rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23 GB
-// of those of the results written and read, 0.13 GB of results. Scratch memory of 0.7 GB; 5.6 GB for
-// side 16384.
+// rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23
+// GB of those of the results written and read, 0.13 GB of results. Scratch memory of 0.7 GB; 5.6 GB
+// for side 16384.
 //
 // Right for any m, n and k, all transposes, pitches and alignments.
 #include <algorithm>
@@ -279,8 +278,8 @@ void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare
   }
 }
 
-// Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any is
-// multiplied.
+// Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any
+// is multiplied.
 void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_stream) {
   CudaStream& own = Cuda(any_stream);
   std::vector<std::unique_ptr<ProductShare>> parts(shares.size());

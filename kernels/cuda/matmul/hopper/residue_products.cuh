@@ -1,5 +1,5 @@
-// Products of matrices of signed bytes on Hopper's tensor cores, one for each modulus, of which only
-// the residues are kept: what `ozaki_f64` spends its time on.
+// Products of matrices of signed bytes on Hopper's tensor cores, one for each modulus, of which
+// only the residues are kept: what `ozaki_f64` spends its time on.
 //
 // The kernel is that of gemm.cuh, with two differences. Sums are of 32 bits and exact, since 2^16
 // products of two residues are at most 2^30; after so many steps along k they are reduced and go on

@@ -2,7 +2,8 @@
 //
 // RowSumsOf adds up |x|_1 and |x|_2^2 of all rows, in pieces of kPiece steps along k, and ScaleRows
 // finds exponents and raises the flag where a row does not meet the bound. ConvertRows writes
-// residues, k along the rows whatever the transposes, since that is how the tensor cores want bytes.
+// residues, k along the rows whatever the transposes, since that is how the tensor cores want
+// bytes.
 #pragma once
 
 #include <cstddef>

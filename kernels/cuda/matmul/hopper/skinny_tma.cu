@@ -19,11 +19,11 @@
 //   and no second kernel has to begin after the first has ended.
 // - Blocks are persistent for further tiles, fetched already while the results of one are being
 // added.
-// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 per lane, and a part
-//   of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own, and
-//   one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20 reads
-//   for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end of a
-//   tile.
+// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 per lane, and a
+//   part of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own,
+//   and one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20
+//   reads for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end
+//   of a tile.
 // - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the k-tile.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles of 128

@@ -220,8 +220,8 @@ std::uint64_t PartsOfB(const MatmulProblem& p, std::int64_t n) {
   return p.transpose_b ? CopyScratch<T>(n, p.k, kParts) : CopyScratch<T>(p.k, n, kParts);
 }
 
-// Work of LaunchProductShares. a is split once, b piece by piece in the same memory, and what has left
-// the range of the parts is computed again at the end.
+// Work of LaunchProductShares. a is split once, b piece by piece in the same memory, and what has
+// left the range of the parts is computed again at the end.
 class PartsWork {
  public:
   explicit PartsWork(const ProductShare& share)
