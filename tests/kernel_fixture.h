@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -69,19 +71,16 @@ inline void PrintTo(const StrategyCase& c, std::ostream* os) {
   *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
 }
 
+inline constexpr auto kAny = [](const auto&, DType) { return true; };
 // Of all strategies, or of those that a test applies to: keep(strategy, dtype).
-template <class Problem, class Keep>
-std::vector<StrategyCase> StrategyCases(Keep keep) {
+template <class Problem, class Keep = decltype(kAny)>
+std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
   std::vector<StrategyCase> cases;
   for (const Strategy<Problem>* strategy : Strategies<Problem>())
     for (DType dtype : kAllDTypes)
       if (strategy->dtypes.Contains(dtype) && keep(*strategy, dtype))
         cases.push_back({strategy->name, strategy->backend, dtype});
   return cases;
-}
-template <class Problem>
-std::vector<StrategyCase> StrategyCases() {
-  return StrategyCases<Problem>([](const auto&, DType) { return true; });
 }
 
 // What tests apply to.
@@ -102,13 +101,11 @@ const Strategy<Problem>& StrategyOf(const StrategyCase& c) {
 
 inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   const StrategyCase& c = info.param;
-  return std::string(Name(c.backend)) + "_" + std::string(c.name) + "_" +
-         std::string(Name(c.dtype));
+  return absl::StrCat(Absl(Name(c.backend)), "_", Absl(c.name), "_", Absl(Name(c.dtype)));
 }
 
-// Ends the test as skipped when the strategy lacks something on this device (a library that is not
-// installed). Where a GPU is required that is a failure, except for the vendor's libraries, which a
-// bare GPU host need not have.
+// Ends the test as skipped when this device lacks what the strategy needs. Where a GPU is required that
+// is a failure, unless a library of the vendor is missing.
 #define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
   TESSERA_NEED_DEVICE((row_case).backend);                                          \
   if (const std::string missing =                                                   \
@@ -120,6 +117,11 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   }                                                                                 \
   static_assert(true)
 
+template <class T>
+concept FloatElement = !std::integral<T>;
+template <class T>
+concept HalfElement = sizeof(T) == 2;
+
 // A suite of every strategy of a Problem in each of its types. What this machine lacks is skipped.
 template <class P>
 class StrategyTest : public testing::TestWithParam<StrategyCase> {
@@ -129,16 +131,22 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
  protected:
   void SetUp() override { TESSERA_NEED_STRATEGY(Problem, GetParam()); }
 
-  // f(T{}) for the type of the case.
+  // f(T{}) for the type of the case, unless f does not take it.
   template <class F>
   void ForType(F f) const {
-    DispatchDType(GetParam().dtype, f);
+    DispatchDType(GetParam().dtype, [&]<class T>(T zero) {
+      if constexpr (std::invocable<F&, T>) f(zero);
+    });
   }
-  const LaunchLimits& limits() const { return StrategyOf<Problem>(GetParam()).limits; }
+  static Stream& stream() { return TestStream(GetParam().backend); }
+  static RunOptions options(Launch launch = {}) {
+    return {.strategy = GetParam().name, .launch = launch};
+  }
+  static const Strategy<Problem>& strategy() { return StrategyOf<Problem>(GetParam()); }
+  static const LaunchLimits& limits() { return strategy().limits; }
 };
 
-// A suite of those strategies and types of another one alone that keep(strategy, dtype), the last
-// argument, accepts.
+// A suite of some strategies and types of another one: keep(strategy, dtype) is the last argument.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
   INSTANTIATE_TEST_SUITE_P(Strategies, Suite,    \
@@ -148,6 +156,7 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
 class BackendTest : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
+  static Stream& stream() { return TestStream(GetParam()); }
 };
 inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
   return std::string(Name(info.param));
@@ -159,6 +168,7 @@ class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType
   void SetUp() override { TESSERA_NEED_DEVICE(backend()); }
   Backend backend() const { return std::get<0>(GetParam()); }
   DType dtype() const { return std::get<1>(GetParam()); }
+  Stream& stream() const { return TestStream(backend()); }
 };
 inline auto BackendDTypes() {
   return testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
@@ -166,8 +176,8 @@ inline auto BackendDTypes() {
 }
 inline std::string BackendDTypeName(
     const testing::TestParamInfo<std::tuple<Backend, DType>>& info) {
-  return absl::StrCat(std::string(Name(std::get<0>(info.param))), "_",
-                      std::string(Name(std::get<1>(info.param))));
+  const auto& [backend, dtype] = info.param;
+  return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
 }
 
 // An element as a number without loss, and a number as the nearest element; integers count
@@ -240,6 +250,14 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
   return v;
 }
 
+// The bits of a result: those of its number, then the integer and the index.
+inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  if (!result.ok()) return result.status().ToString();
+  return absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(result->value.real), absl::kZeroPad16),
+                      " ", result->value.integer, " ", result->value.index);
+}
+
 // A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
 // than the strategies' bounds.
 class ExactSum {
@@ -256,6 +274,30 @@ class ExactSum {
   long double sum_ = 0;
   long double lost_ = 0;
 };
+
+inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
+  Shape shape;
+  for (std::int64_t d : dims) shape[shape.rank++] = d;
+  return shape;
+}
+
+inline View StridedView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                        std::initializer_list<std::int64_t> strides) {
+  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
+template <class T>
+View VectorView(const T* data, std::int64_t n) {
+  return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
+}
+
+// values[i], of an index as arrays have it.
+template <class V>
+decltype(auto) At(V& values, std::int64_t i) {
+  return values[static_cast<std::size_t>(i)];
+}
 
 // Device memory that holds values, with guard bytes around it that must survive. offset misaligns
 // it by so many elements.
@@ -281,6 +323,10 @@ class DeviceArray {
       : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 
   T* data() const { return static_cast<T*>(memory_.data()) + offset_; }
+  View view() const { return VectorView(data(), static_cast<std::int64_t>(size_)); }
+  View view(std::initializer_list<std::int64_t> shape) const {
+    return WholeView({DTypeOf<T>(), MakeShape(shape)}, data());
+  }
 
   // The values now; fails the test when a guard byte has changed.
   std::vector<T> Values() {
@@ -288,15 +334,11 @@ class DeviceArray {
     EXPECT_TRUE(CopyToHost(stream_, now.data(), memory_.data(), now.size()).ok());
     std::vector<T> values(size_);
     if (size_ > 0) std::memcpy(values.data(), now.data() + offset_ * sizeof(T), size_ * sizeof(T));
-    const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
-    for (std::size_t i = 0; i < now.size(); ++i) {
-      if ((i < begin || i >= end) && now[i] != kGuardByte) {
-        ADD_FAILURE() << "byte "
-                      << static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(begin)
-                      << " relative to the array was overwritten";
-        break;
-      }
-    }
+    const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
+    const auto begin = now.begin() + static_cast<std::ptrdiff_t>(offset_ * sizeof(T));
+    const auto end = begin + static_cast<std::ptrdiff_t>(size_ * sizeof(T));
+    EXPECT_TRUE(std::all_of(now.begin(), begin, is_guard) && std::all_of(end, now.end(), is_guard))
+        << "bytes around the array were overwritten";
     return values;
   }
 
@@ -322,24 +364,6 @@ class DeviceArray {
   Memory memory_;
 };
 
-inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
-  Shape shape;
-  for (std::int64_t d : dims) shape[shape.rank++] = d;
-  return shape;
-}
-
-inline View StridedView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-                        std::initializer_list<std::int64_t> strides) {
-  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
-}
-
-template <class T>
-View VectorView(const T* data, std::int64_t n) {
-  return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
-}
-
 // TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
 // no test more than it takes to reach every path.
 inline std::int64_t Largest() {
@@ -349,15 +373,6 @@ inline std::int64_t Largest() {
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
 // Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
-
-// Shortens the longest extent until the array has no more than that many elements.
-inline void ShrinkTo(std::int64_t elements, std::vector<std::int64_t>& shape) {
-  const auto longest = std::max_element(shape.begin(), shape.end());
-  std::int64_t others = 1;
-  for (auto extent = shape.begin(); extent != shape.end(); ++extent)
-    if (extent != longest) others *= *extent;
-  *longest = std::clamp<std::int64_t>(elements / others, 1, *longest);
-}
 
 // The sizes up to Largest().
 inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {
@@ -371,14 +386,12 @@ inline const std::vector<std::int64_t>& AwkwardSizes() {
   return sizes;
 }
 
-// Larger than every cache and every fixed grid; 2^28 where a GPU is, 2^24 where a CPU does the
-// work.
+// Larger than every cache and every fixed grid.
 inline std::int64_t LargeSize(Backend backend) {
   return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
-// What a launch knob may be tried with: none, and values inside the strategy's range, powers of
-// two or not.
+// Launches without any knob, and with one at some values of the strategy's range.
 inline std::vector<Launch> Launches(const LaunchLimits& limits) {
   std::vector<Launch> launches = {{}};
   const auto inside = [](LaunchLimits::Range r, std::uint32_t v) {

@@ -450,7 +450,7 @@ TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   Random random(5);
   for (float& value : values) value = static_cast<float>(random.Bits() % 17);
   for (std::int64_t i = 0; i < rows; ++i)
-    values[static_cast<std::size_t>(i * row)] = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
+    At(values, i * row) = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
   const std::vector<float> factors = {2, 3, 1};
   const DeviceArray<float> a(**stream, values), b(**stream, factors);
   // Every row backwards, and a factor for each of three columns.
@@ -465,10 +465,9 @@ TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
     for (std::int64_t j = 0; j < row; ++j) {
       std::int64_t least = 0;
       const auto at = [&](std::int64_t i) {
-        return static_cast<double>(values[static_cast<std::size_t>(i * row + row - 1 - j)] *
-                                   factors[static_cast<std::size_t>(j % kDepth)]);
+        return static_cast<double>(At(values, i * row + row - 1 - j) * At(factors, j % kDepth));
       };
-      double& result = want[static_cast<std::size_t>(j)];
+      double& result = At(want, j);
       if (op == ReduceOp::kMax) result = at(0);
       for (std::int64_t i = 0; i < rows; ++i) {
         if (op == ReduceOp::kSum) result += at(i);
@@ -559,9 +558,8 @@ TEST_P(ReduceAxesTruthStageTest, CountsTruthValues) {
   const std::vector<std::int64_t> found = sums.Values();
   for (std::int64_t j = 0; j < columns; ++j) {
     std::int64_t count = 0;
-    for (std::int64_t i = 0; i < rows; ++i)
-      count += bytes[static_cast<std::size_t>(i * columns + j)];
-    EXPECT_EQ(found[static_cast<std::size_t>(j)], count) << j;
+    for (std::int64_t i = 0; i < rows; ++i) count += At(bytes, i * columns + j);
+    EXPECT_EQ(At(found, j), count) << j;
   }
   EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kMax, {0}, false).status()), "BAD_DTYPE");
 }

@@ -147,7 +147,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
                              : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
                                                       : 0;
     for (const Wanted<T>& want : wanted) {
-      const O value = got[static_cast<std::size_t>(want.place)];
+      const O value = At(got, want.place);
       const auto where = [&] {
         return absl::StrCat("element ", want.place / n, ", ", want.place % n, " of ", m, " x ", n,
                             " x ", k, " transposes ", transpose_a, transpose_b, ": got ",
@@ -204,8 +204,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
       std::vector<T> out;
       out.reserve(values.size());
       for (std::int64_t j = 0; j < columns; ++j)
-        for (std::int64_t i = 0; i < rows; ++i)
-          out.push_back(values[static_cast<std::size_t>(i * columns + j)]);
+        for (std::int64_t i = 0; i < rows; ++i) out.push_back(At(values, i * columns + j));
       return out;
     };
     CheckValues<T, O>(s, laid(normal.a, s.m, s.k, transpose_a),
@@ -316,9 +315,8 @@ TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
       Stream& stream = TestStream(GetParam().row.backend);
       std::vector<T> a(static_cast<std::size_t>(kSide * steps), Element<T>(0.5));
       std::vector<T> b(static_cast<std::size_t>(steps * columns), Element<T>(0.25));
-      a[static_cast<std::size_t>(129 * steps + steps / 2)] =
-          Element<T>(std::numeric_limits<double>::quiet_NaN());
-      b[static_cast<std::size_t>(steps / 2 * columns + columns - 2)] =
+      At(a, 129 * steps + steps / 2) = Element<T>(std::numeric_limits<double>::quiet_NaN());
+      At(b, steps / 2 * columns + columns - 2) =
           Element<T>(std::numeric_limits<double>::infinity());
       DeviceArray<T> da(stream, a), db(stream, b);
       DeviceArray<O> c(stream, kSide * columns);
@@ -333,8 +331,7 @@ TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
       const std::vector<O> got = c.Values();
       for (std::int64_t i = 0; i < kSide; ++i) {
         for (std::int64_t j = 0; j < columns; ++j) {
-          const auto value =
-              static_cast<double>(Exact(got[static_cast<std::size_t>(i * columns + j)]));
+          const auto value = static_cast<double>(Exact(At(got, i * columns + j)));
           if (i == 129) {
             ASSERT_TRUE(std::isnan(value)) << i << " " << j;
           } else if (j == columns - 2) {
@@ -736,9 +733,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
       std::int64_t wrong = 0;
       for (std::int64_t i = 0; i < s.m; ++i) {
         for (std::int64_t j = 0; j < s.n; ++j) {
-          wrong +=
-              got[static_cast<std::size_t>(i * s.n + j)] !=
-              row_of[static_cast<std::size_t>(i)] * column_of[static_cast<std::size_t>(j)] * y[0];
+          wrong += At(got, i * s.n + j) != At(row_of, i) * At(column_of, j) * y[0];
         }
       }
       EXPECT_EQ(wrong, 0);
@@ -761,8 +756,7 @@ TEST_P(MatmulIntegersTest, RowsOfAnySize) {
     for (std::int64_t i = 0; i < (by_row ? rows : columns); ++i)
       sizes.push_back(i % 50 == 7 ? 0 : std::exp2(800 * random.Uniform() - 400));
     for (std::int64_t i = 0; i < rows * columns; ++i)
-      v[static_cast<std::size_t>(i)] *=
-          sizes[static_cast<std::size_t>(by_row ? i / columns : i % columns)];
+      At(v, i) *= At(sizes, by_row ? i / columns : i % columns);
     return v;
   };
   for (int transposes = 0; transposes < 4; ++transposes) {
@@ -854,9 +848,9 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
     for (const bool transpose : {false, true}) {
       std::vector<float> a(static_cast<std::size_t>(m * kK)), b(static_cast<std::size_t>(kK * n));
       for (std::int64_t i = 0; i < m * kK; ++i)
-        a[static_cast<std::size_t>(i)] = static_cast<float>((transpose ? i % m : i / kK) % 5);
+        At(a, i) = static_cast<float>((transpose ? i % m : i / kK) % 5);
       for (std::int64_t i = 0; i < kK * n; ++i)
-        b[static_cast<std::size_t>(i)] = static_cast<float>((transpose ? i / kK : i % n) % 7);
+        At(b, i) = static_cast<float>((transpose ? i / kK : i % n) % 7);
       const View x =
           WholeView({DType::kF32, transpose ? MakeShape({kK, m}) : MakeShape({m, kK})}, a.data());
       const View y =
@@ -866,8 +860,7 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
                                    {.strategy = "cpu_library"});
       ASSERT_TRUE(stats.ok()) << stats.status();
       for (std::int64_t i = 0; i < m * n; ++i) {
-        ASSERT_EQ(c[static_cast<std::size_t>(i)],
-                  static_cast<float>(kK * (i / n % 5) * (i % n % 7)))
+        ASSERT_EQ(At(c, i), static_cast<float>(kK * (i / n % 5) * (i % n % 7)))
             << i / n << ", " << i % n << " of " << m << " x " << n;
       }
     }
@@ -956,7 +949,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
               left = {};
             }
             for (int k_tile = piece.first; k_tile < piece.first + piece.k_tiles; ++k_tile)
-              ++times[static_cast<std::size_t>(piece.tile * k_tiles + k_tile)];
+              ++At(times, piece.tile * k_tiles + k_tile);
             done += piece.k_tiles;
             if (!piece.ends) {
               ASSERT_EQ(leaves.k_tiles, 0) << "two first parts";

@@ -85,13 +85,11 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   for (const std::int64_t i : {std::int64_t{0}, kSide - 1}) {
     long double want = 0, scale = 0;
     for (std::int64_t l = 0; l < kSide; ++l) {
-      const long double term =
-          static_cast<long double>(values[static_cast<std::size_t>(i * kSide + l)]) *
-          values[static_cast<std::size_t>(l)];
+      const long double term = static_cast<long double>(At(values, i * kSide + l)) * At(values, l);
       want += term;
       scale += std::abs(term);
     }
-    EXPECT_LE(std::abs(got[static_cast<std::size_t>(i * kSide)] - want), stats->roundoff * scale);
+    EXPECT_LE(std::abs(At(got, i * kSide) - want), stats->roundoff * scale);
   }
 }
 

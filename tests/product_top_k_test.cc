@@ -259,8 +259,7 @@ class ProductTopKTest : public testing::Test {
     std::vector<T> out(static_cast<std::size_t>(columns * pitch), T(1.0f));
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t j = 0; j < columns; ++j)
-        out[static_cast<std::size_t>(j * pitch + i)] =
-            values[static_cast<std::size_t>(i * columns + j)];
+        At(out, j * pitch + i) = At(values, i * columns + j);
     return out;
   }
 
@@ -454,12 +453,11 @@ TEST_F(ProductTopKTest, FindsTheNearest) {
             2 * static_cast<float>(queries[row * kD + i]) * static_cast<float>(vectors[j * kD + i]);
     std::vector<std::int64_t> order(kN);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](std::int64_t x, std::int64_t y) {
-      return scores[static_cast<std::size_t>(x)] < scores[static_cast<std::size_t>(y)];
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int64_t x, std::int64_t y) { return At(scores, x) < At(scores, y); });
     for (std::size_t j = 0; j < kK; ++j) {
       ASSERT_EQ(places[row * kK + j], order[j]) << row << " " << j;
-      ASSERT_EQ(found[row * kK + j], scores[static_cast<std::size_t>(order[j])]);
+      ASSERT_EQ(found[row * kK + j], At(scores, order[j]));
     }
   }
 }

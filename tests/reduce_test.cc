@@ -54,10 +54,9 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
     case ReduceOp::kArgMin:
     case ReduceOp::kArgMax:
       for (std::size_t i = 1; i < x.size(); ++i)
-        if (before(Exact(x[i]), Exact(x[static_cast<std::size_t>(r.index)])))
-          r.index = static_cast<std::int64_t>(i);
-      if (!x.empty()) r.value = Exact(x[static_cast<std::size_t>(r.index)]);
-      if constexpr (std::is_integral_v<T>) r.integer = bits(x[static_cast<std::size_t>(r.index)]);
+        if (before(Exact(x[i]), Exact(At(x, r.index)))) r.index = static_cast<std::int64_t>(i);
+      if (!x.empty()) r.value = Exact(At(x, r.index));
+      if constexpr (std::is_integral_v<T>) r.integer = bits(At(x, r.index));
       return r;
     case ReduceOp::kAll:
     case ReduceOp::kAny:
@@ -118,7 +117,7 @@ std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   Random random(seed);
   for (T& x : v) x = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 2 == 0 ? 1 : -1));
   for (std::int64_t i = 0; i < n; i += n / 7 + 1)
-    v[static_cast<std::size_t>(i)] = static_cast<T>(static_cast<ValueOf<T>>(3));
+    At(v, i) = static_cast<T>(static_cast<ValueOf<T>>(3));
   return v;
 }
 
@@ -131,7 +130,7 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
         Refusal(StrategyOf<ReduceProblem>(GetParam()),
                 ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
     if (refusal.empty()) return true;
-    const absl::Status status = RunReduce(stream, x, op, {.strategy = GetParam().name}).status();
+    const absl::Status status = RunReduce(stream, x, op, options()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_EQ(ErrorReason(status), "STRATEGY_UNSUPPORTED");
     EXPECT_EQ(ErrorMetadata(status)["needs"], refusal);
@@ -140,14 +139,13 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
 
   // The test fails where there is no result.
   static ScalarResult Run(const View& x, ReduceOp op, Launch launch = {}) {
-    absl::StatusOr<ScalarResult> result = RunReduce(
-        TestStream(GetParam().backend), x, op, {.strategy = GetParam().name, .launch = launch});
+    absl::StatusOr<ScalarResult> result = RunReduce(stream(), x, op, options(launch));
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *std::move(result) : ScalarResult{};
   }
   template <class T>
   static ScalarResult Run(const std::vector<T>& x, ReduceOp op, std::size_t offset = 0) {
-    const DeviceArray<T> array(TestStream(GetParam().backend), x, offset);
+    const DeviceArray<T> array(stream(), x, offset);
     return Run(VectorView(array.data(), std::ssize(x)), op);
   }
 
@@ -155,7 +153,7 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
   template <class T>
   void Check(ReduceOp op, const std::vector<T>& x, Launch launch = {}, std::size_t offset = 0,
              const Reference* want = nullptr) {
-    DeviceArray<T> array(TestStream(GetParam().backend), x, offset);
+    DeviceArray<T> array(stream(), x, offset);
     SCOPED_TRACE(absl::StrCat("block ", launch.block_size, " grid ", launch.grid_size, " items ",
                               launch.items_per_thread, " offset ", offset));
     CheckResident(want != nullptr ? *want : ReduceReference(op, x), op, array, std::ssize(x),
@@ -166,9 +164,8 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
   template <class T>
   void CheckResident(const Reference& want, ReduceOp op, const DeviceArray<T>& x, std::int64_t n,
                      Launch launch = {}) {
-    Stream& stream = TestStream(GetParam().backend);
     const View view = VectorView(x.data(), n);
-    if (!Takes(op, stream, view)) return;
+    if (!Takes(op, stream(), view)) return;
     SCOPED_TRACE(absl::StrCat("op ", static_cast<int>(op), " n ", n));
     const ScalarResult result = Run(view, op, launch);
     const bool integer =
@@ -235,7 +232,7 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
       for (std::int64_t n : Sizes({1, 5, 257, 70001})) {
         std::vector<T> ties(static_cast<std::size_t>(n), Element<T>(3));
         Check<T>(op, ties);
-        ties[static_cast<std::size_t>(n / 2)] = ties.back() =
+        At(ties, n / 2) = ties.back() =
             Element<T>(op == ReduceOp::kMin || op == ReduceOp::kArgMin ? -1 : 9);
         Check<T>(op, ties);
         if constexpr (std::is_integral_v<T>) {
@@ -246,8 +243,7 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
           Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), Element<T>(inf)));
           Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), Element<T>(-inf)));
           std::vector<T> nans = Data<T>(op, n, 3);
-          nans[static_cast<std::size_t>(n / 3)] = nans[static_cast<std::size_t>(n - 1)] =
-              Element<T>(std::numeric_limits<double>::quiet_NaN());
+          At(nans, n / 3) = At(nans, n - 1) = Element<T>(std::numeric_limits<double>::quiet_NaN());
           Check<T>(op, nans);
         }
       }
@@ -263,10 +259,9 @@ TEST_P(ReduceOfFloatsTest, NanPropagates) {
                         ReduceOp::kNormL2, ReduceOp::kVariance}) {
       std::vector<T> x = Data<T>(op, 4099, 4);
       x[4000] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-      Stream& stream = TestStream(GetParam().backend);
-      DeviceArray<T> array(stream, x);
+      DeviceArray<T> array(stream(), x);
       const View view = VectorView(array.data(), 4099);
-      if (!Takes(op, stream, view)) continue;
+      if (!Takes(op, stream(), view)) continue;
       EXPECT_TRUE(std::isnan(Run(view, op).value.real)) << static_cast<int>(op);
     }
   });
@@ -275,16 +270,14 @@ TEST_P(ReduceOfFloatsTest, NanPropagates) {
 TESSERA_STRATEGY_SUITE(ReduceOfIntegersTest, ReduceTest, kIntegers);
 
 TEST_P(ReduceOfIntegersTest, Wrap) {
-  ForType([&]<class T>(T) {
-    if constexpr (std::is_integral_v<T>) {
-      std::vector<T> x(5001);
-      Random random(11);
-      for (T& v : x) v = static_cast<T>(random.Bits() | 1);
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kNormL1,
-                          ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kArgMax})
-        Check<T>(op, x);
-      Check<T>(ReduceOp::kNormL1, {std::numeric_limits<T>::min()});
-    }
+  ForType([&]<std::integral T>(T) {
+    std::vector<T> x(5001);
+    Random random(11);
+    for (T& v : x) v = static_cast<T>(random.Bits() | 1);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kNormL1,
+                        ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kArgMax})
+      Check<T>(op, x);
+    Check<T>(ReduceOp::kNormL1, {std::numeric_limits<T>::min()});
   });
 }
 
@@ -295,7 +288,7 @@ TEST_P(ReduceTest, ZerosDecideAllAndAny) {
         for (double value : {0.0, -0.0, 1.0}) {
           std::vector<T> x(static_cast<std::size_t>(n), Element<T>(value));
           Check<T>(op, x);
-          x[static_cast<std::size_t>(n - 1)] = Element<T>(1 - std::abs(value));
+          At(x, n - 1) = Element<T>(1 - std::abs(value));
           Check<T>(op, x);
         }
       }
@@ -358,17 +351,15 @@ TEST_P(VarianceTest, RootsStayInTheRange) {
 
 // One element that is not finite leaves no deviation from the mean that is.
 TEST_P(VarianceTest, OfWhatIsNotFinite) {
-  ForType([&]<class T>(T) {
-    if constexpr (!std::is_integral_v<T>) {
-      const double inf = std::numeric_limits<double>::infinity();
-      for (double special : {inf, -inf, std::numeric_limits<double>::quiet_NaN()}) {
-        for (std::int64_t n : Sizes({1, 2, 5, 257, 4099})) {
-          for (std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
-            std::vector<T> x = NormalVector<T>(n, 14);
-            x[static_cast<std::size_t>(at)] = Element<T>(special);
-            const double got = Run(x, ReduceOp::kVariance).value.real;
-            EXPECT_TRUE(std::isnan(got)) << special << " at " << at << " of " << n << ": " << got;
-          }
+  ForType([&]<FloatElement T>(T) {
+    const double inf = std::numeric_limits<double>::infinity();
+    for (double special : {inf, -inf, std::numeric_limits<double>::quiet_NaN()}) {
+      for (std::int64_t n : Sizes({1, 2, 5, 257, 4099})) {
+        for (std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
+          std::vector<T> x = NormalVector<T>(n, 14);
+          At(x, at) = Element<T>(special);
+          const double got = Run(x, ReduceOp::kVariance).value.real;
+          EXPECT_TRUE(std::isnan(got)) << special << " at " << at << " of " << n << ": " << got;
         }
       }
     }
@@ -384,7 +375,7 @@ TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
   for (std::int64_t n : Sizes({2, 1024, 4099, 70001})) {
     std::vector<double> x(static_cast<std::size_t>(n));
     x[0] = 1e200;
-    x[static_cast<std::size_t>(n * 7 / 10)] = 1;
+    At(x, n * 7 / 10) = 1;
     inputs.push_back(x);
     x.back() = -1e200;
     inputs.push_back(x);
@@ -423,23 +414,20 @@ std::vector<std::vector<T>> IntegersToAverage() {
 }
 
 TEST_P(ReduceOfIntegersTest, MeansDoNotWrap) {
-  ForType([&]<class T>(T) {
-    if constexpr (std::is_integral_v<T>) {
-      for (const std::vector<T>& x : IntegersToAverage<T>()) {
-        const ScalarResult result = Run(x, ReduceOp::kMean, 1);
-        EXPECT_EQ(result.value.real, IntegerMean(x)) << x.size() << " of " << x[0];
-        EXPECT_EQ(result.stats.roundoff, 0x1p-52);
-      }
+  ForType([&]<std::integral T>(T) {
+    for (const std::vector<T>& x : IntegersToAverage<T>()) {
+      const ScalarResult result = Run(x, ReduceOp::kMean, 1);
+      EXPECT_EQ(result.value.real, IntegerMean(x)) << x.size() << " of " << x[0];
+      EXPECT_EQ(result.stats.roundoff, 0x1p-52);
     }
   });
 }
 
 TEST_P(ReduceTest, EmptyInputs) {
-  Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({3, 0})}, nullptr);
   for (ReduceOp op : kAllReduceOps) {
-    if (!NeedsElements(op) && !Takes(op, stream, empty)) continue;
-    const auto result = RunReduce(stream, empty, op, {.strategy = GetParam().name});
+    if (!NeedsElements(op) && !Takes(op, stream(), empty)) continue;
+    const auto result = RunReduce(stream(), empty, op, options());
     if (NeedsElements(op)) {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(ErrorReason(result.status()), "EMPTY_INPUT");
@@ -455,9 +443,8 @@ TESSERA_STRATEGY_SUITE(DeterministicReduceTest, ReduceTest, kDeterministic);
 
 TEST_P(DeterministicReduceTest, RepeatsItsBits) {
   ForType([&]<class T>(T) {
-    Stream& stream = TestStream(GetParam().backend);
     const std::int64_t n = Sizes({4099, 300007}).back();
-    DeviceArray<T> x(stream, NormalVector<T>(n, 5));
+    DeviceArray<T> x(stream(), NormalVector<T>(n, 5));
     const ScalarResult first = Run(VectorView(x.data(), n), ReduceOp::kSum);
     for (int i = 1; i < 10; ++i) {
       const ScalarResult result = Run(VectorView(x.data(), n), ReduceOp::kSum);
@@ -469,18 +456,16 @@ TEST_P(DeterministicReduceTest, RepeatsItsBits) {
 
 TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
   ForType([&]<class T>(T) {
-    Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(30 * 40, 6);
-    DeviceArray<T> array(stream, values);
+    DeviceArray<T> array(stream(), values);
     const auto view = MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(), 29 * 40 + 39,
                                {40, 15}, {-1, -80});
     ASSERT_TRUE(view.ok()) << view.status();
     std::vector<T> gathered;
     for (int i = 0; i < 40; ++i)
-      for (int j = 0; j < 15; ++j)
-        gathered.push_back(values[static_cast<std::size_t>(29 * 40 + 39 - i - 80 * j)]);
+      for (int j = 0; j < 15; ++j) gathered.push_back(At(values, 29 * 40 + 39 - i - 80 * j));
     for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax}) {
-      if (Takes(op, stream, *view)) {
+      if (Takes(op, stream(), *view)) {
         EXPECT_EQ(Run(*view, op).value.index, ReduceReference(op, gathered).index);
       }
     }
@@ -562,10 +547,8 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
   // The test fails where there is no result.
   template <class Out>
   static std::vector<Out> Run(const View& x, ReduceOp op, int axis) {
-    Stream& stream = TestStream(GetParam().backend);
-    DeviceArray<Out> out(stream, x.elements() / x.shape[axis]);
-    const auto stats =
-        RunReduceAxes(stream, x, op, {axis}, out.data(), {.strategy = GetParam().name});
+    DeviceArray<Out> out(stream(), x.elements() / x.shape[axis]);
+    const auto stats = RunReduceAxes(stream(), x, op, {axis}, out.data(), options());
     EXPECT_TRUE(stats.ok()) << stats.status();
     return out.Values();
   }
@@ -573,7 +556,6 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
   // host and device: the same view of the same elements, folded on the host element by element.
   template <class T>
   void Check(const View& host, const View& device, ReduceOp op, const std::vector<int>& axes) {
-    Stream& stream = TestStream(GetParam().backend);
     const auto type = ReduceAxesType(device, op, axes, false);
     ASSERT_TRUE(type.ok()) << type.status();
     bool folded[kMaxRank] = {};
@@ -585,17 +567,17 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     for (std::int64_t e = 0; e < host.elements(); ++e) {
       std::int64_t offset = 0, output = 0;
       for (int i = 0; i < host.shape.rank; ++i) {
-        offset += index[i] * host.strides[static_cast<std::size_t>(i)];
+        offset += index[i] * At(host.strides, i);
         if (!folded[i]) output = output * host.shape[i] + index[i];
       }
-      groups[static_cast<std::size_t>(output)].push_back(static_cast<const T*>(host.data)[offset]);
+      At(groups, output).push_back(static_cast<const T*>(host.data)[offset]);
       for (int i = host.shape.rank; i-- > 0 && ++index[i] == host.shape[i];) index[i] = 0;
     }
 
     const auto run = [&](auto out_type) {
       using Out = decltype(out_type);
-      DeviceArray<Out> out(stream, type->shape.elements());
-      const auto stats = RunReduceAxes(stream, device, op, axes, out.data(),
+      DeviceArray<Out> out(stream(), type->shape.elements());
+      const auto stats = RunReduceAxes(stream(), device, op, axes, out.data(),
                                        {.strategy = GetParam().name, .timing = true});
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<Out> got = out.Values();
@@ -644,7 +626,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
         SCOPED_TRACE(absl::StrCat("shape ", ToString(type->shape), " op ", static_cast<int>(op),
                                   " first axis ", c.axes.empty() ? -99 : c.axes[0]));
         const std::vector<T> values = Data<T>(op, type->shape.elements(), 8);
-        DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
+        DeviceArray<T> array(stream(), values, 1);
         Check<T>(WholeView(*type, values.data()), WholeView(*type, array.data()), op, c.axes);
       }
     }
@@ -671,7 +653,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       ASSERT_TRUE(type.ok());
       const std::vector<T> values = NormalVector<T>(type->shape.elements(), 12, 0.25);
       for (std::size_t offset : {0u, 1u}) {
-        DeviceArray<T> array(TestStream(GetParam().backend), values, offset);
+        DeviceArray<T> array(stream(), values, offset);
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
           if (op == ReduceOp::kVariance && offset == 1) continue;  // its reference is slow
           if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
@@ -690,7 +672,6 @@ TESSERA_STRATEGY_SUITE(DeterministicReduceAxesTest, ReduceAxesTest, kDeterminist
 // The order of a fold is the shape's, not the address's.
 TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
   ForType([&]<class T>(T) {
-    Stream& stream = TestStream(GetParam().backend);
     for (const auto& [rows, columns, axis] :
          {std::tuple{700, 1001, 0}, {700, 1001, 1}, {20001, 3, 1}}) {
       const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
@@ -698,7 +679,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
       std::vector<std::int64_t> first;
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
-        DeviceArray<T> array(stream, values, offset);
+        DeviceArray<T> array(stream(), values, offset);
         // Words of 64 bits, which hold a result of any type.
         const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
         if (first.empty()) first = got;
@@ -712,7 +693,7 @@ TEST_P(ReduceAxesTest, StridedViews) {
   ForType([&]<class T>(T) {
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
-    DeviceArray<T> array(TestStream(GetParam().backend), values);
+    DeviceArray<T> array(stream(), values);
     for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
         const auto host = MakeView(type, values.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
@@ -727,49 +708,45 @@ TEST_P(ReduceAxesTest, StridedViews) {
 TESSERA_STRATEGY_SUITE(ReduceAxesOfFloatsTest, ReduceAxesTest, kFloats);
 
 TEST_P(ReduceAxesOfFloatsTest, VarianceOfWhatIsNotFinite) {
-  ForType([&]<class T>(T) {
-    if constexpr (!std::is_integral_v<T>) {
-      const double inf = std::numeric_limits<double>::infinity();
-      for (const std::vector<std::int64_t>& shape :
-           std::vector<std::vector<std::int64_t>>{{1, 9}, {9, 1}, {40, 30}, {3, 3000}, {3000, 3}}) {
-        const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
-        std::vector<T> values = NormalVector<T>(type.shape.elements(), 16);
-        for (std::size_t i = 1; i < values.size(); i += values.size() / 3)
-          values[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
-        DeviceArray<T> array(TestStream(GetParam().backend), values);
-        for (int axis : {0, 1})
-          Check<T>(WholeView(type, values.data()), WholeView(type, array.data()),
-                   ReduceOp::kVariance, {axis});
-      }
+  ForType([&]<FloatElement T>(T) {
+    const double inf = std::numeric_limits<double>::infinity();
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{1, 9}, {9, 1}, {40, 30}, {3, 3000}, {3000, 3}}) {
+      const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
+      std::vector<T> values = NormalVector<T>(type.shape.elements(), 16);
+      for (std::size_t i = 1; i < values.size(); i += values.size() / 3)
+        values[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
+      DeviceArray<T> array(stream(), values);
+      for (int axis : {0, 1})
+        Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), ReduceOp::kVariance,
+                 {axis});
     }
   });
 }
 
 TEST_P(ReduceAxesOfFloatsTest, DeviationsFarFromZeroAndBeyondTheRange) {
-  ForType([&]<class T>(T) {
-    if constexpr (!std::is_integral_v<T>) {
-      const double far = 0.25 / UnitRoundoff(GetParam().dtype);
-      const bool half = std::is_same_v<T, Half>;
-      const int most = half ? 15 : std::numeric_limits<ValueOf<T>>::max_exponent - 10,
-                least = half ? -20 : std::numeric_limits<ValueOf<T>>::min_exponent;
-      for (const std::vector<std::int64_t>& shape :
-           std::vector<std::vector<std::int64_t>>{{1, 9}, {40, 30}, {3, 3000}, {3000, 3}}) {
-        const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
-        std::vector<T> apart, large, small;
-        for (std::int64_t i = 0; i < type.shape.elements(); ++i) {
-          apart.push_back(Element<T>(far + static_cast<double>(i * i % 5 % 3)));
-          large.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, most)));
-          small.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, least)));
-        }
-        for (const std::vector<T>* values : {&apart, &large, &small}) {
-          DeviceArray<T> array(TestStream(GetParam().backend), *values);
-          for (int axis : {0, 1}) {
-            for (ReduceOp op : {ReduceOp::kStd, ReduceOp::kNormL2})
-              Check<T>(WholeView(type, values->data()), WholeView(type, array.data()), op, {axis});
-            if (values == &apart)
-              Check<T>(WholeView(type, values->data()), WholeView(type, array.data()),
-                       ReduceOp::kVariance, {axis});
-          }
+  ForType([&]<FloatElement T>(T) {
+    const double far = 0.25 / UnitRoundoff(GetParam().dtype);
+    const bool half = std::is_same_v<T, Half>;
+    const int most = half ? 15 : std::numeric_limits<ValueOf<T>>::max_exponent - 10,
+              least = half ? -20 : std::numeric_limits<ValueOf<T>>::min_exponent;
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{1, 9}, {40, 30}, {3, 3000}, {3000, 3}}) {
+      const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
+      std::vector<T> apart, large, small;
+      for (std::int64_t i = 0; i < type.shape.elements(); ++i) {
+        apart.push_back(Element<T>(far + static_cast<double>(i * i % 5 % 3)));
+        large.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, most)));
+        small.push_back(Element<T>(std::ldexp(i * i % 3 == 0 ? 1 : -0.5, least)));
+      }
+      for (const std::vector<T>* values : {&apart, &large, &small}) {
+        DeviceArray<T> array(stream(), *values);
+        for (int axis : {0, 1}) {
+          for (ReduceOp op : {ReduceOp::kStd, ReduceOp::kNormL2})
+            Check<T>(WholeView(type, values->data()), WholeView(type, array.data()), op, {axis});
+          if (values == &apart)
+            Check<T>(WholeView(type, values->data()), WholeView(type, array.data()),
+                     ReduceOp::kVariance, {axis});
         }
       }
     }
@@ -779,13 +756,12 @@ TEST_P(ReduceAxesOfFloatsTest, DeviationsFarFromZeroAndBeyondTheRange) {
 TESSERA_STRATEGY_SUITE(ReduceAxesOfF64Test, ReduceAxesTest, kOf<DType::kF64>);
 
 TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
-  Stream& stream = TestStream(GetParam().backend);
   for (std::int64_t n : {2, 100, 1024}) {
     std::vector<double> values(static_cast<std::size_t>(2 * n));
     values[0] = 1e200;
-    values[static_cast<std::size_t>(n / 2)] = 1;
-    values[static_cast<std::size_t>(n)] = -1e200;
-    DeviceArray<double> array(stream, values);
+    At(values, n / 2) = 1;
+    At(values, n) = -1e200;
+    DeviceArray<double> array(stream(), values);
     for (int axis : {0, 1}) {
       // [2, n], or its columns: neither has a strategy without one of the large elements.
       const auto view =
@@ -801,23 +777,19 @@ TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
 TESSERA_STRATEGY_SUITE(ReduceAxesOfIntegersTest, ReduceAxesTest, kIntegers);
 
 TEST_P(ReduceAxesOfIntegersTest, MeansDoNotWrap) {
-  ForType([&]<class T>(T) {
-    if constexpr (std::is_integral_v<T>) {
-      Stream& stream = TestStream(GetParam().backend);
-      for (const std::vector<T>& x : IntegersToAverage<T>()) {
-        const std::int64_t n = std::ssize(x);
-        // Three of them side by side, as rows and as columns.
-        std::vector<T> rows, columns;
-        for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
-        for (T v : x) columns.insert(columns.end(), 3, v);
-        DeviceArray<T> r(stream, rows), c(stream, columns);
-        for (int axis : {0, 1}) {
-          const View view = axis == 1 ? WholeView({DTypeOf<T>(), MakeShape({3, n})}, r.data())
-                                      : WholeView({DTypeOf<T>(), MakeShape({n, 3})}, c.data());
-          EXPECT_EQ(Run<double>(view, ReduceOp::kMean, axis),
-                    std::vector<double>(3, IntegerMean(x)))
-              << n << " of " << x[0];
-        }
+  ForType([&]<std::integral T>(T) {
+    for (const std::vector<T>& x : IntegersToAverage<T>()) {
+      const std::int64_t n = std::ssize(x);
+      // Three of them side by side, as rows and as columns.
+      std::vector<T> rows, columns;
+      for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
+      for (T v : x) columns.insert(columns.end(), 3, v);
+      DeviceArray<T> r(stream(), rows), c(stream(), columns);
+      for (int axis : {0, 1}) {
+        const View view = axis == 1 ? WholeView({DTypeOf<T>(), MakeShape({3, n})}, r.data())
+                                    : WholeView({DTypeOf<T>(), MakeShape({n, 3})}, c.data());
+        EXPECT_EQ(Run<double>(view, ReduceOp::kMean, axis), std::vector<double>(3, IntegerMean(x)))
+            << n << " of " << x[0];
       }
     }
   });
@@ -827,18 +799,15 @@ TESSERA_STRATEGY_SUITE(ReduceAxesOf16BitsTest, ReduceAxesTest, kOf<DType::kF16, 
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
-  ForType([&]<class T>(T) {
-    if constexpr (sizeof(T) == 2) {
-      Stream& stream = TestStream(GetParam().backend);
-      const bool half = std::is_same_v<T, Half>;
-      const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
-                                    Element<T>(half ? 0x1p-24 : 0x1p-40)};
-      const double want = half ? 2050 : 258;
-      DeviceArray<T> array(stream, terms);
-      // Along a strategy, where no strategy of the table adds these in f32.
-      const View view = WholeView({DTypeOf<T>(), MakeShape({1, 3})}, array.data());
-      EXPECT_EQ(static_cast<double>(Exact(Run<T>(view, ReduceOp::kSum, 1)[0])), want);
-    }
+  ForType([&]<HalfElement T>(T) {
+    const bool half = std::is_same_v<T, Half>;
+    const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
+                                  Element<T>(half ? 0x1p-24 : 0x1p-40)};
+    const double want = half ? 2050 : 258;
+    DeviceArray<T> array(stream(), terms);
+    // Along a strategy, where no strategy of the table adds these in f32.
+    const View view = WholeView({DTypeOf<T>(), MakeShape({1, 3})}, array.data());
+    EXPECT_EQ(static_cast<double>(Exact(Run<T>(view, ReduceOp::kSum, 1)[0])), want);
   });
 }
 
@@ -849,7 +818,6 @@ TESSERA_STRATEGY_SUITE(ReduceAxesOfWideRangeTest, ReduceAxesTest, kOf<DType::kF3
 TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
   ForType([&]<class T>(T) {
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
-      Stream& stream = TestStream(GetParam().backend);
       const double inf = std::numeric_limits<double>::infinity();
       for (const auto& [outputs, length] :
            {std::pair<std::int64_t, std::int64_t>{9, 700}, {64, 64}, {3, 70001}, {2000, 5}}) {
@@ -869,7 +837,7 @@ TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
             }
           }
           values[at(1, length - 1)] = Element<T>(-inf);
-          DeviceArray<T> array(stream, values), before(stream, plain);
+          DeviceArray<T> array(stream(), values), before(stream(), plain);
           for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
             SCOPED_TRACE(
                 absl::StrCat(ToString(type.shape), " axis ", axis, " op ", static_cast<int>(op)));
@@ -893,7 +861,7 @@ TEST_P(ReduceAxesTest, NanAndTies) {
     for (T& v : values) v = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 4));
     for (int i = 0; i < 40 && !IsInteger(GetParam().dtype); ++i)
       values[random.Bits() % values.size()] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-    DeviceArray<T> array(TestStream(GetParam().backend), values);
+    DeviceArray<T> array(stream(), values);
     for (int axis : {0, 1})
       for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
         Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});

@@ -494,7 +494,7 @@ TEST_F(AcrossTest, GathersAndConverts) {
   ASSERT_TRUE(status.ok()) << status;
   const auto got = out.Values();
   for (std::int64_t i = 0; i < 3000000; ++i)
-    ASSERT_EQ(got[static_cast<std::size_t>(i)], (i / 3000 + i % 3000 * 1000) % 5003) << i;
+    ASSERT_EQ(At(got, i), (i / 3000 + i % 3000 * 1000) % 5003) << i;
 }
 
 TEST_F(AcrossTest, FailuresOfEitherSideAndStops) {

@@ -157,8 +157,7 @@ void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& val
   const std::int64_t quarter = columns / 4;
   for (std::int64_t i = 0; i < rows * columns; ++i) {
     const std::int64_t column = i % columns;
-    if (column < 2 * quarter)
-      values[static_cast<std::size_t>(i)] = column < quarter ? 3e38f : -3e38f;
+    if (column < 2 * quarter) At(values, i) = column < quarter ? 3e38f : -3e38f;
   }
 }
 
@@ -318,7 +317,7 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
   std::vector<float> values = RandomFloats(rows * columns);
   for (std::int64_t column : {std::int64_t{2}, columns / 2, columns - 1}) {
     for (std::int64_t row = 0; row < rows - 1; ++row)
-      values[static_cast<std::size_t>(row * columns + column)] = row < rows / 2 ? 3e38f : -3e38f;
+      At(values, row * columns + column) = row < rows / 2 ? 3e38f : -3e38f;
   }
   Stream& stream = *streams_[0];
   ShardedArray array(devices_, streams_, devices_.size(), values, stream);
@@ -343,7 +342,7 @@ class SlabTest : public TeamTest {
   static std::vector<float> Values(std::int64_t columns) {
     std::vector<float> values = RandomFloats(kRows * columns);
     const auto at = [&](std::int64_t row, std::int64_t column) -> float& {
-      return values[static_cast<std::size_t>(row * columns + column)];
+      return At(values, row * columns + column);
     };
     for (std::int64_t row = 0; row < 40; ++row) {
       at(row, 1) = row < 20 ? 3e38f : -3e38f;
@@ -602,7 +601,7 @@ TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
 TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
   std::vector<float> values = RandomFloats(n);
-  values[static_cast<std::size_t>(n / 2)] = 1e30f;
+  At(values, n / 2) = 1e30f;
   for (std::size_t count : Counts()) {
     Stream& stream = *streams_[count - 1];
     ShardedArray array(devices_, streams_, count, values, stream);
@@ -752,8 +751,7 @@ class TeamProductTest : public TeamTest {
       double sum = 0, magnitude = 0;
       for (std::int64_t l = 0; l < c.k; ++l) {
         const std::int64_t at = c.transpose_b ? column * ldb + l : l * ldb + column;
-        const double term =
-            a[static_cast<std::size_t>(row * lda + l)] * b[static_cast<std::size_t>(at)];
+        const double term = At(a, row * lda + l) * At(b, at);
         sum += term;
         magnitude += std::abs(term);
       }
@@ -822,8 +820,8 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   std::vector<float> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
   for (float& x : a) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
   for (float& x : b) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
-  a[static_cast<std::size_t>((m / 2 + 5) * k + 7)] = 3e38f;
-  a[static_cast<std::size_t>((m - 1) * k)] = std::numeric_limits<float>::infinity();
+  At(a, (m / 2 + 5) * k + 7) = 3e38f;
+  At(a, (m - 1) * k) = std::numeric_limits<float>::infinity();
   std::vector<std::string> results;
   for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
     Stream& stream = *streams_[0];

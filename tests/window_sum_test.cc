@@ -39,7 +39,7 @@ class Sums {
   }
   Result Of(std::int64_t first, std::int64_t end) const {
     const auto between = [&](const std::vector<Wide>& all) {
-      const Wide sum = all[static_cast<std::size_t>(end)] - all[static_cast<std::size_t>(first)];
+      const Wide sum = At(all, end) - At(all, first);
       if constexpr (std::is_integral_v<T>) {
         return static_cast<std::int64_t>(sum);
       } else {
@@ -82,14 +82,12 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
     const auto n = std::ssize(host.values);
     SCOPED_TRACE(absl::StrCat("n ", n, " radius ", radius, " block ", launch.block_size));
     if (TooSlow(n, radius)) return;
-    Stream& stream = TestStream(GetParam().backend);
     const auto type = WindowSumType(x, radius);
     ASSERT_TRUE(type.ok()) << type.status();
     ASSERT_EQ(type->dtype, DTypeOf<O>());
     ASSERT_EQ(type->shape, x.shape);
-    DeviceArray<O> out(stream, n);
-    const auto stats = RunWindowSum(stream, x, radius, out.data(),
-                                    {.strategy = GetParam().name, .launch = launch});
+    DeviceArray<O> out(stream(), n);
+    const auto stats = RunWindowSum(stream(), x, radius, out.data(), options(launch));
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->strategy, GetParam().name);
     EXPECT_LE(stats->roundoff, std::is_integral_v<T> ? 0 : 1e-3);
@@ -106,7 +104,7 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
       }
       const std::int64_t first = std::max<std::int64_t>(0, i - std::min(radius, n));
       const std::int64_t end = std::min(n, i + std::min(radius, n) + 1);
-      const O value = got[static_cast<std::size_t>(i)];
+      const O value = At(got, i);
       if constexpr (std::is_integral_v<T>) {
         ASSERT_EQ(value, host.sums.Of(first, end).sum) << "element " << i;
       } else {
@@ -123,7 +121,7 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
   template <class T>
   void CheckVector(const Array<T>& host, std::int64_t radius, Launch launch = {},
                    std::size_t offset = 0) {
-    DeviceArray<T> x(TestStream(GetParam().backend), host.values, offset);
+    DeviceArray<T> x(stream(), host.values, offset);
     Check(host, VectorView(x.data(), std::ssize(host.values)), radius, launch);
     x.ExpectUnchanged(host.values);
   }
@@ -168,7 +166,7 @@ TEST_P(WindowSumTest, Launches) {
 TEST_P(WindowSumTest, StridedViews) {
   ForType([&]<class T>(T) {
     const auto values = NormalVector<T>(3000, 4);
-    DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
+    DeviceArray<T> array(stream(), values, 1);
     struct Window {
       std::int64_t offset, stride;
     };
@@ -177,8 +175,7 @@ TEST_P(WindowSumTest, StridedViews) {
                                  {900}, {w.stride});
       ASSERT_TRUE(view.ok()) << view.status();
       std::vector<T> host;
-      for (std::int64_t i = 0; i < 900; ++i)
-        host.push_back(values[static_cast<std::size_t>(w.offset + i * w.stride)]);
+      for (std::int64_t i = 0; i < 900; ++i) host.push_back(At(values, w.offset + i * w.stride));
       for (std::int64_t radius : {0, 2, 40, 2000}) Check<T>(host, *view, radius);
     }
   });
@@ -202,17 +199,16 @@ TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
 // A NaN reaches the windows that hold it, and no others.
 TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
   ForType([&]<class T>(T) {
-    Stream& stream = TestStream(GetParam().backend);
     std::vector<T> x(9000, Element<T>(1));
     x[4321] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-    DeviceArray<T> dx(stream, x), out(stream, 9000);
+    DeviceArray<T> dx(stream(), x), out(stream(), 9000);
     for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
-      const auto stats = RunWindowSum(stream, VectorView(dx.data(), 9000), radius, out.data(),
-                                      {.strategy = GetParam().name});
+      const auto stats =
+          RunWindowSum(stream(), VectorView(dx.data(), 9000), radius, out.data(), options());
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<T> got = out.Values();
       for (std::int64_t i = 0; i < 9000; ++i)
-        ASSERT_EQ(std::isnan(Exact(got[static_cast<std::size_t>(i)])), std::abs(i - 4321) <= radius)
+        ASSERT_EQ(std::isnan(Exact(At(got, i))), std::abs(i - 4321) <= radius)
             << "element " << i << " radius " << radius;
     }
   });
@@ -221,13 +217,11 @@ TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
 TESSERA_STRATEGY_SUITE(WindowSumOfIntegersTest, WindowSumTest, kIntegers);
 
 TEST_P(WindowSumOfIntegersTest, Wrap) {
-  ForType([&]<class T>(T) {
-    if constexpr (std::is_integral_v<T>) {
-      std::vector<T> x(5000);
-      Random random(6);
-      for (T& e : x) e = static_cast<T>(random.Bits());
-      for (std::int64_t radius : {1, 20, 3000}) CheckVector<T>(x, radius);
-    }
+  ForType([&]<std::integral T>(T) {
+    std::vector<T> x(5000);
+    Random random(6);
+    for (T& e : x) e = static_cast<T>(random.Bits());
+    for (std::int64_t radius : {1, 20, 3000}) CheckVector<T>(x, radius);
   });
 }
 
@@ -248,18 +242,13 @@ TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row,
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
-  ForType([&]<class T>(T) {
-    if constexpr (sizeof(T) == 2) {
-      Stream& stream = TestStream(GetParam().backend);
-      const bool half = std::is_same_v<T, Half>;
-      const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
-                                    Element<T>(half ? 0x1p-24 : 0x1p-40)};
-      DeviceArray<T> array(stream, terms), out(stream, 3);
-      ASSERT_TRUE(RunWindowSum(stream, VectorView(array.data(), 3), 1, out.data(),
-                               {.strategy = GetParam().name})
-                      .ok());
-      EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), half ? 2050 : 258);
-    }
+  ForType([&]<HalfElement T>(T) {
+    const bool half = std::is_same_v<T, Half>;
+    const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
+                                  Element<T>(half ? 0x1p-24 : 0x1p-40)};
+    DeviceArray<T> array(stream(), terms), out(stream(), 3);
+    ASSERT_TRUE(RunWindowSum(stream(), VectorView(array.data(), 3), 1, out.data(), options()).ok());
+    EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), half ? 2050 : 258);
   });
 }
 
