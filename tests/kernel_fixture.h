@@ -250,6 +250,8 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
   return v;
 }
 
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // The bits of a result: those of its number, then the integer and the index.
 inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   EXPECT_TRUE(result.ok()) << result.status();
