@@ -1,5 +1,5 @@
-// Every strategy of Map, from the table: operations and types against a model of their own in
-// extended precision, views, broadcasting, sizes, alignment, launches, and the bits of both devices.
+// Every strategy of Map, from the table, against a model in extended precision, and the bits of both
+// devices; what expressions compile to.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,8 +23,8 @@ using Kind = ExpressionNode::Kind;
 
 ExpressionNode Integer(std::int64_t value) { return {.kind = Kind::kInteger, .integer = value}; }
 // The operation on as many operands as it takes.
-std::vector<ExpressionNode> Alone(MapOp op) {
-  std::vector<ExpressionNode> nodes;
+Nodes Alone(MapOp op) {
+  Nodes nodes;
   std::vector<std::uint32_t> args;
   for (int i = 0; i < InfoOf(op)->arguments; ++i) {
     args.push_back(static_cast<std::uint32_t>(i));
@@ -32,10 +32,6 @@ std::vector<ExpressionNode> Alone(MapOp op) {
   }
   nodes.push_back(Op(op, args));
   return nodes;
-}
-
-std::string ReasonOf(const absl::StatusOr<MapProgram>& program) {
-  return ErrorReason(program.status());
 }
 
 class MapTest : public StrategyTest<MapProblem> {
@@ -46,23 +42,20 @@ class MapTest : public StrategyTest<MapProblem> {
     compiled::CompileBeforeUse(true);
   }
 #endif
-
-  Stream& stream() { return TestStream(GetParam().backend); }
-
   // Whether the strategy takes the expression.
-  bool Takes(const std::vector<View>& views, const std::vector<ExpressionNode>& nodes) {
+  bool Takes(const std::vector<View>& views, const Nodes& nodes) {
     std::vector<DType> dtypes;
     for (const View& view : views) dtypes.push_back(view.dtype);
     const absl::StatusOr<MapProgram> program = CompileExpression(nodes, dtypes);
     EXPECT_TRUE(program.ok()) << program.status();
     MapProblem problem;
     problem.program = &*program;
-    return Refusal(StrategyOf<MapProblem>(GetParam()), problem).empty();
+    return Refusal(strategy(), problem).empty();
   }
 
   // Out's elements of the expression's result.
   template <class Out>
-  std::vector<Out> Run(const std::vector<View>& views, const std::vector<ExpressionNode>& nodes,
+  std::vector<Out> Run(const std::vector<View>& views, const Nodes& nodes,
                        const Launch& launch = {}) {
     const absl::StatusOr<ArrayType> type = MapType(views, nodes);
     EXPECT_TRUE(type.ok()) << type.status();
@@ -72,6 +65,18 @@ class MapTest : public StrategyTest<MapProblem> {
     const auto stats = RunMap(stream(), views, nodes, out.data(), options(launch));
     EXPECT_TRUE(stats.ok()) << stats.status();
     return out.Values();
+  }
+
+  // The operation on as many of these operands as it takes.
+  template <class T>
+  std::vector<T> Run(MapOp op, const std::vector<T>& a, const std::vector<T>& b) {
+    DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
+    std::vector<View> views = {da.view(), db.view()};
+    views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
+    const std::vector<T> got = Run<T>(views, Alone(op));
+    da.ExpectUnchanged(a);
+    db.ExpectUnchanged(b);
+    return got;
   }
 };
 
@@ -132,26 +137,19 @@ __extension__ typedef __int128 Wide;
 
 // Sums, differences, products, quotients and roots are those of extended precision, rounded: its 64
 // bits are more than twice those of F32 and 16-bit types; of F64 the host's own operations are.
-template <class T>
-T RoundedOnce(const std::function<long double(long double, long double)>& exact,
-              const std::function<double(double, double)>& f64, T a, T b) {
-  if constexpr (std::is_same_v<T, double>) return f64(a, b);
-  return T(static_cast<float>(exact(Exact(a), Exact(b))));
-}
-
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
   ForType([&]<FloatElement T>(T) {
     const auto [a, b] = SpecialPairs<T>();
-    DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
-    const auto n = static_cast<std::int64_t>(a.size());
     const auto check = [&](MapOp op, auto f) {
       std::vector<T> want;
-      for (std::size_t i = 0; i < a.size(); ++i)
-        want.push_back(RoundedOnce<T>([&](long double x, long double y) { return f(x, y); },
-                                      [&](double x, double y) { return f(x, y); }, a[i], b[i]));
-      std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
-      views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
-      ExpectSame(Run<T>(views, Alone(op)), want, InfoOf(op)->name);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        if constexpr (std::is_same_v<T, double>) {
+          want.push_back(f(a[i], b[i]));
+        } else {
+          want.push_back(T(static_cast<float>(f(Exact(a[i]), Exact(b[i])))));
+        }
+      }
+      ExpectSame(Run(op, a, b), want, InfoOf(op)->name);
     };
     check(MapOp::kAdd, [](auto x, auto y) { return x + y; });
     check(MapOp::kSubtract, [](auto x, auto y) { return x - y; });
@@ -162,23 +160,18 @@ TEST_P(MapTest, ArithmeticIsRoundedOnce) {
     check(MapOp::kRound, [](auto x, auto) { return std::nearbyint(x); });
     check(MapOp::kNegate, [](auto x, auto) { return -x; });
     check(MapOp::kMaximum, [](auto x, auto y) { return std::isnan(x) || x >= y ? x : y; });
-    da.ExpectUnchanged(a);
-    db.ExpectUnchanged(b);
   });
 }
 
 TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
   ForType([&]<std::integral T>(T) {
     const auto [a, b] = SpecialPairs<T>();
-    DeviceArray<T> da(stream(), a), db(stream(), b);
-    const auto n = static_cast<std::int64_t>(a.size());
     const auto check = [&](MapOp op, auto f) {
       std::vector<T> want;
       // 128 bits hold every product; the cast keeps the low ones.
       for (std::size_t i = 0; i < a.size(); ++i)
         want.push_back(static_cast<T>(f(static_cast<Wide>(a[i]), static_cast<Wide>(b[i]))));
-      ExpectSame(Run<T>({VectorView(da.data(), n), VectorView(db.data(), n)}, Alone(op)), want,
-                 InfoOf(op)->name);
+      ExpectSame(Run(op, a, b), want, InfoOf(op)->name);
     };
     const auto floor_divide = [](Wide x, Wide y) {
       if (y == 0) return Wide{0};
@@ -225,22 +218,15 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// This holds for all operands, also where the quotient has more digits than the type, is next to an
-// integer or is subnormal. 16-bit results are computed in F32 and rounded.
+// This holds also where the quotient has more digits than the type, is next to an integer or is
+// subnormal. 16-bit results are computed in F32 and rounded.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<FloatElement T>(T) {
     using V = ValueOf<T>;
-    constexpr V kInf = std::numeric_limits<V>::infinity();
+    using Limits = std::numeric_limits<V>;
     std::vector<T> a, b;
-    const V special[] = {0,
-                         1,
-                         -1,
-                         3,
-                         kInf,
-                         std::numeric_limits<V>::quiet_NaN(),
-                         std::numeric_limits<V>::max(),
-                         std::numeric_limits<V>::min(),
-                         std::numeric_limits<V>::denorm_min()};
+    constexpr V kInf = Limits::infinity(), kNan = Limits::quiet_NaN(), kTiny = Limits::denorm_min();
+    const V special[] = {0, 1, -1, 3, kInf, kNan, Limits::max(), Limits::min(), kTiny};
     for (V x : special) {
       for (V y : special) {
         a.insert(a.end(), {T(x), T(-x), T(x)});
@@ -248,12 +234,15 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
       }
     }
     Random random(17);
-    using Bits =
-        std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                           std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+    const auto any = [&] {
+      const std::uint64_t bits = random.Bits();
+      T x;
+      std::memcpy(&x, &bits, sizeof x);
+      return x;
+    };
     for (int i = 0; i < (WatchedClosely() ? 500 : 50000); ++i) {
-      a.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
-      b.push_back(std::bit_cast<T>(static_cast<Bits>(random.Bits())));
+      a.push_back(any());
+      b.push_back(any());
       // Products of an integer and the divisor, and the neighbours of these products.
       const auto y = static_cast<V>(random.Normal());
       const auto x = static_cast<V>(std::floor(std::exp2(60 * random.Uniform()))) * y;
@@ -262,10 +251,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
     }
     a.insert(a.end(), {T(V(8404830)), T(V(9007199254740994))});
     b.insert(b.end(), {T(V(1.7446926832199097)), T(V(3))});
-    const auto n = std::ssize(a);
-    DeviceArray<T> da(stream(), a), db(stream(), b);
-    const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
-    const std::vector<T> floors = Run<T>(views, Alone(MapOp::kFloorDivide));
+    const std::vector<T> floors = Run(MapOp::kFloorDivide, a, b);
     std::vector<T> rests;
     for (std::size_t i = 0; i < a.size(); ++i) {
       const auto x = static_cast<V>(a[i]), y = static_cast<V>(b[i]);
@@ -296,7 +282,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
         ASSERT_LE(std::fma(-1 - half - got, size, sign * p), 0);
       }
     }
-    ExpectSame(Run<T>(views, Alone(MapOp::kRemainder)), rests, "remainder");
+    ExpectSame(Run(MapOp::kRemainder, a, b), rests, "remainder");
   });
 }
 
@@ -311,11 +297,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
     };
     const auto check = [&](MapOp op, const std::vector<T>& a, auto f,
                            const std::vector<T>& b = {}) {
-      const auto size = static_cast<std::int64_t>(a.size());
-      DeviceArray<T> da(stream(), a), db(stream(), b);
-      std::vector<View> views = {VectorView(da.data(), size), VectorView(db.data(), size)};
-      views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
-      const std::vector<T> got = Run<T>(views, Alone(op));
+      const std::vector<T> got = Run(op, a, b);
       for (std::size_t i = 0; i < got.size(); ++i) {
         const long double want = f(i);
         ASSERT_TRUE(IsWithin(units, got[i], want))
@@ -363,17 +345,16 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   });
 }
 
-// The bound that an answer carries, of each node: for the arguments that the node is given.
+// The bound that an answer carries, for each node, holds for the arguments that the node is given.
 TEST_P(MapTest, NodesKeepTheBound) {
   ForType([&]<FloatElement T>(T) {
     const std::int64_t n = WatchedClosely() ? 300 : 20000;
     const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
-    const View x = VectorView(da.data(), n), y = VectorView(db.data(), n);
+    const View x = da.view(), y = db.view();
     const auto type = DTypeOf<T>();
     const double unit = UnitRoundoff(type), single = UnitRoundoff(DType::kF32);
-    const auto check = [&](std::string_view what, double units,
-                           const std::vector<ExpressionNode>& nodes, auto f) {
+    const auto check = [&](std::string_view what, double units, const Nodes& nodes, auto f) {
       DeviceArray<T> out(stream(), n);
       const auto stats = RunMap(stream(), {x, y}, nodes, out.data(), options());
       ASSERT_TRUE(stats.ok()) << what << ": " << stats.status();
@@ -398,8 +379,7 @@ TEST_P(MapTest, NodesKeepTheBound) {
       return rest != 0 && negative(rest) != negative(q) ? rest + q : rest;
     };
     const auto alone = [&](MapOp op, double units, auto f) {
-      std::vector<ExpressionNode> nodes = Alone(op);
-      check(InfoOf(op)->name, units, nodes, f);
+      check(InfoOf(op)->name, units, Alone(op), f);
     };
     alone(MapOp::kAdd, 1, [](Real p, Real q) { return p + q; });
     alone(MapOp::kSubtract, 1, [](Real p, Real q) { return p - q; });
@@ -437,7 +417,7 @@ T Reference(T a, T b) {
     return static_cast<V>(product) < static_cast<V>(a) ? b : product;
   }
 }
-std::vector<ExpressionNode> ReferenceNodes() {
+Nodes ReferenceNodes() {
   return {In(0),
           In(1),
           Op(MapOp::kSubtract, {0, 1}),
@@ -457,7 +437,7 @@ TEST_P(MapTest, SizesAlignmentsAndLaunches) {
     for (std::int64_t n : AwkwardSizes()) {
       const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
       DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
-      const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
+      const std::vector<View> views = {da.view(), db.view()};
       const std::vector<T> want = References(a, b);
       ExpectSame(Run<T>(views, ReferenceNodes()), want, absl::StrCat(n));
       if (n != 4099) continue;
@@ -473,10 +453,9 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
     const std::vector<T> a = NormalVector<T>(kRows * kColumns, 1), b = NormalVector<T>(kRows, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
     // a transposed and backwards along its rows, and a row of b.
-    View x = WholeView({DTypeOf<T>(), MakeShape({kColumns, kRows})}, da.data() + kColumns - 1);
-    x.strides[0] = -1;
-    x.strides[1] = kColumns;
-    const View y = VectorView(db.data(), kRows);
+    const View x =
+        StridedView(da.data() + kColumns - 1, DTypeOf<T>(), {kColumns, kRows}, {-1, kColumns});
+    const View y = db.view();
     std::vector<T> left, right;
     for (std::int64_t i = 0; i < kColumns; ++i) {
       for (std::int64_t j = 0; j < kRows; ++j) {
@@ -486,7 +465,7 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
     }
     ExpectSame(Run<T>({x, y}, ReferenceNodes()), References(left, right), "views");
     // A column beside a row, in three dimensions of which one is 1.
-    View column = WholeView({DTypeOf<T>(), MakeShape({kRows, 1, 1})}, db.data());
+    View column = db.view({kRows, 1, 1});
     const View row = VectorView(da.data(), kColumns);
     left.clear();
     right.clear();
@@ -507,16 +486,15 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
   });
 }
 
-// Programs of every length, whose values all stay alive until the end.
-// Operands that are stretched along outer, inner and both kinds of axes, in groups of elements that lie
-// side by side or are all the same.
+// Operands are stretched along outer, inner and both kinds of axes, in groups of elements that lie side
+// by side or are all the same.
 TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
   ForType([&]<class T>(T) {
     const std::int64_t outer = 3, rows = WatchedClosely() ? 5 : 67, columns = 80;
     const std::vector<T> a = NormalVector<T>(outer * rows * columns, 1),
                          b = NormalVector<T>(rows * columns, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
-    const View whole = WholeView({DTypeOf<T>(), MakeShape({outer, rows, columns})}, da.data());
+    const View whole = da.view({outer, rows, columns});
     const auto check = [&](const View& with, auto place, std::string_view what) {
       std::vector<T> right;
       for (std::int64_t i = 0; i < outer; ++i)
@@ -526,21 +504,20 @@ TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
       ExpectSame(Run<T>({with, whole}, ReferenceNodes()), References(right, a), what);
     };
     using Index = std::int64_t;
-    const auto of = [&](std::initializer_list<std::int64_t> shape) {
-      return WholeView({DTypeOf<T>(), MakeShape(shape)}, db.data());
-    };
     check(
-        of({columns}), [](Index, Index, Index k) { return k; }, "row");
+        db.view({columns}), [](Index, Index, Index k) { return k; }, "row");
     check(
-        of({rows, columns}), [&](Index, Index j, Index k) { return j * columns + k; }, "matrix");
+        db.view({rows, columns}), [&](Index, Index j, Index k) { return j * columns + k; },
+        "matrix");
     check(
-        of({rows, 1}), [](Index, Index j, Index) { return j; }, "column");
+        db.view({rows, 1}), [](Index, Index j, Index) { return j; }, "column");
     check(
-        of({outer, 1, 1}), [](Index i, Index, Index) { return i; }, "outermost");
+        db.view({outer, 1, 1}), [](Index i, Index, Index) { return i; }, "outermost");
     check(
-        of({outer, rows, 1}), [&](Index i, Index j, Index) { return i * rows + j; }, "columns");
+        db.view({outer, rows, 1}), [&](Index i, Index j, Index) { return i * rows + j; },
+        "columns");
     check(
-        of({1}), [](Index, Index, Index) { return 0; }, "one");
+        db.view({1}), [](Index, Index, Index) { return 0; }, "one");
   });
 }
 
@@ -550,7 +527,7 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
     const std::int64_t n = WatchedClosely() ? 301 : 4097;
     const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
     DeviceArray<T> da(stream(), a), db(stream(), b);
-    const View x = VectorView(da.data(), n), y = VectorView(db.data(), n);
+    const View x = da.view(), y = db.view();
     std::vector<std::uint8_t> bytes;
     for (std::int64_t i = 0; i < n; ++i) bytes.push_back(static_cast<std::uint8_t>(i % 3 * 80));
     DeviceArray<std::uint8_t> mask(stream(), bytes);
@@ -560,11 +537,10 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
     ExpectSame(Run<T>({x, y, truth}, {In(2), In(0), In(1), Op(MapOp::kWhere, {0, 1, 2})}), chosen,
                "mask");
     // a < b, of which there are bytes.
-    const std::vector<ExpressionNode> less = {In(0), In(1), Op(MapOp::kLess, {0, 1})};
+    const Nodes less = {In(0), In(1), Op(MapOp::kLess, {0, 1})};
     if (Takes({x, y}, less)) {
       DeviceArray<std::uint8_t> out(stream(), n);
-      const auto stats = RunMap(stream(), {x, y}, less, out.data(), options());
-      ASSERT_TRUE(stats.ok()) << stats.status();
+      ASSERT_TRUE(RunMap(stream(), {x, y}, less, out.data(), options()).ok());
       const std::vector<std::uint8_t> got = out.Values();
       for (std::size_t i = 0; i < a.size(); ++i)
         ASSERT_EQ(got[i], static_cast<ValueOf<T>>(a[i]) < static_cast<ValueOf<T>>(b[i])) << i;
@@ -572,14 +548,14 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
     if constexpr (std::is_same_v<T, float>) {
       const std::vector<BFloat16> c = NormalVector<BFloat16>(n, 3);
       DeviceArray<BFloat16> dc(stream(), c);
-      const View narrow = VectorView(dc.data(), n);
+      const View narrow = dc.view();
       std::vector<float> sums;
       std::vector<Half> rounded;
       for (std::size_t i = 0; i < a.size(); ++i) {
         sums.push_back(a[i] + static_cast<float>(c[i]));
         rounded.push_back(Half(a[i] + static_cast<float>(c[i])));
       }
-      std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+      Nodes nodes = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
       ExpectSame(Run<float>({x, narrow}, nodes), sums, "bf16 beside f32");
       nodes.push_back(Op(MapOp::kCast, {2}, DType::kF16));
       ExpectSame(Run<Half>({x, narrow}, nodes), rounded, "f16 of f32");
@@ -591,9 +567,9 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
   ForType([&]<class T>(T) {
     const std::vector<T> a(600, Element<T>(0.001));
     DeviceArray<T> da(stream(), a);
-    const View x = VectorView(da.data(), 600);
+    const View x = da.view();
     for (std::uint32_t chain : {1u, 5u, 11u, 31u}) {
-      std::vector<ExpressionNode> nodes = {In(0)};
+      Nodes nodes = {In(0)};
       for (std::uint32_t i = 0; i < chain; ++i) nodes.push_back(Op(MapOp::kAdd, {i, 0}));
       std::uint32_t sum = chain;
       for (std::uint32_t i = chain; i-- > 0;) {
@@ -616,36 +592,26 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
 TEST_P(MapTest, RandomExpressions) {
   ForType([&]<class T>(T) {
     using V = ValueOf<T>;
-    const auto wrapped = [](V a, V b, auto f) {
-      if constexpr (std::is_integral_v<V>) {
-        using U = std::make_unsigned_t<V>;
-        return static_cast<V>(f(static_cast<U>(a), static_cast<U>(b)));
-      } else {
-        return f(a, b);
-      }
-    };
     const auto apply = [&](MapOp op, V a, V b) -> V {
-      switch (op) {
-        case MapOp::kAdd:
-          return wrapped(a, b, [](auto x, auto y) { return x + y; });
-        case MapOp::kSubtract:
-          return wrapped(a, b, [](auto x, auto y) { return x - y; });
-        case MapOp::kMultiply:
-          return wrapped(a, b, [](auto x, auto y) { return x * y; });
-        case MapOp::kMinimum:
-          return a != a || b != b ? a + b : std::min(a, b);
-        case MapOp::kMaximum:
-          return a != a || b != b ? a + b : std::max(a, b);
-        default:
-          return std::is_integral_v<V> ? wrapped(0, a, [](auto x, auto y) { return x - y; }) : -a;
-      }
+      const auto wrapped = [&](V x, V y, auto f) {
+        if constexpr (std::is_integral_v<V>) {
+          using U = std::make_unsigned_t<V>;
+          return static_cast<V>(f(static_cast<U>(x), static_cast<U>(y)));
+        } else {
+          return f(x, y);
+        }
+      };
+      if (op == MapOp::kAdd) return wrapped(a, b, std::plus());
+      if (op == MapOp::kSubtract) return wrapped(a, b, std::minus());
+      if (op == MapOp::kMultiply) return wrapped(a, b, std::multiplies());
+      if (op == MapOp::kNegate) return std::is_integral_v<V> ? wrapped(0, a, std::minus()) : -a;
+      if (a != a || b != b) return a + b;
+      return op == MapOp::kMinimum ? std::min(a, b) : std::max(a, b);
     };
     constexpr MapOp kOps[] = {MapOp::kAdd,     MapOp::kSubtract, MapOp::kMultiply,
                               MapOp::kMinimum, MapOp::kMaximum,  MapOp::kNegate};
     Random random(17);
-    const auto below = [&](std::size_t n) {
-      return static_cast<std::uint32_t>(random.Bits() % static_cast<std::uint64_t>(n));
-    };
+    const auto below = [&](std::size_t n) { return Below(random, n); };
     int taken = 0;
     for (std::uint64_t round = 0; round < 60; ++round) {
       const std::int64_t n =
@@ -653,14 +619,14 @@ TEST_P(MapTest, RandomExpressions) {
       const std::uint32_t operands = 1 + below(5);
       std::vector<DeviceArray<T>> arrays;
       std::vector<View> views;
-      std::vector<ExpressionNode> nodes;
+      Nodes nodes;
       std::vector<std::vector<T>> values;  // of a node, one each or one for all
       arrays.reserve(operands);
       for (std::uint32_t i = 0; i < operands; ++i) {
         const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;
         values.push_back(NormalVector<T>(length, 100 * round + i));
         arrays.emplace_back(stream(), values.back());
-        views.push_back(VectorView(arrays.back().data(), length));
+        views.push_back(arrays.back().view());
         nodes.push_back(In(i));
       }
       values.push_back({T(V{2})});
@@ -711,7 +677,7 @@ TEST_P(MapTest, TypesThatMeetAndConstants) {
     const std::vector<std::int32_t> b = NormalVector<std::int32_t>(1000, 2);
     DeviceArray<T> da(stream(), a);
     DeviceArray<std::int32_t> db(stream(), b);
-    const std::vector<View> views = {VectorView(da.data(), 1000), VectorView(db.data(), 1000)};
+    const std::vector<View> views = {da.view(), db.view()};
     std::vector<double> quotients;
     for (std::size_t i = 0; i < a.size(); ++i)
       quotients.push_back(static_cast<double>(Exact(a[i])) / b[i]);
@@ -744,7 +710,7 @@ TEST(MapDevices, SameBits) {
     DispatchDType(dtype, [&]<class T>(T) {
       const auto pairs = SpecialPairs<T>();
       const auto n = static_cast<std::int64_t>(pairs.first.size());
-      const auto check = [&](const std::vector<ExpressionNode>& nodes, std::string_view what) {
+      const auto check = [&](const Nodes& nodes, std::string_view what) {
         const absl::StatusOr<MapProgram> program = CompileExpression(nodes, {dtype, dtype});
         ASSERT_TRUE(program.ok()) << what << ": " << program.status();
         DispatchElement(program->dtype, [&]<class R>(R) {
@@ -753,8 +719,8 @@ TEST(MapDevices, SameBits) {
             Stream& stream = TestStream(backend);
             DeviceArray<T> a(stream, pairs.first), b(stream, pairs.second);
             DeviceArray<Out> out(stream, n);
-            const View x = VectorView(a.data(), n), y = VectorView(b.data(), n);
-            EXPECT_TRUE(RunMap(stream, {x, y}, nodes, out.data(), {}).ok()) << what;
+            const auto stats = RunMap(stream, {a.view(), b.view()}, nodes, out.data(), {});
+            EXPECT_TRUE(stats.ok()) << what;
             return out.Values();
           };
           ExpectSame(run(Backend::kCuda), run(Backend::kCpu), what);
@@ -765,8 +731,7 @@ TEST(MapDevices, SameBits) {
                              info.op == MapOp::kTanh ||
                              (info.op == MapOp::kPower && !std::is_integral_v<T>);
         if (differs || info.rule == MapRule::kCast) continue;
-        std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kLess, {0, 1}),
-                                             Op(MapOp::kEqual, {0, 1})};
+        Nodes nodes = {In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kEqual, {0, 1})};
         std::vector<std::uint32_t> args = {0, 1, 1};
         if (info.rule == MapRule::kLogic) args = {2, 3};
         if (info.rule == MapRule::kSelect) args = {2, 0, 1};
@@ -783,15 +748,13 @@ TEST(MapDevices, SameBits) {
 // --- Checks ---------------------------------------------------------------------------------------
 
 TEST(ExpressionTest, TypesThatMeet) {
-  EXPECT_EQ(Promote(DType::kF16, DType::kBF16), DType::kF32);
-  EXPECT_EQ(Promote(DType::kF16, DType::kF32), DType::kF32);
-  EXPECT_EQ(Promote(DType::kI32, DType::kF32), DType::kF64);
-  EXPECT_EQ(Promote(DType::kI32, DType::kI64), DType::kI64);
-  EXPECT_EQ(Promote(DType::kBool, DType::kBF16), DType::kBF16);
-  EXPECT_EQ(Promote(DType::kU8, DType::kU8), DType::kU8);
-  EXPECT_EQ(Promote(DType::kU8, DType::kI8), DType::kI32);
-  EXPECT_EQ(Promote(DType::kI8, DType::kF16), DType::kF16);
-  EXPECT_EQ(Promote(DType::kBool, DType::kU8), DType::kU8);
+  using enum DType;
+  constexpr std::array<DType, 3> kCases[] = {
+      {kF16, kBF16, kF32}, {kF16, kF32, kF32},    {kI32, kF32, kF64},
+      {kI32, kI64, kI64},  {kBool, kBF16, kBF16}, {kU8, kU8, kU8},
+      {kU8, kI8, kI32},    {kI8, kF16, kF16},     {kBool, kU8, kU8}};
+  for (const auto& [a, b, want] : kCases)
+    EXPECT_EQ(Promote(a, b), want) << Name(a) << " " << Name(b);
   for (DType a : kArrayDTypes)
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
 }
@@ -845,10 +808,9 @@ TEST(ExpressionTest, BytesAreI32) {
     }
     EXPECT_EQ(CompileExpression({In(0)}, {dtype})->dtype, dtype);
     EXPECT_EQ(CompileExpression({In(0)}, {dtype}, DType::kI32)->instructions, 1);
-    EXPECT_EQ(CompileExpression({In(0), Integer(300), Op(MapOp::kAdd, {0, 1})}, {dtype})->dtype,
-              DType::kI32);
-    EXPECT_EQ(CompileExpression({In(0), Real(1.5), Op(MapOp::kAdd, {0, 1})}, {dtype})->dtype,
-              DType::kF64);
+    for (const auto& [node, want] :
+         {std::pair(Integer(300), DType::kI32), {Real(1.5), DType::kF64}})
+      EXPECT_EQ(CompileExpression({In(0), node, Op(MapOp::kAdd, {0, 1})}, {dtype})->dtype, want);
     const auto constant = [&](std::int64_t value) {
       ExpressionNode node = Integer(value);
       node.dtype = dtype;
@@ -870,7 +832,7 @@ TEST(ExpressionTest, WhatIsNotNeededIsNotComputed) {
 }
 
 TEST(ExpressionTest, RegistersAreUsedAgain) {
-  std::vector<ExpressionNode> nodes = {In(0)};
+  Nodes nodes = {In(0)};
   for (std::uint32_t i = 0; i + 1 < kMostNodes; ++i) nodes.push_back(Op(MapOp::kAdd, {i, i}));
   const auto program = CompileExpression(nodes, {DType::kF32});
   ASSERT_TRUE(program.ok());
@@ -878,45 +840,42 @@ TEST(ExpressionTest, RegistersAreUsedAgain) {
   EXPECT_FALSE(program->wide);
 }
 
-TEST(ExpressionTest, ErrorsNameTheNode) {
-  const auto node = [](const std::vector<ExpressionNode>& nodes) {
-    const auto program = CompileExpression(nodes, {DType::kF32});
-    EXPECT_EQ(ReasonOf(program), "BAD_EXPRESSION");
-    return ErrorMetadata(program.status())["node"];
+TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
+  struct Case {
+    Nodes nodes;
+    std::string node, message;  // empty: any
   };
-  EXPECT_EQ(node({}), "");
-  EXPECT_EQ(node(std::vector<ExpressionNode>(kMostNodes + 1, In(0))), "");
-  EXPECT_EQ(node({In(1)}), "0");
-  EXPECT_EQ(node({In(0), Op(MapOp::kAdd, {0})}), "1");
-  EXPECT_EQ(node({In(0), Op(MapOp::kAdd, {0, 1})}), "1");
-  EXPECT_EQ(node({In(0), Op(MapOp{}, {0})}), "1");
-  EXPECT_EQ(node({In(0), Op(MapOp::kNot, {0}), In(0)}), "1");
-  EXPECT_EQ(node({In(0), Op(MapOp::kCast, {0})}), "1");
+  for (const Case& c :
+       {Case{{}, "", ""},
+        {Nodes(kMostNodes + 1, In(0)), "", ""},
+        {{In(2)}, "0", "it names operand 2, and the last one is operand 0"},
+        {{In(0), Op(MapOp::kAdd, {0})}, "1", "add takes 2 arguments and has 1"},
+        {{In(0), Op(MapOp::kSqrt, {0, 0})}, "1", "sqrt takes 1 argument and has 2"},
+        {{In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}, "1", "add takes 2 arguments and has more than 3"},
+        {{In(0), Op(MapOp::kAdd, {0, 1})}, "1", ""},
+        {{In(0), Op(MapOp{}, {0})}, "1", ""},
+        {{In(0), Op(MapOp::kNot, {0}), In(0)}, "1", ""},
+        {{In(0), Op(MapOp::kCast, {0})}, "1", ""}}) {
+    const absl::Status status = CompileExpression(c.nodes, {DType::kF32}).status();
+    EXPECT_EQ(ErrorReason(status), "BAD_EXPRESSION");
+    EXPECT_EQ(ErrorMetadata(status)["node"], c.node);
+    if (!c.message.empty()) {
+      EXPECT_EQ(status.message(), absl::StrCat("node ", c.node, ": ", c.message));
+    }
+  }
 }
 
 TEST(ExpressionTest, ErrorsOfCountsNameTheFieldAndItsLimit) {
   const std::vector<DType> nine(9, DType::kF32);
-  const auto figures = [](const std::vector<ExpressionNode>& nodes,
-                          absl::Span<const DType> operands) {
+  const auto figures = [](const Nodes& nodes, absl::Span<const DType> operands) {
     return ErrorMetadata(CompileExpression(nodes, operands).status());
   };
   const std::map<std::string, std::string> nodes = {{"field", "nodes"}, {"limit", "64"}};
   const std::map<std::string, std::string> operands = {{"field", "operands"}, {"limit", "8"}};
   EXPECT_EQ(figures({}, {nine.data(), 1}), nodes);
-  EXPECT_EQ(figures(std::vector<ExpressionNode>(65, In(0)), {nine.data(), 1}), nodes);
+  EXPECT_EQ(figures(Nodes(65, In(0)), {nine.data(), 1}), nodes);
   EXPECT_EQ(figures({In(0)}, {}), operands);
   EXPECT_EQ(figures({In(0)}, nine), operands);
-}
-
-TEST(ExpressionTest, ErrorsSayWhatIsWrongWithTheNode) {
-  const auto message = [](const std::vector<ExpressionNode>& nodes) {
-    return std::string(CompileExpression(nodes, {DType::kF32}).status().message());
-  };
-  EXPECT_EQ(message({In(2)}), "node 0: it names operand 2, and the last one is operand 0");
-  EXPECT_EQ(message({In(0), Op(MapOp::kAdd, {0})}), "node 1: add takes 2 arguments and has 1");
-  EXPECT_EQ(message({In(0), Op(MapOp::kSqrt, {0, 0})}), "node 1: sqrt takes 1 argument and has 2");
-  EXPECT_EQ(message({In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}),
-            "node 1: add takes 2 arguments and has more than 3");
 }
 
 }  // namespace
