@@ -1,5 +1,5 @@
-// What calls are expected to take: limits that act before anything runs, figures that stay figures
-// whatever a request brings, and rates that are learned.
+// What calls are expected to take: limits that act before anything runs, estimates of whatever a request
+// brings, and rates that are learned.
 #include "kernels/pace.h"
 
 #include <cmath>
@@ -14,6 +14,7 @@
 #include "kernels/map_cost.h"
 #include "kernels/matmul.h"
 #include "kernels/run/execute.h"
+#include "tests/described_device.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
 
@@ -22,21 +23,21 @@ namespace {
 
 constexpr std::int64_t kHuge = std::int64_t{1} << 60;
 
-DeviceInfo Info(Backend backend) {
-  DeviceInfo info;
-  info.backend = backend;
-  info.multiprocessors = backend == Backend::kCpu ? 2 : 132;
-  info.compute_capability = 90;
-  return info;
-}
+DeviceInfo Info(Backend backend) { return Described(backend).info(); }
 
 // A view of one element as if it were of the shape.
 View Broadcast(const void* element, DType dtype, std::initializer_list<std::int64_t> dims) {
-  View view;
-  view.data = element;
-  view.dtype = dtype;
-  view.shape = MakeShape(dims);
-  return view;
+  return StridedView(element, dtype, dims, {});
+}
+
+MatmulProblem Product(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed = false) {
+  return {.m = m,
+          .n = n,
+          .k = k,
+          .lda = transposed ? m : k,
+          .transpose_a = transposed,
+          .ldb = transposed ? k : n,
+          .transpose_b = transposed};
 }
 
 template <class Problem>
@@ -146,6 +147,7 @@ std::vector<Launch> ExtremeLaunches(const Strategy<Problem>& strategy) {
   return launches;
 }
 
+// Estimates are finite, bounds are not negative, and no model divides by an extent of 0.
 template <class Problem>
 void ExpectFigures(std::initializer_list<Problem> problems) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -155,6 +157,7 @@ void ExpectFigures(std::initializer_list<Problem> problems) {
         p.dtype = dtype;
         if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
         if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
+        EXPECT_GE(strategy->roundoff(p), 0) << strategy->name;
         for (const Launch& launch : ExtremeLaunches(*strategy)) {
           p.launch = launch;
           const double seconds = pace.Estimate(*strategy, p);
@@ -172,21 +175,27 @@ TEST(PaceTest, FiguresStayFigures) {
   ExpectFigures<AddProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});
   ExpectFigures<WindowSumProblem>(
       {{.n = 0}, {.n = 1}, {.n = kMost}, {.n = kMost, .radius = kMost}});
+  ExpectFigures<MapProblem>({ReferenceMap(0), ReferenceMap(1), ReferenceMap(1000003)});
   ExpectFigures<TopKProblem>({{},
                               {.rows = 1, .n = kMost, .k = kMostTopK},
                               {.rows = kMost, .n = 1, .k = 1},
-                              {.rows = 1000, .n = 0}});
+                              {.rows = 1000, .n = 0},
+                              {.rows = 1000003, .n = 7, .k = 5}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
                                     {.outer = 1, .length = 1, .inner = kMost},
-                                    {.outer = kMost, .length = 0, .inner = 1}});
+                                    {.outer = kMost, .length = 0, .inner = 1},
+                                    {.outer = 3, .length = 5, .inner = 7}});
   constexpr std::int64_t kSide = std::int64_t{1} << 29;
   for (std::int64_t k : {std::int64_t{0}, std::int64_t{1}, kSide}) {
-    ExpectFigures<MatmulProblem>({{.m = kSide, .n = kSide, .k = k, .lda = k, .ldb = kSide},
-                                  {.m = 0, .n = kMost, .k = k, .lda = k, .ldb = kMost},
-                                  {.m = 1, .n = kMost, .k = 1, .lda = 1, .ldb = kMost}});
+    ExpectFigures<MatmulProblem>({Product(kSide, kSide, k), Product(0, kMost, k)});
   }
+  ExpectFigures<MatmulProblem>({Product(1, kMost, 1)});
+  for (std::int64_t m : {0, 1, 2, 33, 4099})
+    for (std::int64_t n : {0, 1, 2, 33, 4099})
+      for (std::int64_t k : {0, 1, 2, 33, 4099})
+        ExpectFigures<MatmulProblem>({Product(m, n, k), Product(m, n, k, /*transposed=*/true)});
   const Pace pace(Info(Backend::kCpu));
   const float one = 1;
   for (DType to : kArrayDTypes) {
@@ -228,18 +237,13 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                             {.rows = 16, .n = 1 << 30, .k = 100});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
-  ExpectGrowth<MatmulProblem>({.m = 4096, .n = 4096, .k = 4096, .lda = 4096, .ldb = 4096},
-                              {.m = 32768, .n = 32768, .k = 65536, .lda = 65536, .ldb = 32768});
+  ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));
   constexpr std::int64_t kSide = std::int64_t{1} << 30;  // 2^91 operations
-  ExpectGrowth<MatmulProblem>(
-      {.m = 1 << 24, .n = 1 << 24, .k = 1 << 24, .lda = 1 << 24, .ldb = 1 << 24},
-      {.m = kSide, .n = kSide, .k = kSide, .lda = kSide, .ldb = kSide});
-  ExpectGrowth<MatmulProblem>({.m = 16, .n = 4096, .k = 4096, .lda = 4096, .ldb = 4096},
-                              {.m = 16, .n = 65536, .k = 262144, .lda = 262144, .ldb = 65536});
+  ExpectGrowth<MatmulProblem>(Product(1 << 24, 1 << 24, 1 << 24), Product(kSide, kSide, kSide));
+  ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
 
-// Windows that are nearly as long as the array: strategies that add up each of them are told from
-// the one that does not.
+// Windows are nearly as long as the array: only some strategies add up each of them.
 TEST(PaceTest, WideWindowsCostWhatTheStrategySays) {
   const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
   const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};
@@ -322,7 +326,7 @@ TEST(PaceTest, ShortCallsTeachNothing) {
   EXPECT_EQ(pace.Estimate(strategy, p), cold);
 }
 
-// A thread that the host does not run for a while, or memory that it has to find first.
+// What may disturb it: the host does not run a thread for a while, or has to find memory first.
 TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
   const Strategy<AddProblem>& strategy = StrategyNamed<AddProblem>("cpu");
   const AddProblem small = {.n = 1000}, large = {.n = 1 << 22};
@@ -348,7 +352,7 @@ TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
   EXPECT_NEAR(pace.Estimate(strategy, large), calm, 0.1 * calm);
 }
 
-// What is refused cannot teach that it would be fast again.
+// A copy that is refused cannot teach that it would be fast again.
 TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
   Limited l;
   const View x = Broadcast(&l.one, DType::kF32, {1 << 24});
@@ -387,18 +391,20 @@ TEST(PaceTest, CalibratesOnTheDifference) {
   EXPECT_NEAR(pace.Estimate(strategy, most), 1.024, 0.01);
 }
 
-TEST(PaceTest, CallsTeach) {
-  Limited l;
-  const std::int64_t n = 1 << 22;
-  const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
-  const View x = VectorView(values.data(), n);
-  l.options.strategy = "cpu_serial";
-  l.options.max_seconds = l.options.max_slow_seconds = 1e9;
-  const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
-  const ReduceProblem p = {.n = n};
-  const double cold = l.pace.Estimate(strategy, p);
-  ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
-  EXPECT_NE(l.pace.Estimate(strategy, p), cold);
+// The time of a call that had to copy its operand says little about the strategy.
+TEST(PaceTest, CallsTeachUnlessTheyCopy) {
+  for (const bool copies : {false, true}) {
+    Limited l;
+    const std::int64_t n = 1 << 22;
+    const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
+    const View x = copies ? Broadcast(&l.one, DType::kF32, {n}) : VectorView(values.data(), n);
+    l.options.strategy = "cpu_serial";
+    l.options.max_seconds = l.options.max_slow_seconds = 1e9;
+    const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
+    const double cold = l.pace.Estimate(strategy, {.n = n});
+    ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
+    EXPECT_EQ(l.pace.Estimate(strategy, {.n = n}) == cold, copies);
+  }
 }
 
 // What one strategy takes for elements of any type teaches nothing about the others.
@@ -425,21 +431,7 @@ TEST(PaceTest, RatesStandApart) {
   }
 }
 
-// The time of a call that had to copy its operand says little about the strategy.
-TEST(PaceTest, CallsThatCopyTeachNothing) {
-  Limited l;
-  const std::int64_t n = 1 << 22;
-  const View x = Broadcast(&l.one, DType::kF32, {n});
-  l.options.strategy = "cpu_serial";
-  l.options.max_seconds = l.options.max_slow_seconds = 1e9;
-  const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
-  const ReduceProblem p = {.n = n};
-  const double cold = l.pace.Estimate(strategy, p);
-  ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
-  EXPECT_EQ(l.pace.Estimate(strategy, p), cold);
-}
-
-// Nor does that of a call whose operand had been prepared for an earlier one.
+// Nor does a call teach whose operand had been prepared for an earlier one.
 TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
   struct Kept final : Keeper {
     PreparedMemory Keep(const Preparation&, std::size_t) override { return memory; }
@@ -494,19 +486,30 @@ TEST(PaceTest, ManyThreadsLearnAndAsk) {
 
 // --- Warm-up ---
 
-TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
+// Each strategy in each of its types, every operation of a reduction by itself, and both kinds of
+// products and of reductions of axes: five calls for a rate.
+TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
   const Pace cold(device.info());
-  // Whatever the machine: a rate that was measured is not exactly the one assumed. Problems so
-  // large that arithmetic, not memory, is what is estimated on a slow strategy.
-  const DotProblem p = {.n = 1 << 24};
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
-  MatmulProblem product = {.m = 2000, .n = 2000, .k = 2000, .lda = 2000, .ldb = 2000};
+  int rates = 0;
+  ForEachOperation([&]<class Problem>() {
+    constexpr bool kProduct = std::is_same_v<Problem, MatmulProblem>;
+    int ops = 1;
+    if constexpr (requires(Problem p) { p.op; }) ops = static_cast<int>(std::size(kAllReduceOps));
+    const int kinds = kProduct || std::is_same_v<Problem, ReduceAxesProblem> ? 2 : 1;
+    for (const Strategy<Problem>* strategy : Strategies<Problem>())
+      for (DType dtype : kAllDTypes)
+        if (strategy->backend == Backend::kCpu && strategy->dtypes.Contains(dtype) &&
+            (!kProduct || IsMatmulPair(dtype, dtype)))
+          rates += ops * kinds;
+  });
+  // A rate that was measured is not exactly the one assumed. Problems are so large that arithmetic,
+  // not memory, is what is estimated on a slow strategy.
+  const MatmulProblem product = Product(2000, 2000, 2000);
   const auto unmeasured = [&] {
     std::string names;
-    if (pace.Estimate(strategy, p) == cold.Estimate(strategy, p)) names += "cpu_serial ";
     for (const Strategy<MatmulProblem>* matmul : Strategies<MatmulProblem>()) {
       if (matmul->backend == Backend::kCpu &&
           pace.Estimate(*matmul, product) == cold.Estimate(*matmul, product))
@@ -515,35 +518,16 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
     return names;
   };
   // What other processes disturb is not taken for a rate.
-  for (int attempt = 0; attempt < 10 && (attempt == 0 || !unmeasured().empty()); ++attempt)
+  for (int attempt = 1; attempt <= 10 && !unmeasured().empty(); ++attempt) {
     ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
+    EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 5 * rates * attempt);
+  }
   EXPECT_EQ(unmeasured(), "");
+  const DotProblem dot = {.n = 1 << 24};
+  const Strategy<DotProblem>& serial = StrategyNamed<DotProblem>("cpu_serial");
+  EXPECT_NE(pace.Estimate(serial, dot), cold.Estimate(serial, dot));
   EXPECT_EQ(device.allocations(), 0u);
   EXPECT_TRUE(WarmUp(*stream, pace, /*every_row=*/false).ok());
-}
-
-// Each strategy in each of its types, every operation of a reduction by itself, and both kinds of
-// products and of reductions of axes: five calls for a rate.
-TEST(WarmUpTest, MeasuresEveryTypeAndOperation) {
-  FakeDevice device;
-  const std::unique_ptr<Stream> stream = *MakeStream(device);
-  Pace pace(device.info());
-  ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
-  int rates = 0;
-  ForEachOperation([&]<class Problem>() {
-    constexpr bool kProduct = std::is_same_v<Problem, MatmulProblem>;
-    int ops = 1;
-    if constexpr (requires(Problem p) { p.op; }) ops = static_cast<int>(std::size(kAllReduceOps));
-    const int kinds = kProduct || std::is_same_v<Problem, ReduceAxesProblem> ? 2 : 1;
-    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
-      if (strategy->backend != Backend::kCpu) continue;
-      for (DType dtype : kAllDTypes) {
-        if (strategy->dtypes.Contains(dtype) && (!kProduct || IsMatmulPair(dtype, dtype)))
-          rates += ops * kinds;
-      }
-    }
-  });
-  EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 5 * rates);
 }
 
 TEST(WarmUpTest, FailsOnlyWithTheDevice) {

@@ -4,9 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <iterator>
-#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -134,100 +132,10 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   EXPECT_GT(links, 100);
 }
 
-// The names that clients rely on: a strategy may join them, none may leave.
-TEST(TableTest, NoPromisedStrategyIsMissing) {
-  const std::map<std::string, std::string> promised = {
-      {"cpu/dot", "cpu_serial cpu_parallel fixed_tree compensated"},
-      {"cpu/reduce", "cpu_serial cpu_parallel fixed_tree compensated"},
-      {"cpu/reduce_axes", "cpu_axis"},
-      {"cpu/matmul", "cpu_naive cpu_register_tiled cpu_cache_tiled cpu_library"},
-      {"cpu/add", "cpu"},
-      {"cpu/window_sum", "cpu"},
-      {"cpu/map", "one_node fused"},
-      {"cpu/top_k", "cpu_select"},
-#ifdef TESSERA_WITH_CUDA
-      {"cuda/dot",
-       "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
-       "tree_interleaved tree_sequential hierarchical coarsened warp_shuffle "
-       "single_pass fixed_tree compensated cublas"},
-      {"cuda/reduce",
-       "interleaved coalesced privatized coarsened no_stride grid_stride atomic two_pass "
-       "two_kernels_unrolled warp_shuffle single_pass fixed_tree compensated library"},
-      {"cuda/reduce_axes", "axis"},
-      {"cuda/matmul",
-       "naive register_tiled shared_tiled shared_tiled_vectorized double_buffered warp_tiled "
-       "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas "
-       "cublas_lt"},
-      {"cuda/add", "simple"},
-      {"cuda/window_sum", "simple shared running_sum"},
-      {"cuda/map", "one_node fused vectorized compiled"},
-      {"cuda/top_k", "heap_thread bitonic_block radix_select threshold"},
-#endif
-  };
-  Device* cpu = TestDevice(Backend::kCpu);
-  std::set<std::string> strategies;
-  for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) strategies.insert(KeyOf(strategy));
-  for (const auto& [table, names] : promised) {
-    std::istringstream words(names);
-    for (std::string name; words >> name;)
-      EXPECT_TRUE(strategies.contains(table + "/" + name)) << table << "/" << name;
-  }
-}
-
-// The models of a strategy are asked before anything runs, on whatever a request brings.
-template <class Problem>
-void CheckModels(std::initializer_list<Problem> problems) {
-  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
-    for (Problem p : problems) {
-      for (DType dtype : kAllDTypes) {
-        p.dtype = dtype;
-        if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
-        if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
-        SCOPED_TRACE(std::string(strategy->name));
-        EXPECT_GE(strategy->roundoff(p), 0);
-        const Cost cost = strategy->cost(p);
-        EXPECT_LT(cost.bytes, std::uint64_t{1} << 62);
-        EXPECT_LT(cost.flops, std::uint64_t{1} << 62);
-      }
-    }
-  }
-}
-
-TEST(TableTest, ModelsTakeEveryProblem) {
-  CheckModels<DotProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
-  CheckModels<ReduceProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
-  CheckModels<ReduceAxesProblem>(
-      {{}, {.outer = 1}, {.length = 5}, {.outer = 3, .length = 5, .inner = 7}});
-  CheckModels<AddProblem>({{.n = 0}, {.n = 1}});
-  CheckModels<WindowSumProblem>({{.n = 0}, {.n = 1}, {.n = 1000003, .radius = 1000002}});
-  CheckModels<MapProblem>({ReferenceMap(0), ReferenceMap(1), ReferenceMap(1000003)});
-  CheckModels<TopKProblem>({{},
-                            {.rows = 1, .n = 1, .k = 1},
-                            {.rows = 1000, .n = 0},
-                            {.rows = 3, .n = 1000003, .k = kMostTopK},
-                            {.rows = 1000003, .n = 7, .k = 5}});
-  for (std::int64_t m : {0, 1, 2, 33, 4099}) {
-    for (std::int64_t n : {0, 1, 2, 33, 4099}) {
-      for (std::int64_t k : {0, 1, 2, 33, 4099}) {
-        SCOPED_TRACE(std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k));
-        CheckModels<MatmulProblem>({{.m = m, .n = n, .k = k, .lda = k, .ldb = n}});
-        CheckModels<MatmulProblem>({{.m = m,
-                                     .n = n,
-                                     .k = k,
-                                     .lda = m,
-                                     .transpose_a = true,
-                                     .ldb = k,
-                                     .transpose_b = true}});
-      }
-    }
-  }
-}
-
 // --- Models in figures ---
 
 // Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
-// scratch memory for the first of its types, what Pace expects of that on the device, and its bound
-// for each type.
+// scratch memory for the first of its types, what Pace expects of that, and its bound for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -277,8 +185,8 @@ void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   }
 }
 
-// Models decide which requests are refused, and bounds are promises: one that changes does so in
-// models.txt, too.
+// Models decide which requests are refused, bounds are promises, and clients rely on the names: what
+// changes does so in models.txt, too.
 TEST(TableTest, ModelsAreThoseOfTheFile) {
   std::vector<std::string> lines;
   AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);
