@@ -366,6 +366,17 @@ class DeviceArray {
   Memory memory_;
 };
 
+// A stream with so much scratch memory.
+struct Limited {
+  Limited(Backend backend, std::uint64_t bytes)
+      : budget(bytes), stream(*MakeStream(*TestDevice(backend))) {
+    stream->SetScratchBudget(&budget);
+    EXPECT_TRUE(BeginRequest(*stream).ok());
+  }
+  Budget budget;
+  std::unique_ptr<Stream> stream;
+};
+
 // TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
 // no test more than it takes to reach every path.
 inline std::int64_t Largest() {

@@ -39,17 +39,6 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
   return bytes;
 }
 
-// A stream with so much scratch memory.
-struct Limited {
-  Limited(Backend backend, std::uint64_t bytes)
-      : budget(bytes), stream(*MakeStream(*TestDevice(backend))) {
-    stream->SetScratchBudget(&budget);
-    EXPECT_TRUE(BeginRequest(*stream).ok());
-  }
-  Budget budget;
-  std::unique_ptr<Stream> stream;
-};
-
 class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
   // Whether both ways have the same bits, or fail alike.

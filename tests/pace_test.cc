@@ -48,7 +48,7 @@ const Strategy<Problem>& StrategyNamed(std::string_view name) {
 // --- Limits ---
 
 // A stream that counts what is asked of it, and a pace of its device.
-struct Limited {
+struct Paced {
   FakeDevice device;
   std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace{device.info()};
@@ -69,7 +69,7 @@ struct Limited {
 };
 
 TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
-  Limited l;
+  Paced l;
   const View x = Broadcast(&l.one, DType::kF32, {kHuge});
   l.ExpectRefused(RunDot(*l.stream, x, x, l.options).status(), 30, "fixed_tree");
   l.ExpectRefused(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
@@ -90,7 +90,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
 }
 
 TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
-  Limited l;
+  Paced l;
   const View a = Broadcast(&l.one, DType::kF32, {12000, 12000});
   l.options.strategy = "cpu_naive";
   l.options.max_seconds = 1e9;
@@ -112,7 +112,7 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
 }
 
 TEST(PaceTest, GathersCount) {
-  Limited l;
+  Paced l;
   const std::int64_t n = 1 << 20;
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
   View gathered = VectorView(values.data(), n);
@@ -127,7 +127,7 @@ TEST(PaceTest, GathersCount) {
 }
 
 TEST(PaceTest, WithoutAPaceThereAreNoLimits) {
-  Limited l;
+  Paced l;
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options = {.max_seconds = 0, .max_slow_seconds = 0};
   EXPECT_TRUE(RunDot(*l.stream, x, x, l.options).ok());
@@ -354,7 +354,7 @@ TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
 
 // A copy that is refused cannot teach that it would be fast again.
 TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
-  Limited l;
+  Paced l;
   const View x = Broadcast(&l.one, DType::kF32, {1 << 24});
   for (DType to : {DType::kF32, DType::kF64}) {
     const double calm = l.pace.EstimateCopy(x, to);
@@ -394,7 +394,7 @@ TEST(PaceTest, CalibratesOnTheDifference) {
 // The time of a call that had to copy its operand says little about the strategy.
 TEST(PaceTest, CallsTeachUnlessTheyCopy) {
   for (const bool copies : {false, true}) {
-    Limited l;
+    Paced l;
     const std::int64_t n = 1 << 22;
     const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
     const View x = copies ? Broadcast(&l.one, DType::kF32, {n}) : VectorView(values.data(), n);
@@ -449,7 +449,7 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
   const View x = VectorView(values.data(), n);
   for (const bool ready : {true, false}) {
-    Limited l;
+    Paced l;
     l.options.strategy = "cpu_serial";
     l.options.max_seconds = l.options.max_slow_seconds = 1e9;
     ReduceProblem p{.n = n};
