@@ -1,7 +1,4 @@
 // Shapes and views as a hostile client would send them, and the two-byte types.
-#include <cmath>
-#include <limits>
-
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

@@ -1,7 +1,6 @@
 // Batches of every operation and type on both devices: bit by bit what each problem gets alone,
 // which dot_test, reduce_test and tree_test compare with exact results.
 #include <array>
-#include <limits>
 
 #include "kernels/batch.h"
 #include "tests/kernel_fixture.h"

@@ -1,10 +1,4 @@
 // Device and Stream, both kinds: memory, copies, gathers, conversions, scratch, many streams at once.
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <limits>
-#include <thread>
-
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

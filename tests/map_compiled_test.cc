@@ -1,10 +1,5 @@
 // The kernels that Map compiles while it runs, beside the strategy `fused`, to the last bit.
 #include <chrono>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "kernels/cuda/compile/compiler.h"
 #include "kernels/map_math.h"

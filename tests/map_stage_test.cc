@@ -1,14 +1,10 @@
 // Expressions on the way into Reduce and out of Matmul, by every strategy, and truth values: results have
 // the bits of Map into an array and the operation on that.
-#include <cmath>
-#include <cstring>
 #include <numeric>
-#include <vector>
 
 #include "kernels/matmul.h"
 #include "kernels/run/fold_map_axes.h"
 #include "tests/expressions.h"
-#include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {

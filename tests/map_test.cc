@@ -1,15 +1,9 @@
 // Every strategy of Map, from the table, against a model in extended precision, and the bits of both
 // devices; what expressions compile to.
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <functional>
 #include <iterator>
-#include <map>
 #include <numeric>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/cuda/compile/compiler.h"

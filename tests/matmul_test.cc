@@ -1,14 +1,9 @@
 // Every strategy of Matmul, from the table, against references in long double with its own bound.
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <initializer_list>
-#include <limits>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "kernels/cuda/matmul/hopper/stream_k.h"
 #include "kernels/matmul.h"

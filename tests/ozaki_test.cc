@@ -4,12 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <optional>
-#include <vector>
 
 #include "kernels/matmul.h"
 #include "tests/kernel_fixture.h"

@@ -2,15 +2,9 @@
 // brings, and rates that are learned.
 #include "kernels/pace.h"
 
-#include <cmath>
 #include <cstdint>
 #include <initializer_list>
-#include <limits>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/map_cost.h"
 #include "kernels/matmul.h"
 #include "kernels/run/execute.h"

@@ -1,8 +1,6 @@
 // Small operations on a stream that lingers: bit by bit what a stream without gives, whatever comes
 // between them.
 #include <chrono>
-#include <cstring>
-#include <thread>
 
 #include "tests/kernel_fixture.h"
 

@@ -1,8 +1,5 @@
 // Products that select: which expressions and requests are some, and that they have the bits of Matmul,
 // Map and TopK, one after the other, whatever is in the operands.
-#include <algorithm>
-#include <cstring>
-#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -10,7 +7,6 @@
 #include "kernels/run/stage.h"
 #include "tests/described_device.h"
 #include "tests/expressions.h"
-#include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {

@@ -1,9 +1,6 @@
 // Every strategy of Reduce and of reductions along axes, from the table, for every operation,
 // against references in long double with the strategy's own bound.
-#include <algorithm>
 #include <iterator>
-#include <limits>
-#include <map>
 #include <optional>
 
 #include "absl/types/span.h"

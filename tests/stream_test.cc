@@ -1,6 +1,5 @@
 // What a request may take and when it ends.
 #include <chrono>
-#include <thread>
 
 #include "kernels/guard.h"
 #include "tests/fake_device.h"

@@ -1,17 +1,12 @@
 // The list in strategies.cc against the files beside it and against itself.
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "kernels/map_cost.h"

@@ -1,6 +1,4 @@
 // Sharded memory, and operations that several devices share out: the bits of one device.
-#include <cmath>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -8,7 +6,6 @@
 #include "kernels/axis_slabs.h"
 #include "kernels/matmul_shares.h"
 #include "tests/expressions.h"
-#include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {

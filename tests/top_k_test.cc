@@ -1,8 +1,5 @@
 // Every strategy of TopK, from the table, against a sort by values and indices.
-#include <algorithm>
 #include <array>
-#include <bit>
-#include <limits>
 #include <numeric>
 
 #include "tests/kernel_fixture.h"

@@ -1,6 +1,5 @@
 // What fixed_tree and compensated promise beyond every other strategy: the same bits from every
 // launch, alignment and device, and digits where plain sums have none.
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_join.h"

@@ -1,8 +1,5 @@
 // Every strategy of WindowSum, from the table: awkward sizes, radii from 0 to far beyond the array,
 // alignments and strided views, against exact sums of every window with the row's own bound.
-#include <algorithm>
-#include <limits>
-
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
