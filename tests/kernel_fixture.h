@@ -260,6 +260,14 @@ inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
                       " ", result->value.integer, " ", result->value.index);
 }
 
+// Terms of 16 bits, and their sum: just above the middle between two values, by less than an f32 holds.
+template <HalfElement T>
+std::pair<std::vector<T>, double> HardToRound() {
+  const bool half = std::is_same_v<T, Half>;
+  return {{Element<T>(half ? 2048 : 256), Element<T>(1), Element<T>(half ? 0x1p-24 : 0x1p-40)},
+          half ? 2050 : 258};
+}
+
 // A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
 // than the strategies' bounds.
 class ExactSum {

@@ -739,16 +739,13 @@ TEST_P(ReduceAxesOfIntegersTest, MeansDoNotWrap) {
 
 TESSERA_STRATEGY_SUITE(ReduceAxesOf16BitsTest, ReduceAxesTest, kOf<DType::kF16, DType::kBF16>);
 
-// Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
   ForType([&]<HalfElement T>(T) {
-    const bool half = std::is_same_v<T, Half>;
-    const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
-                                  Element<T>(half ? 0x1p-24 : 0x1p-40)};
+    const auto [terms, want] = HardToRound<T>();
     DeviceArray<T> array(stream(), terms);
     // Along a row, where no strategy adds these in f32.
     const T sum = Run<T>(array.view({1, 3}), ReduceOp::kSum, 1)[0];
-    EXPECT_EQ(static_cast<double>(Exact(sum)), half ? 2050 : 258);
+    EXPECT_EQ(static_cast<double>(Exact(sum)), want);
   });
 }
 
