@@ -1,5 +1,4 @@
-// Batches of every operation and type on both devices: bit by bit what each problem gets alone,
-// which dot_test, reduce_test and tree_test compare with exact results.
+// Batches have the bits of each problem alone, which other suites compare with exact results.
 #include <array>
 
 #include "kernels/batch.h"
@@ -8,8 +7,7 @@
 namespace tessera::test {
 namespace {
 
-// Around the lengths at which a vector, a warp, a row and a batch's longest operand are full, for
-// every size of element; primes in between.
+// Around the lengths at which a vector, a warp, a row and the longest operand are full.
 constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,    9,    31,   64,
                                      127,  255,  257,  509,  511,   512,  513,  1021, 1023,
                                      1024, 1025, 2047, 2048, 2049,  4093, 4095, 4096, 0,

@@ -1,5 +1,4 @@
-// The host's memory: what the system says is free, in any version of control groups, and memory
-// that is there when it has been allocated.
+// What the system says is free, in any version of control groups, and memory that is allocated.
 #include "kernels/host_memory.h"
 
 #include <gtest/gtest.h>

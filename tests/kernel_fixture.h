@@ -1,5 +1,4 @@
-// What the kernel suites share: the devices of this machine, arrays on them, references in higher
-// precision.
+// What the kernel suites share: this machine's devices, arrays on them, exact references.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,8 +42,7 @@ inline Device* TestDevice(Backend backend) {
   return it->second.get();
 }
 
-// Ends the test as skipped, or as failed where a GPU is required, when the machine has no such
-// device.
+// Skips the test, or fails it where a GPU is required, when there is no such device.
 #define TESSERA_NEED_DEVICE(backend)                                                     \
   if (::tessera::test::TestDevice(backend) == nullptr) {                                 \
     if (::tessera::test::GpuRequired()) FAIL() << "a GPU is required and there is none"; \
@@ -180,8 +178,7 @@ inline std::string BackendDTypeName(
   return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
 }
 
-// An element as a number without loss, and a number as the nearest element; integers count
-// thousandths.
+// An element as a number, and the element nearest to a number; integers count thousandths.
 template <class T>
 long double Exact(T x) {
   return static_cast<long double>(static_cast<ValueOf<T>>(x));
@@ -268,8 +265,7 @@ std::pair<std::vector<T>, double> HardToRound() {
           half ? 2050 : 258};
 }
 
-// A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
-// than the strategies' bounds.
+// A compensated sum (Neumaier) for references: a plain long double is not enough for 2^28 terms.
 class ExactSum {
  public:
   void Add(long double x) {
@@ -309,8 +305,7 @@ decltype(auto) At(V& values, std::int64_t i) {
   return values[static_cast<std::size_t>(i)];
 }
 
-// Device memory that holds values, with guard bytes around it that must survive. offset misaligns
-// it by so many elements.
+// Device memory between guard bytes that must survive, `offset` elements off its alignment.
 template <class T>
 class DeviceArray {
  public:
@@ -385,8 +380,7 @@ struct Limited {
   std::unique_ptr<Stream> stream;
 };
 
-// TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
-// no test more than it takes to reach every path.
+// TESSERA_LARGEST, for tools that watch every access: no array needs more elements.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);

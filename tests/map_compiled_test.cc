@@ -72,8 +72,7 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // Operands of an expression over [rows, columns]: whole ones, or such as are stretched or lie at any
-  // offset, too.
+  // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted, too.
   struct Operands {
     Operands(Stream& stream, const Expression& e, std::int64_t rows, std::int64_t columns,
              Random& random, bool any) {

@@ -1,5 +1,4 @@
-// Expressions on the way into Reduce and out of Matmul, by every strategy, and truth values: results have
-// the bits of Map into an array and the operation on that.
+// Expressions before Reduce and after Matmul have the bits of two steps; and truth values.
 #include <numeric>
 
 #include "kernels/matmul.h"
@@ -97,8 +96,7 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
   });
 }
 
-// What a kernel may compute where it folds it: operands that are whole, stretched along any axes or one
-// element, truth values among them, and a value that waits.
+// What a kernel may compute where it folds it: stretched operands, truth values, a waiting value.
 TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
@@ -327,8 +325,7 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
           {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}, *own.stream);
 }
 
-// Along the outermost axis there are no pieces: of more than scratch memory holds some columns are folded
-// at a time. Sums are exact, but for a column that leaves the range of f32 on its way to 0.
+// Some columns at a time are folded where there are no pieces. Most sums are exact.
 TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   constexpr std::int64_t kDepth = 3, kColumns = 21;
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;

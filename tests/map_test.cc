@@ -1,5 +1,4 @@
-// Every strategy of Map, from the table, against a model in extended precision, and the bits of both
-// devices; what expressions compile to.
+// Every strategy of Map, from the table, against extended precision; what expressions compile to.
 #include <array>
 #include <functional>
 #include <iterator>
@@ -129,8 +128,7 @@ __extension__ typedef __int128 Wide;
 
 // --- Results --------------------------------------------------------------------------------------
 
-// Sums, differences, products, quotients and roots are those of extended precision, rounded: its 64
-// bits are more than twice those of F32 and 16-bit types; of F64 the host's own operations are.
+// Results are those of 64 bits, rounded, or, of F64, those of the host's own operations.
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
   ForType([&]<FloatElement T>(T) {
     const auto [a, b] = SpecialPairs<T>();
@@ -200,8 +198,7 @@ struct Format {
   static long double Smallest() { return std::ldexp(1.0L, kLeast - kDigits); }
 };
 
-// Whether the element is within so many units in the last place of a value that may be subnormal or
-// beyond the largest one.
+// Whether the element is within so many units in the last place of a value.
 template <class T>
 bool IsWithin(double units, T got, long double want) {
   const long double value = Exact(got), room = units * Format<T>::Unit(want);
@@ -212,8 +209,7 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// This holds also where the quotient has more digits than the type, is next to an integer or is
-// subnormal. 16-bit results are computed in F32 and rounded.
+// This holds also where the quotient has more digits than the type or is subnormal.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<FloatElement T>(T) {
     using V = ValueOf<T>;
@@ -268,8 +264,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
         ASSERT_LT(sign * std::fma(-(got + 1), q, p), 0);
         ASSERT_TRUE(got != 0 || std::signbit(got) == std::signbit(p / q));
       } else {
-        // Signs of differences with more digits show that the floor is at most half a unit away.
-        // 16-bit results have been rounded twice.
+        // The floor is at most half a unit away. 16-bit results have been rounded twice.
         const long double half = Format<T>::Unit(got) * (sizeof(T) == 2 ? 0.51L : 0.5L);
         const long double sign = std::signbit(q) ? -1 : 1, size = std::abs(q);
         ASSERT_GE(std::fma(half - got, size, sign * p), 0);
@@ -314,8 +309,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
       a.push_back(Element<T>(1 + random.Normal() * std::exp(between(-40, -1))));
     }
     check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
-    // For the last ones the host's own F64 function, or a quotient of its expm1, is wrong by more
-    // than two units.
+    // For the last ones the host's own F64 function is wrong by more than two units.
     a.clear();
     for (std::size_t i = 0; i < n; ++i) {
       a.push_back(Element<T>(random.Normal() * std::exp(between(smallest, 3))));
@@ -480,8 +474,7 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
   });
 }
 
-// Operands are stretched along outer, inner and both kinds of axes, in groups of elements that lie side
-// by side or are all the same.
+// Operands are stretched along outer, inner and both kinds of axes.
 TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
   ForType([&]<class T>(T) {
     const std::int64_t outer = 3, rows = WatchedClosely() ? 5 : 67, columns = 80;

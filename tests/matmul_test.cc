@@ -149,9 +149,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * m * n * k));
     const std::vector<O> got = c.Values();
-    // Below the smallest normal number, the error of rounding no longer shrinks with the value:
-    // half the smallest number, once for f16, which is summed in f32, and for each product and sum
-    // of f32.
+    // Below the smallest normal number the error of rounding no longer shrinks with the value.
     const double subnormal = out_dtype == DType::kF16 ? 0x1p-25
                              : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
                                                       : 0;
@@ -266,8 +264,7 @@ TEST_P(MatmulTest, StridedViews) {
       std::int64_t offset;
       std::vector<std::int64_t> shape, strides;
     };
-    // [33, 17] windows: a block with a pitch, its transpose, reversed rows, every third column, one
-    // row repeated, one column repeated, rows and columns that overlap.
+    // Blocks with a pitch, transposed, reversed, with steps, repeated and overlapping.
     const Window windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
                               {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
                               {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
@@ -480,8 +477,7 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
 // Strategies that cut tiles in two parts, see stream_k.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
-  // The product of matrices of whole numbers, see AllOfC, on two streams at once. Before each comes
-  // one that leaves NaN in the shared memory of all multiprocessors, which must not show.
+  // Before each product comes one that leaves NaN in the shared memory of all multiprocessors.
   template <class T, class O>
   void CheckExactly(MatmulShape s, Transposes t) {
     SCOPED_TRACE(absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", t.a, t.b));
@@ -560,8 +556,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, MatmulPartsTest,
                                                         "tensor_f32x3", "warp_tiled_tma"})),
                          MatmulCaseName);
 
-// One strategy for each main loop, and so many tiles for each block that blocks are kept abreast; on
-// two streams, whose blocks may never all run at once.
+// For each main loop so many tiles a block that blocks are kept abreast, on two streams.
 class MatmulAbreastTest : public MatmulPartsTest {};
 
 TEST_P(MatmulAbreastTest, AllOfLargeC) {
@@ -732,8 +727,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
     MatmulCaseName);
 
-// Products of more than 2^33 multiply-adds, which the library gets in slabs of columns or of rows.
-// Element [i, j] is the number of steps times what row i and column j are made of.
+// Products of more than 2^33 multiply-adds: element [i, j] is row i times column j times k.
 TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
   TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"cpu_library", Backend::kCpu, DType::kF32}));
   Stream& stream = TestStream(Backend::kCpu);
@@ -809,8 +803,7 @@ TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
   EXPECT_EQ(StepsAbreast(WholeTiles(1'000'000'000, 100'000, 132), 132), 0) << "beyond 32 bits";
 }
 
-// Every k-tile of every tile is computed once, all workers have the same to do, and the first part
-// of a tile is done when the next worker comes to the rest.
+// Each first part of a tile is done when the next worker comes to the rest.
 TEST(MatmulPieces, CoverAllTilesEvenly) {
   for (int workers : {1, 2, 3, 66, 132}) {
     for (int tiles = workers; tiles < 3 * workers + 2; ++tiles) {

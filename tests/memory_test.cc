@@ -1,12 +1,10 @@
-// What becomes of requests when the device's memory is all but used up. An executable of its own,
-// because nothing else can run on the device meanwhile.
+// Requests while the device's memory is all but used up: nothing else can run on the device.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// The row is chosen by what the stream may have of scratch memory, never by what is free: neither
-// of the budget nor of the device.
+// The limit of scratch memory chooses the strategy, not what is free of it or of the device.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;

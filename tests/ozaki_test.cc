@@ -1,5 +1,4 @@
-// The arithmetic of ozaki_f64 on the host: residues, the Chinese remainder theorem, and the bound of
-// a whole sum, against sums in long double.
+// The arithmetic of ozaki_f64 on the host, against sums in long double.
 #include "kernels/cuda/matmul/hopper/ozaki.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
-// What calls are expected to take: limits that act before anything runs, estimates of whatever a request
-// brings, and rates that are learned.
+// What calls are expected to take: limits, estimates of whatever comes, and rates that are learned.
 #include "kernels/pace.h"
 
 #include <cstdint>
@@ -480,8 +479,7 @@ TEST(PaceTest, ManyThreadsLearnAndAsk) {
 
 // --- Warm-up ---
 
-// Each strategy in each of its types, every operation of a reduction by itself, and both kinds of
-// products and of reductions of axes: five calls for a rate.
+// Five calls measure each strategy, type, operation of a reduction and kind of product or axes.
 TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
@@ -499,8 +497,7 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
             (!kProduct || IsMatmulPair(dtype, dtype)))
           rates += ops * kinds;
   });
-  // A rate that was measured is not exactly the one assumed. Problems are so large that arithmetic,
-  // not memory, is what is estimated on a slow strategy.
+  // A measured rate is not exactly the assumed one. Such large products are bound by arithmetic.
   const MatmulProblem product = Product(2000, 2000, 2000);
   const auto unmeasured = [&] {
     std::string names;

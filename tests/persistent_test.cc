@@ -1,5 +1,4 @@
-// Small operations on a stream that lingers: bit by bit what a stream without gives, whatever comes
-// between them.
+// Small operations on a stream that lingers have the bits of a stream that does not.
 #include <chrono>
 
 #include "tests/kernel_fixture.h"

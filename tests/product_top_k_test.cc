@@ -1,5 +1,4 @@
-// Products that select: which expressions and requests are some, and that they have the bits of Matmul,
-// Map and TopK, one after the other.
+// Products that select: which do, and that they have the bits of Matmul, Map and TopK.
 #include <optional>
 
 #include "kernels/run/product_top_k.h"

@@ -1,6 +1,4 @@
-// Why two kernels of the documents that this project implements are not served: both race, and on a
-// GPU that can be seen. Beside each of them the strategy that cures it, on the same data.
-// An executable of its own, because a race checker would rightly complain about it.
+// Two kernels that race, on a GPU where that can be seen, beside the strategies that cure it.
 #include "tests/race_lesson.h"
 
 #include "tests/kernel_fixture.h"
@@ -54,8 +52,7 @@ TEST(RaceLesson, ThreadsThatWriteToTheirBlocksCellLeaveOnePartialSum) {
   const double bound = (right->stats.roundoff + 1e-9) * want;
   EXPECT_NEAR(right->value.real, want, bound);
 
-  // Counting the survivor for the whole block looks like a cure as long as all elements are equal,
-  // which is what examples are made of, and is none.
+  // Counting the survivor for the whole block is right only while all elements are equal.
   DeviceArray<double> ones(stream, std::vector<double>(static_cast<std::size_t>(kElements), 1.0));
   EXPECT_EQ(RacySum(ones.data(), kElements, kBlocks, stream) * kRaceBlock,
             static_cast<double>(kElements));

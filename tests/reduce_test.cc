@@ -1,5 +1,4 @@
-// Every strategy of Reduce and of reductions along axes, from the table, for every operation,
-// against references in long double with the strategy's own bound.
+// Every strategy of Reduce and ReduceAxes, from the table, against references in long double.
 #include <iterator>
 #include <optional>
 
@@ -590,8 +589,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
   });
 }
 
-// Shapes that take every layout of a block: few long outputs, many short ones, and both kinds with
-// extents that no vector divides.
+// Few long outputs, many short ones, and both with extents that no vector divides.
 TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   const AxesCase cases[] = {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
@@ -602,8 +600,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   };
   ForType([&]<class T>(T) {
     for (AxesCase c : cases) {
-      // A GPU picks its layouts by these lengths. Shorter ones reach a CPU's paths, too: of more
-      // than 2^16 elements it uses all cores, and every 1024 steps it looks whether to stop.
+      // A CPU uses all cores from 2^16 elements on: shorter arrays reach its paths, too.
       std::int64_t n = MakeArrayType(GetParam().dtype, c.shape)->shape.elements();
       const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
       if (std::int64_t& longest = *std::ranges::max_element(c.shape);

@@ -86,8 +86,7 @@ std::vector<std::string> LinksIn(std::string_view text) {
   return targets;
 }
 
-// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name:
-// those of the CPU to a file in kernels/cpu, those of CUDA to one beside or below the chapter.
+// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name.
 TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
   for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) {
@@ -129,8 +128,7 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
 
 // --- Models in figures ---
 
-// Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
-// scratch memory for the first of its types, what Pace expects of that, and its bound for each type.
+// Appends what the models of each strategy say of the problem, and its bound for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -180,8 +178,7 @@ void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   }
 }
 
-// Models decide which requests are refused, bounds are promises, and clients rely on the names: what
-// changes does so in models.txt, too.
+// Refusals, bounds and names are promises: what changes does so in models.txt, too.
 TEST(TableTest, ModelsAreThoseOfTheFile) {
   std::vector<std::string> lines;
   AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);

@@ -10,8 +10,7 @@
 namespace tessera::test {
 namespace {
 
-// Eight CPU devices; all GPUs or, where there is but one, that one twice, which lacks nothing but
-// the link.
+// Eight CPU devices; all GPUs or, where there is but one, that one twice.
 std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   std::vector<std::unique_ptr<Device>> devices;
   const std::size_t gpus = VisibleDevices().size() - 1;
@@ -458,8 +457,7 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   ExpectFinite(Fold(stream, array, rows * 4, devices_.size(), x, ReduceOp::kSum, 1, &stage));
 }
 
-// Each device computes a piece at a time into scratch memory, and takes no share where it has no room for
-// one.
+// Each device computes pieces in scratch memory, and takes no share where it has no room.
 TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   // A row is more than the memory that a stream has of its own.
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
@@ -500,8 +498,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   TearDown();  // before the budgets go
 }
 
-// All columns come, in whole rounds but for the last ones, and each piece while the one before it is
-// multiplied.
+// All columns come in whole rounds but for the last ones.
 TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
   const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
     std::vector<std::int64_t> found;
@@ -593,8 +590,7 @@ class TeamProductTest : public TeamTest {
     Memory plain;
   };
 
-  // a over some devices, and b and the result over the same ones or on the last of them. What one
-  // device computes of b that is not divided is the product that matmul_test checks.
+  // b and the result lie over the devices of a or on the last one. matmul_test checks values.
   void Compare(const ProductCase& c, std::mt19937& random) {
     SCOPED_TRACE(testing::PrintToString(c));
     const std::int64_t lda = c.k + c.gap, ldb = (c.transpose_b ? c.k : c.n) + c.gap;
@@ -683,8 +679,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   EXPECT_GE(compared, 3);
 }
 
-// What has left the range of the parts of tensor_f32x3 is computed again a tile at a time, and no
-// sum of another share changes.
+// Tiles of tensor_f32x3 are computed again, and no sum of another share changes.
 TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   std::mt19937 random(13);
   ProductCase c{DType::kF32, DType::kF32, 200, 70, 90, false, 0, "", /*leaves_range=*/true};

@@ -91,8 +91,7 @@ std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
   return all;
 }
 
-// The indices of the k elements that come first, equal ones in the order of their indices. NaNs are
-// above all numbers.
+// The first k indices; equal elements come in order, and NaNs are above all numbers.
 template <class T>
 std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool smallest) {
   std::vector<std::int64_t> order(row.size());

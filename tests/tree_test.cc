@@ -1,5 +1,4 @@
-// What fixed_tree and compensated promise beyond every other strategy: the same bits from every
-// launch, alignment and device, and digits where plain sums have none.
+// fixed_tree and compensated: the same bits everywhere, and digits where plain sums have none.
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -176,8 +175,7 @@ TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   }
 }
 
-// Sums whose condition number, the sum of magnitudes over the magnitude of the sum, is large * 1e5: large
-// terms that cancel, and 1.
+// Large terms that cancel, and 1: the condition number is about large * 1e5.
 TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   const auto check = [&]<class T>(T one, double large) {
     SCOPED_TRACE(large);

@@ -6,8 +6,7 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Exact sums of any elements that follow each other. Integers wrap; other elements count in units
-// of 2^-95, or larger ones where some are so large that 128 bits hold no more.
+// Exact sums. Integers wrap; others count in units of 2^-95, or larger ones beside large elements.
 template <class T>
 class Sums {
  public:
