@@ -221,8 +221,6 @@ TEST(Bench, ScratchIsReadInASampleAndDeleted) {
   EXPECT_EQ(client.ListBuffers()->size(), 0u);
 }
 
-// --- Text ---------------------------------------------------------------------------------------
-
 TEST(Text, DurationsHaveTwoUnitsAtMost) {
   EXPECT_EQ(HumanDuration(absl::Nanoseconds(1500)), "1.5 us");
   EXPECT_EQ(HumanDuration(absl::Microseconds(999'500)), "999.5 ms");

@@ -11,29 +11,18 @@ struct Reference {
 };
 
 template <class T>
-Reference DotReference(const T* a, const T* b, std::int64_t n) {
-  Reference all;
+Reference DotReference(const std::vector<T>& a, const std::vector<T>& b) {
+  Reference r;
   ExactSum sum;
-  for (const Reference& piece : ForPieces(n, [&](std::int64_t first, std::int64_t end) {
-         Reference r;
-         ExactSum products;
-         for (std::int64_t i = first; i < end; ++i) {
-           const long double product = Exact(a[i]) * Exact(b[i]);
-           products.Add(product);
-           r.magnitude += std::abs(product);
-           if constexpr (std::is_integral_v<T>) {
-             r.wrapped = WrapAdd(r.wrapped, WrapMultiply<std::int64_t>(a[i], b[i]));
-           }
-         }
-         r.sum = products.value();
-         return r;
-       })) {
-    sum.Add(piece.sum);
-    all.magnitude += piece.magnitude;
-    all.wrapped = WrapAdd(all.wrapped, piece.wrapped);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const long double product = Exact(a[i]) * Exact(b[i]);
+    sum.Add(product);
+    r.magnitude += std::abs(product);
+    if constexpr (std::is_integral_v<T>)
+      r.wrapped = WrapAdd(r.wrapped, WrapMultiply<std::int64_t>(a[i], b[i]));
   }
-  all.sum = sum.value();
-  return all;
+  r.sum = sum.value();
+  return r;
 }
 
 template <class T>
@@ -60,7 +49,7 @@ class DotTest : public StrategyTest<DotProblem> {
     DeviceArray<T> da(stream(), a, offset_a), db(stream(), b, offset_b);
     SCOPED_TRACE(absl::StrCat("block ", launch.block_size, " grid ", launch.grid_size, " items ",
                               launch.items_per_thread, " offsets ", offset_a, " ", offset_b));
-    CheckResident<T>(DotReference(a.data(), b.data(), std::ssize(a)), da.view(), db.view(), launch);
+    CheckResident<T>(DotReference(a, b), da.view(), db.view(), launch);
     da.ExpectUnchanged(a);
     db.ExpectUnchanged(b);
   }
@@ -168,7 +157,7 @@ TEST_P(DotTest, StridedViews) {
         hb.push_back(At(values, 7 + j));
       }
     }
-    CheckResident<T>(DotReference(ha.data(), hb.data(), std::ssize(ha)), *a, *b);
+    CheckResident<T>(DotReference(ha, hb), *a, *b);
   });
 }
 
@@ -184,27 +173,20 @@ TEST_P(DotOfIntegersTest, Wrap) {
   });
 }
 
-// Operands of LargeSize and their product, made once for each type and device.
-template <class T>
-struct LargeOperands {
-  DeviceArray<T> a, b;
-  Reference want;
-
-  static const LargeOperands& Of(Backend backend) {
-    static auto& operands = *new std::map<Backend, LargeOperands>;
-    if (const auto it = operands.find(backend); it != operands.end()) return it->second;
-    const std::int64_t n = LargeSize(backend);
-    const auto a = NormalVector<T>(n, 10, 1.0, 0.25), b = NormalVector<T>(n, 11, 1.0, 0.25);
-    DeviceArray<T> da(TestStream(backend), a), db(TestStream(backend), b);
-    const Reference want = DotReference(a.data(), b.data(), n);
-    return operands.try_emplace(backend, std::move(da), std::move(db), want).first->second;
-  }
-};
-
 TEST_P(DotTest, Large) {
   ForType([&]<class T>(T) {
-    const auto& large = LargeOperands<T>::Of(GetParam().backend);
-    CheckResident<T>(large.want, large.a.view(), large.b.view());
+    // Ones but for one element, made once for each type and device.
+    static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
+    const std::int64_t n = LargeSize(GetParam().backend);
+    if (!inputs.contains(GetParam().backend)) {
+      std::vector<T> x(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1)));
+      DeviceArray<T> a(stream(), x);
+      At(x, n - 2) = static_cast<T>(ValueOf<T>(-1));
+      inputs.try_emplace(GetParam().backend, std::move(a), DeviceArray<T>(stream(), x));
+    }
+    const auto& [a, b] = inputs.at(GetParam().backend);
+    CheckResident<T>({.sum = static_cast<long double>(n - 2), .wrapped = n - 2}, a.view(),
+                     b.view());
   });
 }
 

@@ -443,8 +443,6 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
   });
 }
 
-// --- Without a strategy of its own -------------------------------------------------------------
-
 class StageTest : public BackendTest {};
 
 TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {

@@ -126,8 +126,6 @@ void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::stri
 // Holds every sum and product of integers.
 __extension__ typedef __int128 Wide;
 
-// --- Results --------------------------------------------------------------------------------------
-
 // Results are those of 64 bits, rounded, or, of F64, those of the host's own operations.
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
   ForType([&]<FloatElement T>(T) {
@@ -731,8 +729,6 @@ TEST(MapDevices, SameBits) {
     });
   }
 }
-
-// --- Checks ---------------------------------------------------------------------------------------
 
 TEST(ExpressionTest, TypesThatMeet) {
   using enum DType;

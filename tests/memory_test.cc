@@ -8,13 +8,13 @@ namespace {
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;
-  Device& device = TestStream(Backend::kCuda).device();
+  Stream& stream = TestStream(Backend::kCuda);
+  Device& device = stream.device();
   const std::vector<float> values = NormalVector<float>(kSide * kSide, 1);
-  DeviceArray<float> a(TestStream(Backend::kCuda), values),
-      c(TestStream(Backend::kCuda), kSide * kSide);
-  const View x = WholeView({DType::kF32, MakeShape({kSide, kSide})}, a.data());
-  const auto run = [&](Stream& stream, std::string_view strategy) {
-    return RunMatmul(stream, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
+  DeviceArray<float> a(stream, values), c(stream, kSide * kSide);
+  const View x = a.view({kSide, kSide});
+  const auto run = [&](Stream& by, std::string_view strategy) {
+    return RunMatmul(by, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
   };
   const MatmulProblem problem{.dtype = DType::kF32,
                               .m = kSide,
@@ -34,49 +34,44 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
     EXPECT_GE(need, std::uint64_t{2} * 6 * kSide * kSide);
   }
   {
-    Budget enough(need + (std::uint64_t{8} << 20));
-    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
-    ASSERT_TRUE(stream.ok()) << stream.status();
-    (*stream)->SetScratchBudget(&enough);
-    const auto stats = run(**stream, "");
+    Limited enough(Backend::kCuda, need + (std::uint64_t{8} << 20));
+    const auto stats = run(*enough.stream, "");
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->strategy, best->name);
-    ASSERT_TRUE(EndRequest(**stream).ok());
+    ASSERT_TRUE(EndRequest(*enough.stream).ok());
     if (need > 0) {
-      const std::uint64_t taken = enough.free();
-      ASSERT_TRUE(enough.TryTake(taken));
-      EXPECT_EQ(ErrorReason(run(**stream, "").status()), "SCRATCH_EXHAUSTED");
-      ASSERT_TRUE(EndRequest(**stream).ok());
-      enough.Return(taken);
+      const std::uint64_t taken = enough.budget.free();
+      ASSERT_TRUE(enough.budget.TryTake(taken));
+      EXPECT_EQ(ErrorReason(run(*enough.stream, "").status()), "SCRATCH_EXHAUSTED");
+      ASSERT_TRUE(EndRequest(*enough.stream).ok());
+      enough.budget.Return(taken);
     }
   }
-  Budget little(std::uint64_t{8} << 20);
-  absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
-  ASSERT_TRUE(stream.ok()) << stream.status();
-  (*stream)->SetScratchBudget(&little);
-  if (need > little.limit()) {
-    EXPECT_EQ(ErrorReason(run(**stream, best->name).status()), "SCRATCH_EXHAUSTED");
+  const Limited little(Backend::kCuda, std::uint64_t{8} << 20);
+  const bool in_little = need <= little.budget.limit();
+  if (!in_little) {
+    EXPECT_EQ(ErrorReason(run(*little.stream, best->name).status()), "SCRATCH_EXHAUSTED");
   }
-  absl::StatusOr<Stats> stats = run(**stream, "");
+  absl::StatusOr<Stats> stats = run(*little.stream, "");
   ASSERT_TRUE(stats.ok()) << stats.status();
-  EXPECT_EQ(stats->strategy, need > little.limit() ? in_place->name : best->name);
+  EXPECT_EQ(stats->strategy, in_little ? best->name : in_place->name);
 
   // With the device's memory all but used up.
   std::vector<Memory> rest;
   for (std::size_t bytes = std::size_t{1} << 30; bytes >= std::size_t{16} << 20;) {
     absl::StatusOr<Memory> memory = Allocate(device, bytes);
-    if (memory.ok())
+    if (memory.ok()) {
       rest.push_back(*std::move(memory));
-    else
+    } else {
       bytes /= 2;
+    }
   }
-  absl::StatusOr<std::unique_ptr<Stream>> unlimited = MakeStream(device);
-  ASSERT_TRUE(unlimited.ok()) << unlimited.status();
   if (need > std::uint64_t{64} << 20) {
-    const auto exhausted = run(**unlimited, "");
+    const std::unique_ptr<Stream> unlimited = *MakeStream(device);
+    const auto exhausted = run(*unlimited, "");
     EXPECT_EQ(ErrorReason(exhausted.status()), "GPU_MEMORY_EXHAUSTED") << exhausted.status();
   }
-  stats = run(**stream, "");
+  stats = run(*little.stream, "");
   rest.clear();
   ASSERT_TRUE(stats.ok()) << stats.status();
   const std::vector<float> got = c.Values();

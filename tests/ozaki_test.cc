@@ -105,8 +105,6 @@ TEST(OzakiTest, IntegersAreFoundFromTheirResidues) {
   }
 }
 
-// --- Rows ---
-
 struct Scaled {
   std::vector<std::int64_t> integers;
   std::int32_t exponent = 0;

@@ -38,8 +38,6 @@ const Strategy<Problem>& StrategyNamed(std::string_view name) {
   return StrategyOf<Problem>({name, Backend::kCpu, DType::kF32});
 }
 
-// --- Limits ---
-
 // A stream that counts what is asked of it, and a pace of its device.
 struct Paced {
   FakeDevice device;
@@ -126,8 +124,6 @@ TEST(PaceTest, WithoutAPaceThereAreNoLimits) {
   EXPECT_TRUE(RunDot(*l.stream, x, x, l.options).ok());
   EXPECT_TRUE(RunCopy(*l.stream, x, DType::kF32, &l.one, l.options).ok());
 }
-
-// --- Figures ---
 
 template <class Problem>
 std::vector<Launch> ExtremeLaunches(const Strategy<Problem>& strategy) {
@@ -283,8 +279,6 @@ TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   p.launch.grid_size = 1;
   EXPECT_GT(pace.Estimate(kStrategy, p), 100 * narrow);
 }
-
-// --- Learning ---
 
 TEST(PaceTest, LearnsWhatARowTakes) {
   const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_parallel");
@@ -476,8 +470,6 @@ TEST(PaceTest, ManyThreadsLearnAndAsk) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_NEAR(pace.Estimate(strategy, p), 0.2, 0.01);
 }
-
-// --- Warm-up ---
 
 // Five calls measure each strategy, type, operation of a reduction and kind of product or axes.
 TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {

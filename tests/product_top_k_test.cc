@@ -98,8 +98,6 @@ TEST(FindScoreTest, LeavesEverythingElse) {
     EXPECT_FALSE(ScoreOf(sum, {vector, product}).has_value()) << Name(vector) << Name(product);
 }
 
-// --- Which requests ---
-
 // |x|^2 - 2 q.x of m queries and n vectors of d dimensions.
 struct Search {
   std::int64_t m = 1024, n = 1 << 20, d = 128, k = 10;
@@ -185,8 +183,6 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
 }
 
 #endif
-
-// --- What they find ---
 
 enum class Filling { kNormal, kFew, kZeros, kRising, kFalling, kSpecial, kMostlyNan };
 constexpr std::array kFillings = {Filling::kNormal,   Filling::kFew,     Filling::kZeros,

@@ -126,8 +126,6 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   EXPECT_GT(links, 100);
 }
 
-// --- Models in figures ---
-
 // Appends what the models of each strategy say of the problem, and its bound for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
@@ -224,8 +222,6 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
   for (const std::string& line : want) EXPECT_TRUE(got.contains(line)) << "the file has " << line;
   for (const std::string& line : lines) EXPECT_TRUE(want.contains(line)) << "it lacks " << line;
 }
-
-// --- Defaults ---
 
 template <class Problem>
 std::string_view Chosen(const Problem& problem, const Device& device) {

@@ -544,8 +544,6 @@ TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   }
 }
 
-// --- Products ---
-
 struct ProductCase {
   DType dtype, out_dtype;
   std::int64_t m, n, k;

@@ -293,8 +293,6 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
             static_cast<double>(1e20f) * static_cast<double>(1e20f));
 }
 
-// --- Parts ---
-
 // Where parts of n elements begin and end: at 0, at `count` random multiples of the chunk, and at n.
 std::vector<std::int64_t> RandomCuts(std::int64_t n, std::int64_t size, int count, Random& random) {
   const Tree tree = FixedTree(n, size);
