@@ -23,8 +23,7 @@ TEST_P(AddTest, SizesAndAlignments) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, AddTest, testing::ValuesIn(StrategyCases<AddProblem>()),
-                         CaseName);
+TESSERA_STRATEGIES(AddTest);
 
 }  // namespace
 }  // namespace tessera::test

@@ -22,19 +22,6 @@ TEST_P(DeviceTest, DescribesItself) {
   EXPECT_LE(device.FreeBytes(), device.info().memory_bytes);
 }
 
-TEST_P(DeviceTest, CopiesEverySize) {
-  for (std::size_t bytes : {1, 3, 4096, 65537, 1 << 20, (1 << 20) + 1, (5 << 20) + 13}) {
-    const auto memory = Allocate(*TestDevice(GetParam()), bytes);
-    ASSERT_TRUE(memory.ok()) << memory.status();
-    std::string in = RandomBytes(bytes), out(bytes, '\0');
-    const std::string kept = in;
-    ASSERT_TRUE(CopyToDevice(stream(), memory->data(), in.data(), bytes).ok());
-    std::fill(in.begin(), in.end(), 'x');  // the contract: free to reuse on return
-    ASSERT_TRUE(CopyToHost(stream(), out.data(), memory->data(), bytes).ok());
-    EXPECT_TRUE(out == kept) << bytes;
-  }
-}
-
 TEST_P(DeviceTest, CopiesPieces) {
   Random random(1);
   constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -51,7 +38,7 @@ TEST_P(DeviceTest, CopiesPieces) {
     const auto memory = Allocate(*TestDevice(GetParam()), in.size());
     ASSERT_TRUE(memory.ok()) << memory.status();
     ASSERT_TRUE(CopyToDevice(stream(), memory->data(), pieces).ok());
-    std::fill(in.begin(), in.end(), 'x');
+    std::fill(in.begin(), in.end(), 'x');  // the contract: free to reuse on return
     std::string out(in.size(), '\0');
     ASSERT_TRUE(CopyToHost(stream(), out.data(), memory->data(), out.size()).ok());
     EXPECT_TRUE(out == kept) << longest;
@@ -377,31 +364,7 @@ TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
   }
 }
 
-TEST_P(DeviceTest, StreamsOfManyThreadsDoNotDisturbEachOther) {
-  Device& device = *TestDevice(GetParam());
-  std::vector<std::thread> threads;
-  for (int thread = 0; thread < 8; ++thread) {
-    threads.emplace_back([&, thread] {
-      const std::unique_ptr<Stream> own = *MakeStream(device);
-      const std::int64_t n = 10007 + 1000 * thread;
-      const double value = thread + 1;
-      const DeviceArray<float> x(
-          *own, std::vector<float>(static_cast<std::size_t>(n), static_cast<float>(value)));
-      for (int i = 0; i < 50; ++i) {
-        EXPECT_TRUE(BeginRequest(*own).ok());
-        const auto dot = RunDot(*own, x.view(), x.view(), {});
-        const auto sum = RunReduce(*own, x.view(), ReduceOp::kSum, {});
-        ASSERT_TRUE(dot.ok() && sum.ok()) << dot.status() << sum.status();
-        EXPECT_EQ(dot->value.real, value * value * static_cast<double>(n));
-        EXPECT_EQ(sum->value.real, value * static_cast<double>(n));
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, DeviceTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(DeviceTest);
 
 TEST(OpenDeviceTest, Names) {
   EXPECT_EQ((*OpenDevice("cpu"))->info().name, "cpu");

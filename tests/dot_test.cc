@@ -65,6 +65,8 @@ class DotTest : public StrategyTest<DotProblem> {
     EXPECT_GE(result->stats.kernel_us, 0);
     EXPECT_GE(result->stats.bytes, 2 * static_cast<std::uint64_t>(a.elements()) * sizeof(T));
     ExpectDot<T>(*result, want);
+    for (int i = 0; strategy().deterministic && a.elements() > 4000 && i < 3; ++i)
+      EXPECT_EQ(Bits(RunDot(stream(), a, b, timed)), Bits(result));
     // The order of the library's sums is unknown, so its bound is n * u.
     if (GetParam().name != "cublas") {
       EXPECT_LT(result->stats.roundoff, 1e-3);
@@ -107,23 +109,6 @@ TEST_P(DotTest, LaunchesOutOfRange) {
       EXPECT_EQ(ErrorMetadata(status)["field"], refused ? field : "");
     }
   }
-}
-
-TESSERA_STRATEGY_SUITE(DeterministicDotTest, DotTest, kDeterministic);
-
-TEST_P(DeterministicDotTest, RepeatsItsBits) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = Sizes({4099, 300007}).back();
-    DeviceArray<T> a(stream(), NormalVector<T>(n, 7)), b(stream(), NormalVector<T>(n, 8));
-    Scalar first;
-    for (int i = 0; i < 10; ++i) {
-      const auto result = RunDot(stream(), a.view(), b.view(), options());
-      ASSERT_TRUE(result.ok()) << result.status();
-      if (i == 0) first = result->value;
-      EXPECT_EQ(result->value.real, first.real);
-      EXPECT_EQ(result->value.integer, first.integer);
-    }
-  });
 }
 
 TESSERA_STRATEGY_SUITE(DotOfFloatsTest, DotTest, kFloats);
@@ -190,8 +175,7 @@ TEST_P(DotTest, Large) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, DotTest, testing::ValuesIn(StrategyCases<DotProblem>()),
-                         CaseName);
+TESSERA_STRATEGIES(DotTest);
 
 TEST(DotErrors, OperandsThatDoNotFit) {
   Stream& stream = TestStream(Backend::kCpu);

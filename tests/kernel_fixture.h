@@ -65,10 +65,6 @@ struct StrategyCase {
   DType dtype;
 };
 
-inline void PrintTo(const StrategyCase& c, std::ostream* os) {
-  *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
-}
-
 inline constexpr auto kAny = [](const auto&, DType) { return true; };
 // Of all strategies, or of those that a test applies to: keep(strategy, dtype).
 template <class Problem, class Keep = decltype(kAny)>
@@ -144,11 +140,15 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   static const LaunchLimits& limits() { return strategy().limits; }
 };
 
+// Of a suite and the strategies of its problem, or those that keep(strategy, dtype) accepts.
+#define TESSERA_STRATEGIES(Suite, ...) \
+  INSTANTIATE_TEST_SUITE_P(            \
+      Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
+
 // A suite of some strategies and types of another one: keep(strategy, dtype) is the last argument.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
-  INSTANTIATE_TEST_SUITE_P(Strategies, Suite,    \
-                           testing::ValuesIn(StrategyCases<Base::Problem>(__VA_ARGS__)), CaseName)
+  TESSERA_STRATEGIES(Suite, __VA_ARGS__)
 
 // A suite of one device of each kind. What this machine lacks is skipped.
 class BackendTest : public testing::TestWithParam<Backend> {
@@ -159,6 +159,9 @@ class BackendTest : public testing::TestWithParam<Backend> {
 inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
   return std::string(Name(info.param));
 }
+#define TESSERA_BACKENDS(Suite)                                                            \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(Backend::kCpu, Backend::kCuda), \
+                           BackendName)
 
 // A suite of each type on one device of each kind.
 class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
@@ -210,40 +213,12 @@ class Random {
   std::uint64_t state_;
 };
 
-// The pieces in which long arrays are made and summed up, each by a thread of its own.
-inline constexpr std::int64_t kPiece = std::int64_t{1} << 22;
-
-// f(first, end) for each piece of [0, n), on all cores; what they return, in order.
-template <class F>
-auto ForPieces(std::int64_t n, F f) {
-  using Result = decltype(f(n, n));
-  const auto pieces = static_cast<std::size_t>((n + kPiece - 1) / kPiece);
-  std::vector<Result> results(pieces);
-  const auto threads = std::min<std::size_t>(pieces, std::thread::hardware_concurrency());
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i; (i = next++) < pieces;) {
-      const std::int64_t first = static_cast<std::int64_t>(i) * kPiece;
-      results[i] = f(first, std::min(first + kPiece, n));
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::size_t i = 1; i < threads; ++i) others.emplace_back(work);
-  work();
-  for (std::thread& thread : others) thread.join();
-  return results;
-}
-
 template <class T>
 std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.0,
                             double deviation = 1.0) {
   std::vector<T> v(static_cast<std::size_t>(n));
-  ForPieces(n, [&](std::int64_t first, std::int64_t end) {
-    Random random(seed ^ static_cast<std::uint64_t>(first) << 20);
-    for (std::int64_t i = first; i < end; ++i)
-      v[static_cast<std::size_t>(i)] = Element<T>(mean + deviation * random.Normal());
-    return 0;
-  });
+  Random random(seed);
+  for (T& x : v) x = Element<T>(mean + deviation * random.Normal());
   return v;
 }
 

@@ -58,8 +58,7 @@ class ReduceStageTest : public StrategyTest<ReduceProblem> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
+TESSERA_STRATEGIES(ReduceStageTest, kDeterministic);
 
 TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
   ForType([&]<class T>(T) {
@@ -268,8 +267,7 @@ class ReduceAxesStageTest : public StrategyTest<ReduceAxesProblem> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
+TESSERA_STRATEGIES(ReduceAxesStageTest);
 
 TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
   ForType([&]<class T>(T) {
@@ -388,8 +386,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
 
 class MatmulStageTest : public StrategyTest<MatmulProblem> {};
 
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulStageTest,
-                         testing::ValuesIn(StrategyCases<MatmulProblem>(kDeterministic)), CaseName);
+TESSERA_STRATEGIES(MatmulStageTest, kDeterministic);
 
 TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
   // where(c + bias > residual, c, 0) as F16, and whether it is.
@@ -625,8 +622,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
                                                         flat[6], flat[3], flat[7]}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, StageTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(StageTest);
 
 }  // namespace
 }  // namespace tessera::test

@@ -685,8 +685,7 @@ TEST_P(MapTest, TypesThatMeetAndConstants) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, MapTest, testing::ValuesIn(StrategyCases<MapProblem>()),
-                         CaseName);
+TESSERA_STRATEGIES(MapTest);
 
 // Operations whose bits are promised, on both devices.
 TEST(MapDevices, SameBits) {

@@ -21,11 +21,6 @@ struct MatmulCase {
   DType out_dtype;
 };
 
-void PrintTo(const MatmulCase& c, std::ostream* os) {
-  PrintTo(c.row, os);
-  *os << " to " << Name(c.out_dtype);
-}
-
 std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
   return CaseName({info.param.row, info.index}) + "_to_" + std::string(Name(info.param.out_dtype));
 }

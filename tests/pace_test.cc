@@ -232,35 +232,6 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
 
-// Windows are nearly as long as the array: only some strategies add up each of them.
-TEST(PaceTest, WideWindowsCostWhatTheStrategySays) {
-  const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
-  const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};
-  for (const Strategy<WindowSumProblem>* strategy : Strategies<WindowSumProblem>()) {
-    const Pace pace(Info(strategy->backend));
-    const double ratio = pace.Estimate(*strategy, wide) / pace.Estimate(*strategy, narrow);
-    if (strategy->name == "simple" || strategy->name == "shared") {
-      EXPECT_GT(ratio, 1e4) << strategy->name;
-    } else {
-      EXPECT_LT(ratio, 10) << strategy->name;
-    }
-  }
-}
-
-// One warp for everything.
-TEST(PaceTest, SmallGridsOnAGpuTakeLong) {
-  const Pace pace(Info(Backend::kCuda));
-  const DotProblem usual = {.n = std::int64_t{1} << 32};
-  DotProblem lone = usual;
-  lone.launch = {.block_size = 32, .grid_size = 1};
-  for (const Strategy<DotProblem>* strategy : Strategies<DotProblem>()) {
-    if (strategy->backend != Backend::kCuda || strategy->limits.grid_size.max == 0) continue;
-    EXPECT_GT(pace.Estimate(*strategy, lone), 100 * pace.Estimate(*strategy, usual))
-        << strategy->name;
-    EXPECT_GT(pace.Estimate(*strategy, lone), 5) << strategy->name;
-  }
-}
-
 // Blocks that wait for others to end make nothing faster.
 TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   static constexpr Strategy<DotProblem> kStrategy = {

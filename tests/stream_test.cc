@@ -326,8 +326,7 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, StreamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(StreamTest);
 
 // Launches each strategy of the CPU on a stopped stream, and wants to see that it has not done the work.
 class StopTest : public testing::Test {

@@ -786,11 +786,9 @@ TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TeamProductTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(TeamProductTest);
 
-INSTANTIATE_TEST_SUITE_P(Devices, TeamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(TeamTest);
 
 }  // namespace
 }  // namespace tessera::test

@@ -309,8 +309,7 @@ TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()),
-                         CaseName);
+TESSERA_STRATEGIES(TopKTest);
 
 TEST(TopKErrors, AxesAndKThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({3, 5000, 2})}, nullptr);

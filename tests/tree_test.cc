@@ -560,8 +560,7 @@ TEST_P(TreeTest, RowsOfParts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TreeTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(TreeTest);
 INSTANTIATE_TEST_SUITE_P(Devices, TreeOnCudaTest, testing::Values(Backend::kCuda), BackendName);
 
 TEST(TreeDevices, AgreeBitByBit) {

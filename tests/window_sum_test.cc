@@ -240,8 +240,7 @@ TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, WindowSumTest,
-                         testing::ValuesIn(StrategyCases<WindowSumProblem>()), CaseName);
+TESSERA_STRATEGIES(WindowSumTest);
 
 TEST(WindowSumErrors, OperandsAndRadiiThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({5})}, nullptr);
