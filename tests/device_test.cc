@@ -35,15 +35,14 @@ TEST_P(DeviceTest, CopiesPieces) {
       at += size;
     }
     pieces.push_back({nullptr, 0});
-    const auto memory = Allocate(*TestDevice(GetParam()), in.size());
-    ASSERT_TRUE(memory.ok()) << memory.status();
-    ASSERT_TRUE(CopyToDevice(stream(), memory->data(), pieces).ok());
+    const auto memory = Get(Allocate(*TestDevice(GetParam()), in.size()));
+    ASSERT_TRUE(CopyToDevice(stream(), memory.data(), pieces).ok());
     std::fill(in.begin(), in.end(), 'x');  // the contract: free to reuse on return
     std::string out(in.size(), '\0');
-    ASSERT_TRUE(CopyToHost(stream(), out.data(), memory->data(), out.size()).ok());
+    ASSERT_TRUE(CopyToHost(stream(), out.data(), memory.data(), out.size()).ok());
     EXPECT_TRUE(out == kept) << longest;
-    EXPECT_TRUE(CopyToDevice(stream(), memory->data(), {}).ok());
-    EXPECT_TRUE(CopyToDevice(stream(), memory->data(), {pieces.data(), 1}).ok());
+    EXPECT_TRUE(CopyToDevice(stream(), memory.data(), {}).ok());
+    EXPECT_TRUE(CopyToDevice(stream(), memory.data(), {pieces.data(), 1}).ok());
   }
 }
 
@@ -55,10 +54,9 @@ TEST_P(DeviceTest, CopiesToStaging) {
   auto* out = static_cast<char*>(staging->get());
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(out) % 64, 0u);
   const std::string in = RandomBytes(kBytes);
-  const auto memory = Allocate(*TestDevice(GetParam()), kBytes);
-  ASSERT_TRUE(memory.ok()) << memory.status();
-  const auto* data = static_cast<const char*>(memory->data());
-  ASSERT_TRUE(CopyToDevice(stream(), memory->data(), in.data(), kBytes).ok());
+  const auto memory = Get(Allocate(*TestDevice(GetParam()), kBytes));
+  const auto* data = static_cast<const char*>(memory.data());
+  ASSERT_TRUE(CopyToDevice(stream(), memory.data(), in.data(), kBytes).ok());
   for (const std::size_t offset : {0, 1, 255, 4097}) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kBytes / 2, kBytes - offset}) {
       if (offset + size > kBytes) continue;
@@ -95,11 +93,10 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
     ASSERT_TRUE(memory.ok() &&
                 CopyToDevice(stream(), memory->data(), bytes.data(), bytes.size()).ok());
     for (const Window& w : windows) {
-      const auto view = MakeView(type, memory->data(), w.offset, w.shape, w.strides);
-      ASSERT_TRUE(view.ok()) << view.status();
+      const auto view = Get(MakeView(type, memory->data(), w.offset, w.shape, w.strides));
       const std::size_t size = SizeOf(dtype);
       std::string want;
-      for (std::int64_t e = 0; e < view->elements(); ++e) {
+      for (std::int64_t e = 0; e < view.elements(); ++e) {
         std::int64_t rest = e, from = w.offset;
         for (std::size_t i = w.shape.size(); i-- > 0;) {
           from += rest % w.shape[i] * w.strides[i];
@@ -110,10 +107,10 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
       Stream& by = stream();
       const auto out = Scratch(by, std::max<std::size_t>(1, want.size()));
       ASSERT_TRUE(out.ok());
-      by.Gather(*view, *out);
+      by.Gather(view, *out);
       std::string got(want.size(), '\0');
       ASSERT_TRUE(CopyToHost(by, got.data(), *out, got.size()).ok());
-      EXPECT_TRUE(got == want) << Name(dtype) << " of shape " << ToString(view->shape);
+      EXPECT_TRUE(got == want) << Name(dtype) << " of shape " << ToString(view.shape);
     }
   }
 }
@@ -228,10 +225,9 @@ TEST_P(DeviceTest, ScratchDoesNotOverlapAndIsReused) {
     std::vector<std::pair<char*, std::size_t>> pieces;
     for (std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{3} << 20,
                               std::size_t{256}, std::size_t{80} << 20, std::size_t{5}}) {
-      const auto piece = Scratch(own, bytes);
-      ASSERT_TRUE(piece.ok()) << piece.status();
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*piece) % 256, 0u);
-      auto* begin = static_cast<char*>(*piece);
+      const auto piece = Get(Scratch(own, bytes));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(piece) % 256, 0u);
+      auto* begin = static_cast<char*>(piece);
       for (const auto& [other, size] : pieces)
         EXPECT_TRUE(begin + bytes <= other || other + size <= begin);
       pieces.emplace_back(begin, bytes);
@@ -339,26 +335,22 @@ TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
 
 // Strategies that share their tiles out to all SMs do so alike on both kinds of streams.
 TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
-  Random random(7);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
-    DispatchDType(dtype, [&](auto zero) {
-      using T = decltype(zero);
+    DispatchDType(dtype, [&]<class T>(T) {
       for (const std::int64_t side : {129, 1000, 2048, 3072}) {
-        std::vector<T> values(static_cast<std::size_t>(side * side));
-        for (T& value : values) value = Element<T>(random.Normal());
-        const auto bytes = values.size() * sizeof(T);
-        const auto a = *Allocate(*device_, bytes), c = *Allocate(*device_, bytes);
-        ASSERT_TRUE(CopyToDevice(*large_, a.data(), values.data(), bytes).ok());
-        const View view = WholeView({dtype, MakeShape({side, side})}, a.data());
-        std::string results[2];
+        const DeviceArray<T> a(*large_, NormalVector<T>(side * side, 7));
+        std::vector<T> results[2];
         for (int i = 0; i < 2; ++i) {
-          Stream& stream = i == 0 ? *large_ : *other_;
-          ASSERT_TRUE(BeginRequest(stream).ok());
-          ASSERT_TRUE(RunMatmul(stream, view, view, false, false, dtype, c.data(), {}).ok());
-          results[i].resize(bytes);
-          ASSERT_TRUE(CopyToHost(stream, results[i].data(), c.data(), bytes).ok());
+          Stream& by = i == 0 ? *large_ : *other_;
+          ASSERT_TRUE(BeginRequest(by).ok());
+          DeviceArray<T> c(by, side * side);
+          const View view = a.view({side, side});
+          ASSERT_TRUE(RunMatmul(by, view, view, false, false, dtype, c.data(), {}).ok());
+          results[i] = c.Values();
         }
-        EXPECT_TRUE(results[0] == results[1]) << Name(dtype) << " " << side;
+        EXPECT_EQ(std::memcmp(results[0].data(), results[1].data(), results[0].size() * sizeof(T)),
+                  0)
+            << Name(dtype) << " " << side;
       }
     });
   }

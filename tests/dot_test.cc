@@ -59,17 +59,16 @@ class DotTest : public StrategyTest<DotProblem> {
     SCOPED_TRACE(absl::StrCat("n ", a.elements()));
     RunOptions timed = options(launch);
     timed.timing = true;
-    const auto result = RunDot(stream(), a, b, timed);
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->stats.strategy, GetParam().name);
-    EXPECT_GE(result->stats.kernel_us, 0);
-    EXPECT_GE(result->stats.bytes, 2 * static_cast<std::uint64_t>(a.elements()) * sizeof(T));
-    ExpectDot<T>(*result, want);
+    const auto result = Get(RunDot(stream(), a, b, timed));
+    EXPECT_EQ(result.stats.strategy, GetParam().name);
+    EXPECT_GE(result.stats.kernel_us, 0);
+    EXPECT_GE(result.stats.bytes, 2 * static_cast<std::uint64_t>(a.elements()) * sizeof(T));
+    ExpectDot<T>(result, want);
     for (int i = 0; strategy().deterministic && a.elements() > 4000 && i < 3; ++i)
       EXPECT_EQ(Bits(RunDot(stream(), a, b, timed)), Bits(result));
     // The order of the library's sums is unknown, so its bound is n * u.
     if (GetParam().name != "cublas") {
-      EXPECT_LT(result->stats.roundoff, 1e-3);
+      EXPECT_LT(result.stats.roundoff, 1e-3);
     }
   }
 };

@@ -274,6 +274,13 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
+// The value, or a failure of the test and a default one.
+template <class T>
+T Get(absl::StatusOr<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : T{};
+}
+
 // values[i], of an index as arrays have it.
 template <class V>
 decltype(auto) At(V& values, std::int64_t i) {

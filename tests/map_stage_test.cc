@@ -22,8 +22,7 @@ Mapped Map(Stream& stream, const std::vector<View>& operands, const Nodes& nodes
   EXPECT_TRUE(type.ok()) << type.status();
   if (!type.ok()) return {};
   Mapped mapped{*Allocate(stream.device(), std::max<std::uint64_t>(1, type->bytes())), {}};
-  const auto stats = RunMap(stream, operands, nodes, mapped.memory.data(), {});
-  EXPECT_TRUE(stats.ok()) << stats.status();
+  Get(RunMap(stream, operands, nodes, mapped.memory.data(), {}));
   mapped.view = WholeView(*type, mapped.memory.data());
   return mapped;
 }
@@ -150,18 +149,16 @@ TEST_P(ReduceStageTest, AccountsForTheExpression) {
     const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
     RunOptions check = options();
     check.check_only = true;
-    const auto plain = RunReduce(stream(), a.view(), ReduceOp::kSum, check);
-    ASSERT_TRUE(plain.ok()) << plain.status();
+    const auto plain = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check));
     for (const std::int64_t other : {n, std::int64_t{1}}) {
       const View with = VectorView(b.data(), other);
       const MapStage stage{kWeighted, {&with, 1}};
-      const auto found = RunReduce(stream(), a.view(), ReduceOp::kSum, check, &stage);
-      ASSERT_TRUE(found.ok()) << found.status();
+      const auto found = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check, &stage));
       const std::uint64_t values = n * sizeof(T);
-      EXPECT_EQ(found->stats.bytes, plain->stats.bytes +
-                                        static_cast<std::uint64_t>(other) * sizeof(T) +
-                                        (stores ? 2 * values : 0));
-      EXPECT_EQ(found->stats.scratch_bytes, plain->stats.scratch_bytes + (stores ? values : 0));
+      EXPECT_EQ(found.stats.bytes, plain.stats.bytes +
+                                       static_cast<std::uint64_t>(other) * sizeof(T) +
+                                       (stores ? 2 * values : 0));
+      EXPECT_EQ(found.stats.scratch_bytes, plain.stats.scratch_bytes + (stores ? values : 0));
     }
   });
 }
@@ -182,15 +179,13 @@ TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
       const MapStage stage{kWeighted, {&with, 1}};
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
                           ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
-        const auto found = RunReduce(*own.stream, x, op, options(), &stage);
-        EXPECT_TRUE(found.ok()) << found.status();
+        Get(RunReduce(*own.stream, x, op, options(), &stage));
       }
     }
     if constexpr (DTypeOf<T>() == DType::kF32) {
       const MapStage stage{kGreater, {&x, 1}};
-      const auto found = RunReduce(*own.stream, x, ReduceOp::kSum, options(), &stage);
-      ASSERT_TRUE(found.ok()) << found.status();
-      EXPECT_EQ(found->value.integer, 0);
+      const auto found = Get(RunReduce(*own.stream, x, ReduceOp::kSum, options(), &stage));
+      EXPECT_EQ(found.value.integer, 0);
     }
   });
 }
@@ -209,12 +204,11 @@ TEST_P(ReduceTruthStageTest, CountsWhatAnExpressionFindsTrue) {
   const auto run = [&](ReduceOp op) {
     return RunReduce(stream(), a.view(), op, options(), &stage);
   };
-  const auto sum = run(ReduceOp::kSum), mean = run(ReduceOp::kMean);
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.integer, count);
-  EXPECT_TRUE(sum->integer);
-  EXPECT_EQ(mean->value.real, static_cast<double>(count) / static_cast<double>(n));
-  EXPECT_FALSE(mean->integer);
+  const auto sum = Get(run(ReduceOp::kSum)), mean = Get(run(ReduceOp::kMean));
+  EXPECT_EQ(sum.value.integer, count);
+  EXPECT_TRUE(sum.integer);
+  EXPECT_EQ(mean.value.real, static_cast<double>(count) / static_cast<double>(n));
+  EXPECT_FALSE(mean.integer);
   EXPECT_EQ(run(ReduceOp::kAny)->value.integer, count > 0);
   EXPECT_EQ(run(ReduceOp::kAll)->value.integer, count == n);
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kArgMax, ReduceOp::kProduct, ReduceOp::kNormL2})
@@ -233,9 +227,8 @@ TEST_P(ReducePieceStageTest, TakesScratchMemoryOfBoundedSize) {
   const DeviceArray<float> a(*own.stream, NormalVector<float>(n, 1));
   const View x = a.view();
   const MapStage stage{kWeighted, {&x, 1}};
-  const auto zero = RunReduce(*own.stream, x, ReduceOp::kNormL1, options(), &stage);
-  ASSERT_TRUE(zero.ok()) << zero.status();
-  EXPECT_EQ(zero->value.real, 0);
+  const auto zero = Get(RunReduce(*own.stream, x, ReduceOp::kNormL1, options(), &stage));
+  EXPECT_EQ(zero.value.real, 0);
 }
 
 class ReduceAxesStageTest : public StrategyTest<ReduceAxesProblem> {
@@ -366,13 +359,11 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
   const View with = VectorView(factor.data(), 1);
   const MapStage stage{kProduct, {&with, 1}};
-  const auto staged = StageReduce(x, &stage);
-  ASSERT_TRUE(staged.ok()) << staged.status();
-  MapProblem& map = (*staged)->problem();
+  const auto staged = Get(StageReduce(x, &stage));
+  MapProblem& map = (staged)->problem();
   ReduceAxesProblem problem{.outer = 1, .length = kRows, .inner = kColumns, .out = sums.data()};
   const FoldMapAxes work{map, *own.stream, problem, /*first_inner=*/1};
-  const auto found = WithinLimit(&strategy, problem, /*named=*/true, nullptr, *own.stream, work);
-  ASSERT_TRUE(found.ok()) << found.status();
+  Get(WithinLimit(&strategy, problem, /*named=*/true, nullptr, *own.stream, work));
   Stats stats = StatsOf(strategy, problem);
   work.Account(strategy, stats);
   EXPECT_EQ(stats.roundoff, 1 / 24.0);
@@ -414,17 +405,16 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
         ASSERT_TRUE(product.ok());
         Memory c = *Allocate(stream().device(), product->bytes() + 1);
         const auto plain = multiply(c.data(), nullptr);
-        const auto type = MatmulType(left, right, false, false, kDType, &stage);
-        ASSERT_TRUE(type.ok()) << type.status();
-        EXPECT_EQ(type->dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
-        Memory out = *Allocate(stream().device(), type->bytes() + 1);
+        const auto type = Get(MatmulType(left, right, false, false, kDType, &stage));
+        EXPECT_EQ(type.dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
+        Memory out = *Allocate(stream().device(), type.bytes() + 1);
         const auto found = multiply(out.data(), &stage);
         ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
         if (!found.ok()) continue;
         EXPECT_EQ(found->strategy, plain->strategy);
         // The product is written once and read once, in addition to the cost of the step itself.
         if (m * n > 0) {
-          EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type->bytes() +
+          EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type.bytes() +
                                       static_cast<std::uint64_t>(n + m * n) * sizeof(T));
         }
         const auto alone = multiply(nullptr, nullptr, true),
@@ -432,8 +422,8 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
         ASSERT_TRUE(alone.ok() && staged.ok()) << alone.status() << staged.status();
         EXPECT_EQ(staged->scratch_bytes, alone->scratch_bytes + product->bytes());
         Mapped mapped = Map(stream(), {WholeView(*product, c.data()), with[0], with[1]}, nodes);
-        EXPECT_EQ(BytesOf(stream(), out.data(), type->bytes()),
-                  BytesOf(stream(), mapped.view.data, type->bytes()))
+        EXPECT_EQ(BytesOf(stream(), out.data(), type.bytes()),
+                  BytesOf(stream(), mapped.view.data, type.bytes()))
             << m << " " << n << " " << k;
       }
     }
@@ -510,12 +500,10 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
       SCOPED_TRACE(strategy->name);
       const auto check = [&]<class T>(Nodes nodes, T, auto want) {
         nodes.insert(nodes.begin(), {In(0), In(1), In(2)});
-        const auto type = MapType(views, nodes);
-        ASSERT_TRUE(type.ok()) << type.status();
-        ASSERT_EQ(type->dtype, DTypeOf<T>());
+        const auto type = Get(MapType(views, nodes));
+        ASSERT_EQ(type.dtype, DTypeOf<T>());
         DeviceArray<T> out(stream(), std::vector<T>(n), offset);
-        const auto ran = RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name});
-        ASSERT_TRUE(ran.ok()) << ran.status();
+        Get(RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name}));
         const std::vector<T> found = out.Values();
         for (std::size_t i = 0; i < a.size(); ++i)
           ASSERT_EQ(Exact(found[i]), Exact(static_cast<T>(want(i)))) << i;
@@ -575,9 +563,8 @@ TEST_P(StageTest, ReadsAnyByteButZeroAsTrue) {
   }
   const DeviceArray<std::uint8_t> array(stream(), bytes);
   const View x = StridedView(array.data(), DType::kBool, {kRows, kColumns}, {kColumns, 1});
-  const auto sum = RunReduce(stream(), x, ReduceOp::kSum, {});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.integer, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  const auto sum = Get(RunReduce(stream(), x, ReduceOp::kSum, {}));
+  EXPECT_EQ(sum.value.integer, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
   DeviceArray<std::int64_t> sums(stream(), kColumns);
   ASSERT_TRUE(RunReduceAxes(stream(), x, ReduceOp::kSum, {0}, sums.data(), {}).ok());
   EXPECT_EQ(sums.Values(), counts);

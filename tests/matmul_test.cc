@@ -127,10 +127,9 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   void Check(const std::vector<Wanted<T>>& wanted, const View& a, const View& b, Transposes t,
              Launch launch = {}) {
     const DType out_dtype = GetParam().out_dtype;
-    const auto type = MatmulType(a, b, t.a, t.b, out_dtype);
-    ASSERT_TRUE(type.ok()) << type.status();
-    ASSERT_EQ(type->dtype, out_dtype);
-    const std::int64_t m = type->shape[0], n = type->shape[1], k = a.shape[!t.a];
+    const auto type = Get(MatmulType(a, b, t.a, t.b, out_dtype));
+    ASSERT_EQ(type.dtype, out_dtype);
+    const std::int64_t m = type.shape[0], n = type.shape[1], k = a.shape[!t.a];
     DeviceArray<O> c(stream(), m * n);
     const auto stats = RunMatmul(stream(), a, b, t.a, t.b, out_dtype, c.data(),
                                  {.strategy = row().name, .launch = launch});
@@ -501,21 +500,19 @@ class MatmulPartsTest : public MatmulTest {
     std::vector<std::thread> callers;
     for (int caller = 0; caller < kStreams; ++caller) {
       callers.emplace_back([&, caller] {
-        const auto own = MakeStream(device);
-        ASSERT_TRUE(own.ok()) << own.status();
-        DeviceArray<O> c_of_nans(**own, kSide * kSide);
+        const auto own = Get(MakeStream(device));
+        DeviceArray<O> c_of_nans(*own, kSide * kSide);
         for (int time = 0; time < kTimes; ++time) {
           if (!WatchedClosely()) {  // races do not depend on values
-            ASSERT_TRUE(RunMatmul(**own, nans.view({kSide, kDepth}), nans.view({kDepth, kSide}),
+            ASSERT_TRUE(RunMatmul(*own, nans.view({kSide, kDepth}), nans.view({kDepth, kSide}),
                                   false, false, out_dtype, c_of_nans.data(),
                                   {.strategy = row().name})
                             .ok());
           }
-          DeviceArray<O> c(**own, s.m * s.n);
-          const auto stats = RunMatmul(**own, MatrixView(a.data(), s.m, s.k, t.a),
-                                       MatrixView(b.data(), s.k, s.n, t.b), t.a, t.b, out_dtype,
-                                       c.data(), {.strategy = row().name});
-          ASSERT_TRUE(stats.ok()) << stats.status();
+          DeviceArray<O> c(*own, s.m * s.n);
+          Get(RunMatmul(*own, MatrixView(a.data(), s.m, s.k, t.a),
+                        MatrixView(b.data(), s.k, s.n, t.b), t.a, t.b, out_dtype, c.data(),
+                        {.strategy = row().name}));
           const std::vector<O> got = c.Values();
           wrong[caller] += std::memcmp(got.data(), want.data(), got.size() * sizeof(O)) != 0;
         }
@@ -579,10 +576,8 @@ class MatmulIntegersTest : public MatmulTest {
                                  std::size_t offset) {
     const auto& [m, n, k] = o.shape;
     DeviceArray<double> a(stream(), o.a, offset), b(stream(), o.b, 2 * offset), c(stream(), m * n);
-    const auto stats =
-        RunMatmul(stream(), MatrixView(a.data(), m, k, t.a), MatrixView(b.data(), k, n, t.b), t.a,
-                  t.b, DType::kF64, c.data(), {.strategy = strategy});
-    EXPECT_TRUE(stats.ok()) << stats.status();
+    Get(RunMatmul(stream(), MatrixView(a.data(), m, k, t.a), MatrixView(b.data(), k, n, t.b), t.a,
+                  t.b, DType::kF64, c.data(), {.strategy = strategy}));
     return c.Values();
   }
 };
@@ -708,9 +703,8 @@ TEST_P(MatmulOrderTest, SameBitsAsNaive) {
       b(stream(), NormalVector<float>(k * kN, 2)), c(stream(), kM * kN);
   std::vector<float> results[2];
   for (const bool naive : {false, true}) {
-    const auto stats = RunMatmul(stream(), a.view({kM, k}), b.view({k, kN}), false, false,
-                                 DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
-    ASSERT_TRUE(stats.ok()) << stats.status();
+    Get(RunMatmul(stream(), a.view({kM, k}), b.view({k, kN}), false, false, DType::kF32, c.data(),
+                  {.strategy = naive ? "naive" : row().name}));
     results[naive] = c.Values();
   }
   ASSERT_EQ(results[0], results[1]);
@@ -735,10 +729,9 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
       const std::vector<float> a = Outer<float>(rows, steps, transpose),
                                b = Outer<float>(steps, columns, transpose);
       std::vector<float> c(static_cast<std::size_t>(m * n), -1.0f);
-      const auto stats = RunMatmul(stream, MatrixView(a.data(), m, kK, transpose),
-                                   MatrixView(b.data(), kK, n, transpose), transpose, transpose,
-                                   DType::kF32, c.data(), {.strategy = "cpu_library"});
-      ASSERT_TRUE(stats.ok()) << stats.status();
+      Get(RunMatmul(stream, MatrixView(a.data(), m, kK, transpose),
+                    MatrixView(b.data(), kK, n, transpose), transpose, transpose, DType::kF32,
+                    c.data(), {.strategy = "cpu_library"}));
       for (std::int64_t i = 0; i < m * n; ++i)
         ASSERT_EQ(At(c, i), static_cast<float>(kK) * At(rows, i / n) * At(columns, i % n)) << i;
     }

@@ -406,14 +406,13 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
   ForType([&]<class T>(T) {
     const std::vector<T> values = NormalVector<T>(30 * 40, 6);
     DeviceArray<T> array(stream(), values);
-    const auto view = MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(), 29 * 40 + 39,
-                               {40, 15}, {-1, -80});
-    ASSERT_TRUE(view.ok()) << view.status();
+    const auto view = Get(MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(),
+                                   29 * 40 + 39, {40, 15}, {-1, -80}));
     std::vector<T> gathered;
     for (int i = 0; i < 40; ++i)
       for (int j = 0; j < 15; ++j) gathered.push_back(At(values, 29 * 40 + 39 - i - 80 * j));
     for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
-      CheckResident(ReduceReference(op, gathered), op, *view);
+      CheckResident(ReduceReference(op, gathered), op, view);
   });
 }
 
@@ -448,8 +447,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
   template <class Out>
   static std::vector<Out> Run(const View& x, ReduceOp op, int axis) {
     DeviceArray<Out> out(stream(), x.elements() / x.shape[axis]);
-    const auto stats = RunReduceAxes(stream(), x, op, {axis}, out.data(), options());
-    EXPECT_TRUE(stats.ok()) << stats.status();
+    Get(RunReduceAxes(stream(), x, op, {axis}, out.data(), options()));
     return out.Values();
   }
 
@@ -458,13 +456,12 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
   void Check(const View& host, const View& device, ReduceOp op, const std::vector<int>& axes) {
     SCOPED_TRACE(absl::StrCat(Absl(Name(op)), " of ", ToString(host.shape), " along ",
                               testing::PrintToString(axes)));
-    const auto type = ReduceAxesType(device, op, axes, false);
-    ASSERT_TRUE(type.ok()) << type.status();
+    const auto type = Get(ReduceAxesType(device, op, axes, false));
     bool folded[kMaxRank] = {};
     for (int a : axes) folded[a < 0 ? a + host.shape.rank : a] = true;
 
     // Every output's elements, in row-major order.
-    std::vector<std::vector<T>> groups(static_cast<std::size_t>(type->shape.elements()));
+    std::vector<std::vector<T>> groups(static_cast<std::size_t>(type.shape.elements()));
     std::int64_t index[kMaxRank] = {};
     for (std::int64_t e = 0; e < host.elements(); ++e) {
       std::int64_t offset = 0, output = 0;
@@ -478,11 +475,10 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
 
     const auto run = [&](auto out_type) {
       using Out = decltype(out_type);
-      DeviceArray<Out> out(stream(), type->shape.elements());
+      DeviceArray<Out> out(stream(), type.shape.elements());
       RunOptions timed = options();
       timed.timing = true;
-      const auto stats = RunReduceAxes(stream(), device, op, axes, out.data(), timed);
-      ASSERT_TRUE(stats.ok()) << stats.status();
+      const auto stats = Get(RunReduceAxes(stream(), device, op, axes, out.data(), timed));
       const std::vector<Out> got = out.Values();
       for (std::size_t i = 0; i < got.size(); ++i) {
         const Reference want = ReduceReference(op, groups[i]);
@@ -491,7 +487,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
         const auto value = static_cast<double>(Exact(got[i]));
         if (IsArg(op)) {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.index) << "output " << i;
-        } else if (IsInteger(type->dtype)) {
+        } else if (IsInteger(type.dtype)) {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.integer) << "output " << i;
         } else if (!std::isfinite(rounded)) {  // a NaN, or beyond the largest f16
           ASSERT_EQ(std::isnan(value), std::isnan(rounded)) << i;
@@ -501,15 +497,15 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
         } else {
           // Below 2^-14 the f16 lie 2^-24 apart.
           const double output_rounding =
-              2 * static_cast<double>(std::abs(want.value)) * UnitRoundoff(type->dtype) +
-              (type->dtype == DType::kF16 ? 0x1p-25 : 0);
+              2 * static_cast<double>(std::abs(want.value)) * UnitRoundoff(type.dtype) +
+              (type.dtype == DType::kF16 ? 0x1p-25 : 0);
           ASSERT_LE(std::abs(static_cast<double>(Exact(got[i]) - want.value)),
-                    stats->roundoff * static_cast<double>(want.scale) * 1.01 + output_rounding)
+                    stats.roundoff * static_cast<double>(want.scale) * 1.01 + output_rounding)
               << "output " << i;
         }
       }
     };
-    DispatchDType(type->dtype, run);
+    DispatchDType(type.dtype, run);
   }
 
   // Of the array of these elements, which lies `offset` elements off any alignment.

@@ -94,9 +94,8 @@ TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
   for (int round = 0; round < 10; ++round) {
     std::vector<void*> taken;
     for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2}) {
-      const auto memory = Scratch(*l.stream, bytes);
-      ASSERT_TRUE(memory.ok()) << round << ": " << memory.status();
-      taken.push_back(*memory);
+      const auto memory = Get(Scratch(*l.stream, bytes));
+      taken.push_back(memory);
     }
     if (round == 0) first = taken;
     EXPECT_EQ(taken, first);
@@ -136,17 +135,14 @@ TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   const Limited l(GetParam(), GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
   DeviceArray<float> one(*l.stream, std::vector<float>{3});
   const View x = StridedView(one.data(), DType::kF32, {n / 4, 4}, {});
-  const auto dot = RunDot(*l.stream, x, x, {});
-  ASSERT_TRUE(dot.ok()) << dot.status();
-  EXPECT_EQ(dot->value.real, 9.0 * static_cast<double>(n / 4 * 4));
-  const auto sum = RunReduce(*l.stream, x, ReduceOp::kSum, {});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.real, 3.0 * static_cast<double>(n / 4 * 4));
+  const auto dot = Get(RunDot(*l.stream, x, x, {}));
+  EXPECT_EQ(dot.value.real, 9.0 * static_cast<double>(n / 4 * 4));
+  const auto sum = Get(RunReduce(*l.stream, x, ReduceOp::kSum, {}));
+  EXPECT_EQ(sum.value.real, 3.0 * static_cast<double>(n / 4 * 4));
   ASSERT_TRUE(EndRequest(*l.stream).ok());
 
   DeviceArray<float> out(*l.stream, n / 4 * 4);
-  const auto add = RunAdd(*l.stream, x, x, out.data(), {});
-  ASSERT_TRUE(add.ok()) << add.status();
+  Get(RunAdd(*l.stream, x, x, out.data(), {}));
   for (float value : out.Values()) ASSERT_EQ(value, 6);
 }
 
@@ -192,8 +188,7 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
               << Name(op);
         const auto sum = [&](Stream& by, const View& a, const View& b) {
           DeviceArray<T> out(*stream, view.elements());
-          const auto added = RunAdd(by, a, b, out.data(), {});
-          EXPECT_TRUE(added.ok()) << added.status();
+          Get(RunAdd(by, a, b, out.data(), {}));
           const std::vector<T> values = out.Values();
           return std::string(reinterpret_cast<const char*>(values.data()),
                              values.size() * sizeof(T));

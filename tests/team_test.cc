@@ -490,9 +490,8 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   Budget enough(used + row / 2), as_much(used + row / 2), too_little(row / 2);
   for (Budget* other : {&as_much, &too_little}) {
     start(&enough, other);
-    const auto stats = run(&array);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->devices, other == &as_much ? 2 : 1);
+    const auto stats = Get(run(&array));
+    EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
   TearDown();  // before the budgets go
@@ -615,20 +614,19 @@ class TeamProductTest : public TeamTest {
         ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size()).ok());
         ASSERT_TRUE(CopyToDevice(stream, right.data(), b.data(), b.size()).ok());
         ASSERT_TRUE(Zero(stream, out.data(), bytes).ok());
-        const auto stats = RunMatmul(
+        const auto stats = Get(RunMatmul(
             stream, StridedView(left.data(), c.dtype, {c.m, c.k}, {lda, 1}),
             StridedView(right.data(), c.dtype, {b_rows, b_columns}, {ldb, 1}), false, c.transpose_b,
-            c.out_dtype, out.data(), {.strategy = c.strategy, .team = &left});
-        ASSERT_TRUE(stats.ok()) << stats.status();
+            c.out_dtype, out.data(), {.strategy = c.strategy, .team = &left}));
         std::string got(bytes, '\0');
         ASSERT_TRUE(CopyToHost(stream, got.data(), out.data(), bytes).ok());
         for (const auto& other : streams_) EXPECT_TRUE(Synchronize(*other).ok());
         if (expected.empty()) expected = got;
         EXPECT_TRUE(got == expected) << count << " devices, b " << divided;
-        EXPECT_LE(stats->devices, static_cast<int>(count));
+        EXPECT_LE(stats.devices, static_cast<int>(count));
         if (a.size() > 2 * count * devices_[0]->ShardUnit() &&
             c.m > 128 * 2 * static_cast<std::int64_t>(count)) {
-          EXPECT_EQ(stats->devices, static_cast<int>(count));
+          EXPECT_EQ(stats.devices, static_cast<int>(count));
         }
         ASSERT_TRUE(EndRequest(stream).ok());
       }

@@ -97,10 +97,9 @@ TEST_P(TreeTest, LargestChunks) {
   constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
   const DeviceArray<double> one(stream(), std::vector<double>{1});
-  const auto sum = RunReduce(stream(), StridedView(one.data(), DType::kF64, {n}, {0}),
-                             ReduceOp::kSum, {.strategy = "fixed_tree"});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.real, static_cast<double>(n));
+  const auto sum = Get(RunReduce(stream(), StridedView(one.data(), DType::kF64, {n}, {0}),
+                                 ReduceOp::kSum, {.strategy = "fixed_tree"}));
+  EXPECT_EQ(sum.value.real, static_cast<double>(n));
 }
 
 TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
@@ -455,10 +454,9 @@ TEST_P(TreeTest, PartsThatLeaveTheRange) {
                                                op, {first, n}, {.strategy = row});
                         });
       };
-      const absl::StatusOr<ScalarResult> first = by("");
-      ASSERT_TRUE(first.ok()) << first.status();
-      EXPECT_EQ(first->stats.strategy, "fixed_tree");
-      EXPECT_FALSE(std::isfinite(first->value.real));
+      const ScalarResult first = Get(by(""));
+      EXPECT_EQ(first.stats.strategy, "fixed_tree");
+      EXPECT_FALSE(std::isfinite(first.value.real));
       EXPECT_EQ(Bits(by("compensated")), ReduceBits(stream(), "", op, a));
     }
   }
@@ -543,8 +541,7 @@ TEST_P(TreeTest, RowsOfParts) {
       const View view = WholeView(*MakeArrayType(DType::kF32, shape), a.data() + first * step);
       const auto type = *ReduceAxesType(view, ReduceOp::kSum, c.axes, false);
       DeviceArray<float> there(stream(), type.shape.elements());
-      RunReduceAxes(stream(), view, ReduceOp::kSum, c.axes, there.data(), {}, nullptr, part);
-      EXPECT_TRUE(stats.ok()) << stats.status();
+      Get(RunReduceAxes(stream(), view, ReduceOp::kSum, c.axes, there.data(), {}, nullptr, part));
       return there.Values();
     };
     const std::vector<float> whole = fold(0, c.shape[0], nullptr);

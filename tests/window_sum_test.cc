@@ -76,15 +76,13 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
     const auto n = std::ssize(host.values);
     SCOPED_TRACE(absl::StrCat("n ", n, " radius ", radius, " block ", launch.block_size));
     if (TooSlow(n, radius)) return;
-    const auto type = WindowSumType(x, radius);
-    ASSERT_TRUE(type.ok()) << type.status();
-    ASSERT_EQ(type->dtype, DTypeOf<O>());
-    ASSERT_EQ(type->shape, x.shape);
+    const auto type = Get(WindowSumType(x, radius));
+    ASSERT_EQ(type.dtype, DTypeOf<O>());
+    ASSERT_EQ(type.shape, x.shape);
     DeviceArray<O> out(stream(), n);
-    const auto stats = RunWindowSum(stream(), x, radius, out.data(), options(launch));
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->strategy, GetParam().name);
-    EXPECT_LE(stats->roundoff, std::is_integral_v<T> ? 0 : 1e-3);
+    const auto stats = Get(RunWindowSum(stream(), x, radius, out.data(), options(launch)));
+    EXPECT_EQ(stats.strategy, GetParam().name);
+    EXPECT_LE(stats.roundoff, std::is_integral_v<T> ? 0 : 1e-3);
     const std::vector<O> got = out.Values();
 
     // Everywhere, or, of the largest arrays, at both ends and at random places.
@@ -104,7 +102,7 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
       } else {
         const auto [want, magnitude] = host.sums.Of(first, end);
         ASSERT_LE(static_cast<double>(std::abs(Exact(value) - want)),
-                  stats->roundoff * static_cast<double>(magnitude) +
+                  stats.roundoff * static_cast<double>(magnitude) +
                       UnitRoundoff(GetParam().dtype) * static_cast<double>(std::abs(want)))
             << "element " << i << " got " << static_cast<double>(Exact(value)) << " want "
             << static_cast<double>(want);
@@ -195,8 +193,7 @@ TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
     x[4321] = Element<T>(std::nan(""));
     DeviceArray<T> dx(stream(), x), out(stream(), 9000);
     for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
-      const auto stats = RunWindowSum(stream(), dx.view(), radius, out.data(), options());
-      ASSERT_TRUE(stats.ok()) << stats.status();
+      Get(RunWindowSum(stream(), dx.view(), radius, out.data(), options()));
       const std::vector<T> got = out.Values();
       for (std::int64_t i = 0; i < 9000; ++i)
         ASSERT_EQ(std::isnan(Exact(At(got, i))), std::abs(i - 4321) <= radius)
