@@ -219,22 +219,6 @@ TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
   });
 }
 
-TEST_P(DeviceTest, ScratchDoesNotOverlapAndIsReused) {
-  for (int round = 0; round < 3; ++round) {
-    Stream& own = stream();
-    std::vector<std::pair<char*, std::size_t>> pieces;
-    for (std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{3} << 20,
-                              std::size_t{256}, std::size_t{80} << 20, std::size_t{5}}) {
-      const auto piece = Get(Scratch(own, bytes));
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(piece) % 256, 0u);
-      auto* begin = static_cast<char*>(piece);
-      for (const auto& [other, size] : pieces)
-        EXPECT_TRUE(begin + bytes <= other || other + size <= begin);
-      pieces.emplace_back(begin, bytes);
-    }
-  }
-}
-
 TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
   const auto memory = Allocate(*TestDevice(GetParam()), std::size_t{1} << 50);
   ASSERT_FALSE(memory.ok());

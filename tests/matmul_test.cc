@@ -182,12 +182,6 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   struct Normal {
     std::vector<T> a, b;
     std::vector<Wanted<T>> wanted;
-
-    explicit Normal(MatmulShape s)
-        : a(NormalVector<T>(s.m * s.k, 1)),
-          b(NormalVector<T>(s.k * s.n, 2)),
-          wanted(References<T>(MatrixView(a.data(), s.m, s.k, false),
-                               MatrixView(b.data(), s.k, s.n, false), 0)) {}
   };
 
   // offset: by how many elements a is misaligned; b by two more, unless it is 0.
@@ -196,7 +190,13 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     // On the CPU the references take longer than what they are for: they are computed once.
     static auto& kept = *new std::map<std::array<std::int64_t, 3>, Normal<T>>;
     if (gpu()) kept.clear();
-    const Normal<T>& normal = kept.try_emplace({s.m, s.n, s.k}, s).first->second;
+    Normal<T>& normal = kept[{s.m, s.n, s.k}];
+    if (normal.wanted.empty()) {
+      normal.a = NormalVector<T>(s.m * s.k, 1);
+      normal.b = NormalVector<T>(s.k * s.n, 2);
+      normal.wanted = References<T>(MatrixView(normal.a.data(), s.m, s.k, false),
+                                    MatrixView(normal.b.data(), s.k, s.n, false), 0);
+    }
     const auto laid = [](const std::vector<T>& values, std::int64_t rows, std::int64_t columns,
                          bool transpose) {
       if (!transpose) return values;

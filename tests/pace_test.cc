@@ -251,37 +251,42 @@ TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   EXPECT_GT(pace.Estimate(kStrategy, p), 100 * narrow);
 }
 
-TEST(PaceTest, LearnsWhatARowTakes) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_parallel");
+// What is learned of a strategy.
+class LearningTest : public testing::Test {
+ protected:
+  double Estimate(const DotProblem& p) const { return pace_.Estimate(strategy_, p); }
+
+  const Strategy<DotProblem>& strategy_ = StrategyNamed<DotProblem>("cpu_serial");
+  Pace pace_{Info(Backend::kCpu)};
+};
+
+TEST_F(LearningTest, LearnsWhatARowTakes) {
   const DotProblem p = {.n = 1 << 24};
-  Pace pace(Info(Backend::kCpu));
-  const double cold = pace.Estimate(strategy, p);
+  const double cold = Estimate(p);
   // A first call is believed, since there is nothing else.
-  pace.Learn(strategy, p, 20 * cold);
-  EXPECT_NEAR(pace.Estimate(strategy, p), 20 * cold, 0.2 * cold);
+  pace_.Learn(strategy_, p, 20 * cold);
+  EXPECT_NEAR(Estimate(p), 20 * cold, 0.2 * cold);
   // One that took four times as long is not; many are.
-  pace.Learn(strategy, p, 80 * cold);
-  EXPECT_LT(pace.Estimate(strategy, p), 30 * cold);
-  for (int i = 0; i < 50; ++i) pace.Learn(strategy, p, 80 * cold);
-  EXPECT_NEAR(pace.Estimate(strategy, p), 80 * cold, cold);
+  pace_.Learn(strategy_, p, 80 * cold);
+  EXPECT_LT(Estimate(p), 30 * cold);
+  for (int i = 0; i < 50; ++i) pace_.Learn(strategy_, p, 80 * cold);
+  EXPECT_NEAR(Estimate(p), 80 * cold, cold);
   // Twice the problem takes twice that, and other types of the strategy are no faster.
   const DotProblem twice = {.n = 1 << 25};
-  EXPECT_NEAR(pace.Estimate(strategy, twice), 160 * cold, 2 * cold);
+  EXPECT_NEAR(Estimate(twice), 160 * cold, 2 * cold);
   const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};
-  EXPECT_GT(pace.Estimate(strategy, f64), 75 * cold);
+  EXPECT_GT(Estimate(f64), 75 * cold);
   // Other strategies have a rate of their own.
-  EXPECT_LT(pace.Estimate(StrategyNamed<DotProblem>("cpu_serial"), p), 20 * cold);
+  EXPECT_LT(pace_.Estimate(StrategyNamed<DotProblem>("cpu_parallel"), p), 20 * cold);
 }
 
-TEST(PaceTest, ShortCallsTeachNothing) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
+TEST_F(LearningTest, ShortCallsTeachNothing) {
   const DotProblem p = {.n = 100};
-  Pace pace(Info(Backend::kCpu));
-  const double cold = pace.Estimate(strategy, p);
-  pace.Learn(strategy, p, 0.9 * Pace::kMatters);
-  pace.Learn(strategy, p, 0);
-  pace.Learn(strategy, p, std::numeric_limits<double>::quiet_NaN());
-  EXPECT_EQ(pace.Estimate(strategy, p), cold);
+  const double cold = Estimate(p);
+  pace_.Learn(strategy_, p, 0.9 * Pace::kMatters);
+  pace_.Learn(strategy_, p, 0);
+  pace_.Learn(strategy_, p, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(Estimate(p), cold);
 }
 
 // What may disturb it: the host does not run a thread for a while, or has to find memory first.
@@ -297,17 +302,15 @@ TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
 }
 
 // Strategies that are refused are not measured: what was learned in a bad moment must pass.
-TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
+TEST_F(LearningTest, RefusalsTakeBackWhatLoadHasTaught) {
   const DotProblem small = {.n = 1 << 16}, large = {.n = 1 << 24};
-  Pace pace(Info(Backend::kCpu));
-  pace.Calibrate(strategy, small, 1e-3, large, 0.5);
-  const double calm = pace.Estimate(strategy, large);
+  pace_.Calibrate(strategy_, small, 1e-3, large, 0.5);
+  const double calm = Estimate(large);
   EXPECT_NEAR(calm, 0.5, 0.05);
-  for (int i = 0; i < 100; ++i) pace.Learn(strategy, large, 1000 * calm);
-  EXPECT_NEAR(pace.Estimate(strategy, large), Pace::kMostApart * calm, 0.1 * calm);
-  for (int i = 0; i < 100; ++i) pace.Forget(strategy, large);
-  EXPECT_NEAR(pace.Estimate(strategy, large), calm, 0.1 * calm);
+  for (int i = 0; i < 100; ++i) pace_.Learn(strategy_, large, 1000 * calm);
+  EXPECT_NEAR(Estimate(large), Pace::kMostApart * calm, 0.1 * calm);
+  for (int i = 0; i < 100; ++i) pace_.Forget(strategy_, large);
+  EXPECT_NEAR(Estimate(large), calm, 0.1 * calm);
 }
 
 // A copy that is refused cannot teach that it would be fast again.
@@ -326,27 +329,23 @@ TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
   }
 }
 
-TEST(PaceTest, WhatWasNotMeasuredIsAsSlowAsTheSlowestThatWas) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_parallel");
+TEST_F(LearningTest, WhatWasNotMeasuredIsAsSlowAsTheSlowestThatWas) {
   const DotProblem f32 = {.n = 1 << 24}, f64 = {.dtype = DType::kF64, .n = 1 << 24},
                    bf16 = {.dtype = DType::kBF16, .n = 1 << 24};
-  Pace pace(Info(Backend::kCpu));
-  const double slow = 40 * pace.Estimate(strategy, f32), fast = 2 * pace.Estimate(strategy, f64);
-  pace.Learn(strategy, f32, slow);
-  pace.Learn(strategy, f64, fast);
-  EXPECT_NEAR(pace.Estimate(strategy, bf16), slow, 0.01 * slow);
+  const double slow = 40 * Estimate(f32), fast = 2 * Estimate(f64);
+  pace_.Learn(strategy_, f32, slow);
+  pace_.Learn(strategy_, f64, fast);
+  EXPECT_NEAR(Estimate(bf16), slow, 0.01 * slow);
 }
 
-TEST(PaceTest, CalibratesOnTheDifference) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
+TEST_F(LearningTest, CalibratesOnTheDifference) {
   const DotProblem small = {.n = 1 << 20}, large = {.n = 1 << 22}, most = {.n = 1 << 30};
-  Pace pace(Info(Backend::kCpu));
   // 10 ms to begin with, and 1 ms for 2^20.
-  pace.Calibrate(strategy, small, 0.011, large, 0.014);
-  EXPECT_NEAR(pace.Estimate(strategy, most), 1.024, 0.01);
+  pace_.Calibrate(strategy_, small, 0.011, large, 0.014);
+  EXPECT_NEAR(Estimate(most), 1.024, 0.01);
   // Nothing but overhead says nothing about the rate.
-  pace.Calibrate(strategy, small, 0.0100, large, 0.0101);
-  EXPECT_NEAR(pace.Estimate(strategy, most), 1.024, 0.01);
+  pace_.Calibrate(strategy_, small, 0.0100, large, 0.0101);
+  EXPECT_NEAR(Estimate(most), 1.024, 0.01);
 }
 
 // The time of a call that had to copy its operand says little about the strategy.
@@ -423,23 +422,21 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
   }
 }
 
-TEST(PaceTest, ManyThreadsLearnAndAsk) {
-  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
+TEST_F(LearningTest, ManyThreadsLearnAndAsk) {
   const DotProblem p = {.n = 1 << 24};
-  Pace pace(Info(Backend::kCpu));
-  pace.Learn(strategy, p, 0.1);
+  pace_.Learn(strategy_, p, 0.1);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {
-        pace.Learn(strategy, p, 0.2);
-        EXPECT_GT(pace.Estimate(strategy, p), 0.09);
-        EXPECT_LT(pace.Estimate(strategy, p), 0.21);
+        pace_.Learn(strategy_, p, 0.2);
+        EXPECT_GT(Estimate(p), 0.09);
+        EXPECT_LT(Estimate(p), 0.21);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_NEAR(pace.Estimate(strategy, p), 0.2, 0.01);
+  EXPECT_NEAR(Estimate(p), 0.2, 0.01);
 }
 
 // Five calls measure each strategy, type, operation of a reduction and kind of product or axes.

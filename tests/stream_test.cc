@@ -154,7 +154,7 @@ std::vector<View> StridedViews(const View& all) {
     return *MakeView({all.dtype, all.shape}, all.data, offset, shape, strides);
   };
   const std::int64_t side = 200, pitch = 211;
-  std::vector<View> views = {
+  return {
       window(n - 1, {n}, {-1}),                         // backwards
       window(1, {(n - 1) / 2}, {2}),                    // every other
       window(3, {side, side}, {pitch, 1}),              // a pitch
@@ -165,15 +165,13 @@ std::vector<View> StridedViews(const View& all) {
       window(0, {2, 2, 2, 3, 5, 7, 11, 13}, {1, 0, 5, 0, 9, 1000, 3, 2}),
       window(0, {1, 1}, {0, 0}),
   };
-  return views;
 }
 
 TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
   auto stream = NewStream();
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&]<class T>(T) {
-      const std::int64_t n = 60007;
-      DeviceArray<T> array(*stream, NormalVector<T>(n, 5, 0.25), 1);
+      DeviceArray<T> array(*stream, NormalVector<T>(60007, 5, 0.25), 1);
       for (const View& view : StridedViews(array.view())) {
         SCOPED_TRACE(absl::StrCat(Absl(Name(dtype)), " ", ToString(view.shape)));
         ASSERT_TRUE(BeginRequest(*stream).ok());
@@ -205,8 +203,7 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
 
 TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
   Limited l(GetParam(), kMiB);
-  const std::int64_t n = 60007;
-  DeviceArray<float> array(*l.stream, NormalVector<float>(n, 7));
+  DeviceArray<float> array(*l.stream, NormalVector<float>(60007, 7));
   for (const View& view : StridedViews(array.view())) {
     SCOPED_TRACE(ToString(view.shape));
     DeviceArray<float> plain(*l.stream, view.elements());
