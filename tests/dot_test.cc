@@ -125,26 +125,6 @@ TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
   });
 }
 
-TEST_P(DotTest, StridedViews) {
-  ForType([&]<class T>(T) {
-    const std::vector<T> values = NormalVector<T>(40 * 50, 9);
-    DeviceArray<T> array(stream(), values, 1);
-    const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
-    // A transposed block, reversed along one axis, and a row repeated by a stride of 0.
-    const auto a = MakeView(type, array.data(), 30 * 50 + 3, {20, 25}, {2, -50});
-    const auto b = MakeView(type, array.data(), 7, {20, 25}, {0, 1});
-    ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
-    std::vector<T> ha, hb;
-    for (int i = 0; i < 20; ++i) {
-      for (int j = 0; j < 25; ++j) {
-        ha.push_back(At(values, 30 * 50 + 3 + i * 2 - j * 50));
-        hb.push_back(At(values, 7 + j));
-      }
-    }
-    CheckResident<T>(DotReference(ha, hb), *a, *b);
-  });
-}
-
 TESSERA_STRATEGY_SUITE(DotOfIntegersTest, DotTest, kIntegers);
 
 TEST_P(DotOfIntegersTest, Wrap) {

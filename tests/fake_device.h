@@ -23,9 +23,8 @@ namespace tessera {
 // Thread safe.
 class FakeDevice final : public Device {
  public:
-  // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
-  // of nothing else. kLaunch: what a stream is given to compute; of the kernels of strategies, which
-  // compute on the host, those of requests that are timed, before and after. kFree cannot fail.
+  // Where a failure or a stall can be asked for. kBegin is the first step of every operation alone.
+  // kLaunch is what a stream is given to compute, and a timer's start and end. kFree cannot fail.
   enum class Step {
     kAllocate,
     kFree,
@@ -52,13 +51,11 @@ class FakeDevice final : public Device {
 
   // From now on, but for the first `after` times, the step fails so, `times` times.
   void Fail(Step step, DeviceError::Kind kind, int times = 1, int after = 0) {
-    const std::lock_guard lock(mutex_);
-    failures_[step] = {kind, times, after};
+    Locked([&] { failures_[step] = Failure{kind, times, after}; });
   }
   // Takes back what is left of Fail: how often the step would still have failed.
   int Relent(Step step) {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(failures_[step].times, 0);
+    return Locked([&] { return std::exchange(failures_[step].times, 0); });
   }
 
   // From now on the step, and no other, blocks until Open.
@@ -90,14 +87,12 @@ class FakeDevice final : public Device {
 
   // How often a step was reached.
   int Count(Step step) {
-    const std::lock_guard lock(mutex_);
-    return counts_[step];
+    return Locked([&] { return counts_[step]; });
   }
 
   // The thread that reached it last.
   std::thread::id ThreadOf(Step step) {
-    const std::lock_guard lock(mutex_);
-    return threads_[step];
+    return Locked([&] { return threads_[step]; });
   }
 
   // Bytes of the host that its streams have copied to it.
@@ -105,8 +100,7 @@ class FakeDevice final : public Device {
 
   // Memory that has been handed out and not come back.
   std::uint64_t allocations() {
-    const std::lock_guard lock(mutex_);
-    return allocations_;
+    return Locked([&] { return allocations_; });
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -114,16 +108,14 @@ class FakeDevice final : public Device {
   void* Allocate(std::size_t bytes) override {
     Reach(Step::kAllocate, bytes);
     void* memory = cpu_->Allocate(bytes);
-    const std::lock_guard lock(mutex_);
-    ++allocations_;
+    Locked([&] { ++allocations_; });
     return memory;
   }
   void Free(void* memory) noexcept override {
     if (on_free_) on_free_();
     Reach(Step::kFree);
     cpu_->Free(memory);
-    const std::lock_guard lock(mutex_);
-    --allocations_;
+    Locked([&] { --allocations_; });
   }
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
@@ -145,14 +137,18 @@ class FakeDevice final : public Device {
   std::unique_ptr<Stream> MakeLargeStream() override;
   // Whether MakeLargeStream made it.
   bool IsLarge(const Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    return large_.contains(&stream);
+    return Locked([&] { return large_.contains(&stream); });
   }
   void Probe() override { Reach(Step::kProbe); }
 
  private:
   friend class FakeStream;
 
+  template <class F>
+  auto Locked(F f) {
+    const std::lock_guard lock(mutex_);
+    return f();
+  }
   void Reach(Step step, std::size_t bytes = 0) {
     std::unique_lock lock(mutex_);
     ++counts_[step];
@@ -274,8 +270,7 @@ inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
 
 inline std::unique_ptr<Stream> FakeDevice::MakeLargeStream() {
   std::unique_ptr<Stream> stream = MakeStream();
-  const std::lock_guard lock(mutex_);
-  large_.insert(stream.get());
+  Locked([&] { large_.insert(stream.get()); });
   return stream;
 }
 

@@ -230,18 +230,6 @@ TEST_P(TopKTest, OrdersAndTies) {
   });
 }
 
-TEST_P(TopKTest, ManyRows) {
-  ForType([&]<class T>(T) {
-    for (const Shape2& shape : {Shape2{20000, 5}, {5000, 33}, {4097, 130}, {900, 1000}}) {
-      const std::int64_t rows =
-          std::min(shape.rows, std::max<std::int64_t>(1, Largest() / shape.n));
-      const auto x = MakeValues<T>(Values::kNormal, rows * shape.n, 8);
-      CheckRows(x, rows, std::min<std::int64_t>(shape.n, 7), false, 1);
-      CheckRows(x, rows, shape.n / 2, true);
-    }
-  });
-}
-
 TEST_P(TopKTest, Launches) {
   ForType([&]<class T>(T) {
     const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
