@@ -50,7 +50,6 @@ class BatchTest : public BackendDTypeTest {
     }
   }
 
-  // Folds the first operands.
   void CheckReduce(ReduceOp op, Operands all) const {
     SCOPED_TRACE(Name(op));
     std::erase_if(all, [&](const auto& x) { return x[0].elements() == 0 && NeedsElements(op); });

@@ -182,7 +182,6 @@ long double Converted(long double x) {
   }
 }
 
-// f(T{}) for the types of numbers.
 template <class F>
 void ForNumbers(F f) {
   for (DType dtype : kArrayDTypes) {
@@ -266,7 +265,6 @@ TEST_P(DeviceTest, ScratchMemoryIsTriedAgainWithoutWhatIsSpare) {
   device.SetSpare(nullptr);
 }
 
-// A GPU that keeps room for what is not large, and streams of both kinds.
 class RoomTest : public testing::Test {
  protected:
   void SetUp() override {

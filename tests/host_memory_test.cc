@@ -17,7 +17,6 @@
 namespace tessera {
 namespace {
 
-// A root directory with a few files.
 class Root {
  public:
   Root() {

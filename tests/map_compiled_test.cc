@@ -204,7 +204,6 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // However slow the compiler is.
   const Expression& e = expressions[0];
   Stream& stream = TestStream(Backend::kCuda);
   const Operands operands(stream, e, rows, columns, seeds, /*any=*/false);

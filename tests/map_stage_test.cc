@@ -12,7 +12,6 @@ const Nodes kWeighted = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::k
 const Nodes kGreater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
 const Nodes kProduct = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
 
-// The values of an expression, as an array of its own.
 struct Mapped {
   Memory memory;
   View view;
@@ -103,7 +102,6 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
         b(stream(), NormalVector<T>(rows * columns, 2));
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
     Random random(3);
-    // Any byte but 0 is true.
     for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
     const DeviceArray<std::uint8_t> mask(stream(), bytes);
     const View whole = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
@@ -163,7 +161,6 @@ TEST_P(ReduceStageTest, AccountsForTheExpression) {
   });
 }
 
-// Of strategies that compute chains where they fold them.
 TESSERA_STRATEGY_SUITE(ReduceFusedStageTest, ReduceStageTest,
                        [](const auto& strategy, DType dtype) {
                          return strategy.name == "fixed_tree" && !IsInteger(dtype);
@@ -190,7 +187,6 @@ TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
   });
 }
 
-// Truth values are folded as I32.
 TESSERA_STRATEGY_SUITE(ReduceTruthStageTest, ReduceStageTest, kOf<DType::kI32>);
 
 TEST_P(ReduceTruthStageTest, CountsWhatAnExpressionFindsTrue) {
@@ -215,7 +211,6 @@ TEST_P(ReduceTruthStageTest, CountsWhatAnExpressionFindsTrue) {
     EXPECT_EQ(ErrorReason(run(op).status()), "BAD_DTYPE") << Name(op);
 }
 
-// Of strategies that take no array as a whole.
 TESSERA_STRATEGY_SUITE(ReducePieceStageTest, ReduceStageTest,
                        [](const auto& strategy, DType dtype) {
                          return strategy.reads_views && dtype == DType::kF32;
@@ -450,7 +445,6 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   EXPECT_EQ(ErrorReason(sum({both, many})), "BAD_EXPRESSION");
   EXPECT_TRUE(sum({both, {&x, 1}}).ok());
 
-  // What would stretch the product.
   const MapStage stage{both, {&wide, 1}};
   const absl::Status status = MatmulType(x, x, false, true, DType::kF32, &stage).status();
   EXPECT_EQ(ErrorReason(status), "BAD_SHAPE");

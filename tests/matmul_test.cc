@@ -25,7 +25,6 @@ std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
   return CaseName({info.param.row, info.index}) + "_to_" + std::string(Name(info.param.out_dtype));
 }
 
-// Of all strategies and types, or of some: keep(strategy, dtype).
 std::vector<MatmulCase> MatmulCases(const auto& keep) {
   std::vector<MatmulCase> cases;
   for (const StrategyCase& row : StrategyCases<MatmulProblem>(keep))

@@ -55,7 +55,6 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   ASSERT_TRUE(stats.ok()) << stats.status();
   EXPECT_EQ(stats->strategy, in_little ? best->name : in_place->name);
 
-  // With the device's memory all but used up.
   std::vector<Memory> rest;
   for (std::size_t bytes = std::size_t{1} << 30; bytes >= std::size_t{16} << 20;) {
     absl::StatusOr<Memory> memory = Allocate(device, bytes);

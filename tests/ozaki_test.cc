@@ -71,7 +71,6 @@ TEST(OzakiTest, ResiduesOfIntegers) {
 double Reconstructed(Signed128 x) {
   WeightedSum sum;
   for (int i = 0; i < kModuli; ++i) {
-    // As bytes: 128 is -128.
     const auto residue = static_cast<std::int32_t>(x % kTable.moduli[i].value);
     sum.Add(static_cast<std::int8_t>(Residue(residue, kTable.moduli[i])), kTable.weights[i]);
   }
@@ -184,7 +183,6 @@ TEST(OzakiTest, RowsOfAnySizeMeetTheBound) {
         const double size = time == 0 ? 1 : std::exp2(840 * random.Uniform() - 420);
         for (double& value : *row) value *= size;
       }
-      // Small elements, down to the smallest number, beside them.
       x[3] = std::numeric_limits<double>::denorm_min();
       y[5] = -std::numeric_limits<double>::denorm_min();
       x[7] = y[7] = 0;

@@ -18,7 +18,6 @@ constexpr std::int64_t kHuge = std::int64_t{1} << 60;
 
 DeviceInfo Info(Backend backend) { return Described(backend).info(); }
 
-// A view of one element as if it were of the shape.
 View Broadcast(const void* element, DType dtype, std::initializer_list<std::int64_t> dims) {
   return StridedView(element, dtype, dims, {});
 }
@@ -197,7 +196,6 @@ TEST(PaceTest, FiguresStayFigures) {
   }
 }
 
-// The second problem is the first, 2^10 times as large.
 template <class Problem>
 void ExpectGrowth(Problem small, Problem large) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -251,7 +249,6 @@ TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   EXPECT_GT(pace.Estimate(kStrategy, p), 100 * narrow);
 }
 
-// What is learned of a strategy.
 class LearningTest : public testing::Test {
  protected:
   double Estimate(const DotProblem& p) const { return pace_.Estimate(strategy_, p); }
@@ -276,7 +273,6 @@ TEST_F(LearningTest, LearnsWhatARowTakes) {
   EXPECT_NEAR(Estimate(twice), 160 * cold, 2 * cold);
   const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};
   EXPECT_GT(Estimate(f64), 75 * cold);
-  // Other strategies have a rate of their own.
   EXPECT_LT(pace_.Estimate(StrategyNamed<DotProblem>("cpu_parallel"), p), 20 * cold);
 }
 

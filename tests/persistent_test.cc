@@ -19,7 +19,6 @@ class PersistentTest : public BackendDTypeTest {
     EXPECT_TRUE(SetLinger(*stream, linger).ok());
     return stream;
   }
-  // As a request of its own.
   static Stream& Fresh(const std::unique_ptr<Stream>& stream) {
     EXPECT_TRUE(BeginRequest(*stream).ok());
     return *stream;
@@ -134,7 +133,6 @@ TEST_P(PersistentTest, StreamsDoNotDisturbEachOther) {
         }
       });
     }
-    // Fills the device again and again.
     std::thread other([&] {
       auto own = Lingering();
       while (!stop) EXPECT_TRUE(RunAdd(*own, large.view(), large.view(), out.data(), {}).ok());

@@ -293,7 +293,6 @@ class ProductTopKTest : public testing::Test {
     const ProductTopKStrategy* strategy = FindProductTopK(request, matmul, stream().device());
     ASSERT_NE(strategy, nullptr);
 
-    // One after the other.
     DeviceArray<S> values(stream(), p.m * p.k), found_values(stream(), p.m * p.k);
     DeviceArray<std::int64_t> indices(stream(), p.m * p.k), found_indices(stream(), p.m * p.k);
     ASSERT_TRUE(RunMatmul(stream(), request.a, request.b, false, p.transpose_b, p.out_dtype,

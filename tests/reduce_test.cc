@@ -127,14 +127,12 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
     return false;
   }
 
-  // The test fails where there is no result.
   static ScalarResult Run(const View& x, ReduceOp op, Launch launch = {}) {
     absl::StatusOr<ScalarResult> result = RunReduce(stream(), x, op, options(launch));
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *std::move(result) : ScalarResult{};
   }
 
-  // want: what is known of it.
   template <class T>
   void Check(ReduceOp op, const std::vector<T>& x, Launch launch = {}, std::size_t offset = 0,
              const Reference* want = nullptr) {
@@ -145,7 +143,6 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
     array.ExpectUnchanged(x);
   }
 
-  // x is in device memory.
   void CheckResident(const Reference& want, ReduceOp op, const View& x, Launch launch = {}) {
     if (!Takes(op, x)) return;
     SCOPED_TRACE(absl::StrCat(Absl(Name(op)), " of ", x.elements()));
@@ -286,7 +283,6 @@ TEST_P(ReduceOfF32Test, SquaresLeaveTheRange) {
   Check<float>(ReduceOp::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f, 2.0f});
 }
 
-// Whether the strategy has a variance of this floating-point type.
 bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
   return !IsInteger(dtype) &&
          Refusal(strategy, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
@@ -460,7 +456,6 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     bool folded[kMaxRank] = {};
     for (int a : axes) folded[a < 0 ? a + host.shape.rank : a] = true;
 
-    // Every output's elements, in row-major order.
     std::vector<std::vector<T>> groups(static_cast<std::size_t>(type.shape.elements()));
     std::int64_t index[kMaxRank] = {};
     for (std::int64_t e = 0; e < host.elements(); ++e) {
@@ -672,7 +667,6 @@ TEST_P(ReduceAxesOfIntegersTest, MeansDoNotWrap) {
   ForType([&]<std::integral T>(T) {
     for (const std::vector<T>& x : IntegersToAverage<T>()) {
       const std::int64_t n = std::ssize(x);
-      // Three of them side by side, as rows and as columns.
       std::vector<T> rows, columns;
       for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
       for (T v : x) columns.insert(columns.end(), 3, v);
@@ -694,10 +688,8 @@ TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
   });
 }
 
-// Types whose elements nearly fill the range of f32.
 TESSERA_STRATEGY_SUITE(ReduceAxesOfWideRangeTest, ReduceAxesTest, kOf<DType::kF32, DType::kBF16>);
 
-// Sums that leave the range of f32 on their way, beside sums that do not.
 TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
   ForType([&]<FloatElement T>(T) {
     for (const auto& [outputs, length] :

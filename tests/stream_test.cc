@@ -129,7 +129,6 @@ TEST_P(StreamTest, HostScratchIsChargedToo) {
   EXPECT_EQ(l.budget.used(), 0u);
 }
 
-// An operand of 60 bytes that stands for gigabytes.
 TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   const std::int64_t n = std::min<std::int64_t>(Largest(), std::int64_t{1} << 24);
   const Limited l(GetParam(), GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);

@@ -76,7 +76,6 @@ std::string KeyOf(const StrategyInfo& strategy) {
          std::string(strategy.name);
 }
 
-// Targets of the links [text](target) in Markdown.
 std::vector<std::string> LinksIn(std::string_view text) {
   std::vector<std::string> targets;
   for (std::size_t at = 0; (at = text.find("](", at)) != std::string_view::npos;) {
@@ -157,7 +156,6 @@ void AppendModels(Problem p, std::string_view name, std::vector<std::string>& li
   }
 }
 
-// Appends what Pace expects copies of views of so many elements to take.
 void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   const Pace pace(Described(backend).info());
   constexpr std::int64_t kSide = 1024;

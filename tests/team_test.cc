@@ -80,7 +80,6 @@ class TeamTest : public BackendTest {
   bool gpu() const { return GetParam() == Backend::kCuda; }
   // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
-  // As many devices as there are, and fewer.
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
     std::erase_if(counts, [&](std::size_t count) { return count > devices_.size(); });
@@ -247,7 +246,6 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("map", rows * columns * 4, [&](void* out, const RunOptions& o) {
     return RunMap(stream, {x, bias}, sum, out, o);
   });
-  // Indices and, behind them, values.
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
       void* const found = static_cast<char*>(out) + rows * k * 8;
@@ -323,7 +321,6 @@ class SlabTest : public TeamTest {
     }
     return values;
   }
-  // The results of the CPU.
   template <class T>
   static std::vector<T> OnCpu(const View& x, ReduceOp op) {
     std::vector<T> out(static_cast<std::size_t>(x.shape[1]));
@@ -402,7 +399,6 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
 
-// (x - row) * x of a matrix and one of its rows.
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};

@@ -309,7 +309,6 @@ TEST(TopKErrors, AxesAndKThatDoNotFit) {
   const auto type = Get(TopKType(x, kMostTopK, -2));
   EXPECT_EQ(type.shape, MakeShape({3, kMostTopK, 2}));
   EXPECT_EQ(type.dtype, DType::kF32);
-  // No rows: nothing to find, and nothing is written.
   Get(TopKType(none, 2, 0));
   EXPECT_TRUE(RunTopK(TestStream(Backend::kCpu), none, 2, 0, false, nullptr, nullptr, {}).ok());
 }

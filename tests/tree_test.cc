@@ -77,7 +77,6 @@ TEST_P(TreeTest, GoldenBits) {
        "c0bb59eec879cd8c 0 0"},
       {3000001, "c09afb988f000000 0 0", "40d6ae7434604e80 0 0", "40355282b75e65ab 0 0",
        "40d6ae7457666447 0 0"},
-      // Chunks of 60 rows.
       {33554439, "40e355d583440000 0 0", "41026efd8aba5900 0 0", "403555731de8a953 0 0",
        "41026efd7c015280 0 0"},
   };
@@ -271,7 +270,6 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
                         ReduceBits(stream(), "compensated", op, a));
           }
         }
-        // Operands that are not finite.
         const auto reduced = [&](ReduceOp op) {
           DeviceArray<T> a(stream(), same);
           return RunReduce(stream(), a.view(), op, {})->value.real;
@@ -321,7 +319,6 @@ absl::StatusOr<ScalarResult> Finished(Stream& stream, std::string_view row, DTyp
   return FinishParts(stream.device(), dtype, op, cuts.back(), row, values);
 }
 
-// Each part in memory of its own, anywhere.
 template <class T>
 std::vector<T> Slice(const std::vector<T>& x, std::int64_t first, std::int64_t end) {
   return {x.begin() + first, x.begin() + end};
@@ -520,7 +517,6 @@ TEST_P(TreeTest, ValuesAreTheSameOnEveryDevice) {
   }
 }
 
-// Rows of a part have the bits that they have in the whole.
 TEST_P(TreeTest, RowsOfParts) {
   struct Case {
     std::vector<std::int64_t> shape;
@@ -580,13 +576,11 @@ TEST(TreeDevices, AgreeBitByBit) {
         }
       };
       for (std::size_t i = 0; i < (WatchedClosely() ? 1u : 24u); ++i) {
-        // Log-uniform.
         const double largest = std::min(0x1p22, static_cast<double>(Largest()));
         const auto n = static_cast<std::int64_t>(std::pow(largest, random.Uniform()));
         const std::uint64_t seed = random.Bits();
         compare(NormalVector<T>(n, seed, 0.25), NormalVector<T>(n, seed + 1), i);
       }
-      // Extremes, NaN and infinities too.
       std::vector<T> x(5000, Element<T>(3e38));
       if constexpr (std::is_integral_v<T>) x.assign(5000, std::numeric_limits<T>::max());
       x[77] = T{};
