@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -145,7 +146,7 @@ class FakeDevice final : public Device {
   friend class FakeStream;
 
   template <class F>
-  auto Locked(F f) {
+  std::invoke_result_t<F> Locked(F f) {
     const std::lock_guard lock(mutex_);
     return f();
   }
