@@ -1,4 +1,4 @@
-// Device and Stream, both kinds: memory, copies, gathers, conversions, scratch, many streams at once.
+// Device and Stream, both kinds: memory, copies, gathers, conversions, scratch, many streams.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -282,8 +282,8 @@ class RoomTest : public testing::Test {
 };
 
 // Products that fill all SMs they find come one behind the other. Dots of microseconds go on beside
-// them; without room each waits until a product ends, so that there are no more of them than products,
-// or up to five times as many where other processes share the GPU.
+// them; without room each waits until a product ends: there are no more of them than products, or
+// up to five times as many where other processes share the GPU.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   constexpr int kProducts = 20;
   constexpr std::int64_t kSide = 8192, kLength = 4096;

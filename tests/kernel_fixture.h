@@ -98,8 +98,8 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   return absl::StrCat(Absl(Name(c.backend)), "_", Absl(c.name), "_", Absl(Name(c.dtype)));
 }
 
-// Ends the test as skipped when this device lacks what the strategy needs. Where a GPU is required that
-// is a failure, unless a library of the vendor is missing.
+// Ends the test as skipped when this device lacks what the strategy needs. Where a GPU is required
+// that is a failure, unless a library of the vendor is missing.
 #define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
   TESSERA_NEED_DEVICE((row_case).backend);                                          \
   if (const std::string missing =                                                   \
@@ -232,29 +232,13 @@ inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
                       " ", result->value.integer, " ", result->value.index);
 }
 
-// Terms of 16 bits, and their sum: just above the middle between two values, by less than an f32 holds.
+// Terms of 16 bits, and their sum: above the middle between two values by less than an f32 holds.
 template <HalfElement T>
 std::pair<std::vector<T>, double> HardToRound() {
   const bool half = std::is_same_v<T, Half>;
   return {{Element<T>(half ? 2048 : 256), Element<T>(1), Element<T>(half ? 0x1p-24 : 0x1p-40)},
           half ? 2050 : 258};
 }
-
-// A compensated sum (Neumaier) for references: a plain long double is not enough for 2^28 terms.
-class ExactSum {
- public:
-  void Add(long double x) {
-    const long double sum = sum_ + x;
-    lost_ += std::abs(sum_) >= std::abs(x) ? (sum_ - sum) + x : (x - sum) + sum_;
-    sum_ = sum;
-  }
-  // An infinity or a NaN in the sum makes the compensation a NaN; the plain sum is right then.
-  long double value() const { return std::isfinite(sum_) ? sum_ + lost_ : sum_; }
-
- private:
-  long double sum_ = 0;
-  long double lost_ = 0;
-};
 
 inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
   Shape shape;

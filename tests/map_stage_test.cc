@@ -138,8 +138,8 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   });
 }
 
-// Operands count once each. A strategy that computes the expression's values as it folds them neither
-// stores them nor reads them; any other takes scratch memory for them, writes them and reads them again.
+// Operands count once each. A strategy that computes the expression's values as it folds neither
+// stores nor reads them; any other takes scratch memory for them, writes them and reads them again.
 TEST_P(ReduceStageTest, AccountsForTheExpression) {
   constexpr std::int64_t n = 4096;
   const bool stores = !strategy().reads_views;
@@ -288,12 +288,11 @@ TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
     const MapStage stage{kWeighted, {&with, 1}};
     RunOptions check = options();
     check.check_only = true;
-    const auto plain = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check);
-    const auto found = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check, &stage);
-    ASSERT_TRUE(plain.ok() && found.ok()) << plain.status() << found.status();
+    const auto plain = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check));
+    const auto found = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check, &stage));
     constexpr std::uint64_t kValues = kRows * kColumns * sizeof(T);
-    EXPECT_EQ(found->bytes, plain->bytes + 2 * kValues + kColumns * sizeof(T));
-    EXPECT_EQ(found->scratch_bytes, plain->scratch_bytes + kValues);
+    EXPECT_EQ(found.bytes, plain.bytes + 2 * kValues + kColumns * sizeof(T));
+    EXPECT_EQ(found.scratch_bytes, plain.scratch_bytes + kValues);
   });
 }
 
@@ -329,8 +328,8 @@ TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
           *own.stream);
 }
 
-// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns, and the
-// bound is larger for few. What counts is what is launched, and launches leave nothing behind.
+// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns,
+// and the bound is larger for few. What counts is what is launched; launches leave nothing behind.
 TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, one of 24
   constexpr std::uint64_t kTaken = 768 << 10;
@@ -396,9 +395,8 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
           how.check_only = check_only;
           return RunMatmul(stream(), left, right, false, false, kDType, out, how, then);
         };
-        const auto product = MatmulType(left, right, false, false, kDType);
-        ASSERT_TRUE(product.ok());
-        Memory c = *Allocate(stream().device(), product->bytes() + 1);
+        const auto product = Get(MatmulType(left, right, false, false, kDType));
+        Memory c = *Allocate(stream().device(), product.bytes() + 1);
         const auto plain = multiply(c.data(), nullptr);
         const auto type = Get(MatmulType(left, right, false, false, kDType, &stage));
         EXPECT_EQ(type.dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
@@ -409,14 +407,12 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
         EXPECT_EQ(found->strategy, plain->strategy);
         // The product is written once and read once, in addition to the cost of the step itself.
         if (m * n > 0) {
-          EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type.bytes() +
+          EXPECT_EQ(found->bytes, plain->bytes + product.bytes() + type.bytes() +
                                       static_cast<std::uint64_t>(n + m * n) * sizeof(T));
         }
-        const auto alone = multiply(nullptr, nullptr, true),
-                   staged = multiply(nullptr, &stage, true);
-        ASSERT_TRUE(alone.ok() && staged.ok()) << alone.status() << staged.status();
-        EXPECT_EQ(staged->scratch_bytes, alone->scratch_bytes + product->bytes());
-        Mapped mapped = Map(stream(), {WholeView(*product, c.data()), with[0], with[1]}, nodes);
+        EXPECT_EQ(Get(multiply(nullptr, &stage, true)).scratch_bytes,
+                  Get(multiply(nullptr, nullptr, true)).scratch_bytes + product.bytes());
+        Mapped mapped = Map(stream(), {WholeView(product, c.data()), with[0], with[1]}, nodes);
         EXPECT_EQ(BytesOf(stream(), out.data(), type.bytes()),
                   BytesOf(stream(), mapped.view.data, type.bytes()))
             << m << " " << n << " " << k;
@@ -524,9 +520,7 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
     std::int64_t sum = 0;
     for (std::int8_t x : b) sum += x;
     const auto reduce = [&](ReduceOp op) {
-      const auto found = RunReduce(stream(), views[1], op, {});
-      EXPECT_TRUE(found.ok()) << found.status();
-      return found.ok() ? found->value : Scalar{};
+      return Get(RunReduce(stream(), views[1], op, {})).value;
     };
     EXPECT_EQ(reduce(ReduceOp::kSum).integer, sum);
     EXPECT_EQ(reduce(ReduceOp::kMean).real, static_cast<double>(sum) / n);

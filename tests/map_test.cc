@@ -27,6 +27,11 @@ Nodes Alone(MapOp op) {
   return nodes;
 }
 
+// (a - b) * a.
+Nodes ReferenceNodes() {
+  return {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
+}
+
 class MapTest : public StrategyTest<MapProblem> {
  protected:
 #ifdef TESSERA_WITH_CUDA
@@ -330,64 +335,35 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   });
 }
 
-// The bound that an answer carries, for each node, holds for the arguments that the node is given.
-TEST_P(MapTest, NodesKeepTheBound) {
+// What the tests above allow each node is in the bound that an answer carries.
+TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   ForType([&]<FloatElement T>(T) {
-    const std::int64_t n = WatchedClosely() ? 300 : 20000;
-    const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
-    DeviceArray<T> da(stream(), a), db(stream(), b);
-    const View x = da.view(), y = db.view();
-    const auto type = DTypeOf<T>();
-    const double unit = UnitRoundoff(type), single = UnitRoundoff(DType::kF32);
-    const auto check = [&](std::string_view what, double units, const Nodes& nodes, auto f) {
-      DeviceArray<T> out(stream(), n);
-      const auto stats = Get(RunMap(stream(), {x, y}, nodes, out.data(), options()));
+    const View x = WholeView({DTypeOf<T>(), MakeShape({5})}, nullptr);
+    const double unit = UnitRoundoff(DTypeOf<T>()), single = UnitRoundoff(DType::kF32);
+    RunOptions check = options();
+    check.check_only = true;
+    for (const auto& [nodes, units] :
+         {std::pair(Alone(MapOp::kAdd), 1.0),
+          {Alone(MapOp::kDivide), 1.0},
+          {Alone(MapOp::kRemainder), 1.0},
+          {Alone(MapOp::kFloorDivide), 1.0},
+          {Alone(MapOp::kMaximum), 0.0},
+          {Alone(MapOp::kNegate), 0.0},
+          {Alone(MapOp::kTanh), 4.0},
+          {Alone(MapOp::kExp), 4.0},
+          {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
+          {ReferenceNodes(), 1.0}}) {
       // Of 16 bits once in F32 and once more.
-      const double want = SizeOf(type) > 2 ? units * unit
-                          : units == 0     ? 0
-                                           : unit + units * single + unit * units * single;
-      EXPECT_DOUBLE_EQ(stats.roundoff, want) << what;
-      const std::vector<T> got = out.Values();
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        const long double exact = f(Exact(a[i]), Exact(b[i]));
-        // The reference of F64 is rounded itself.
-        ASSERT_LE(std::abs(Exact(got[i]) - exact),
-                  (want + 0x1p-62L) * std::abs(exact) + Format<T>::Smallest())
-            << what << " of element " << i;
-      }
-    };
-    using Real = long double;
-    const auto negative = [](Real r) { return r < 0; };
-    const auto remainder = [&](Real p, Real q) {
-      const Real rest = std::fmod(p, q);
-      return rest != 0 && negative(rest) != negative(q) ? rest + q : rest;
-    };
-    const auto alone = [&](MapOp op, double units, auto f) {
-      check(InfoOf(op)->name, units, Alone(op), f);
-    };
-    alone(MapOp::kAdd, 1, [](Real p, Real q) { return p + q; });
-    alone(MapOp::kSubtract, 1, [](Real p, Real q) { return p - q; });
-    alone(MapOp::kMultiply, 1, [](Real p, Real q) { return p * q; });
-    alone(MapOp::kDivide, 1, [](Real p, Real q) { return p / q; });
-    alone(MapOp::kRemainder, 1, remainder);
-    alone(MapOp::kFloorDivide, 1,
-          [&](Real p, Real q) { return std::nearbyint((p - remainder(p, q)) / q); });
-    alone(MapOp::kMaximum, 0, [](Real p, Real q) { return std::max(p, q); });
-    alone(MapOp::kNegate, 0, [](Real p, Real) { return -p; });
-    alone(MapOp::kTanh, 4, [](Real p, Real) { return std::tanh(p); });
-    alone(MapOp::kExp, 4, [](Real p, Real) { return std::exp(p); });
-    check("where", 0, {In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})},
-          [](Real p, Real q) { return std::min(p, q); });
-    // Two nodes, of which the second is given what the first has rounded.
-    check("a b - a", 1, {In(0), In(1), Op(MapOp::kMultiply, {0, 1}), Op(MapOp::kSubtract, {2, 0})},
-          [](Real p, Real q) {
-            using V = ValueOf<T>;
-            return Exact(T(static_cast<V>(p) * static_cast<V>(q))) - p;
-          });
+      const double want = sizeof(T) > 2 ? units * unit
+                          : units == 0  ? 0
+                                        : unit + units * single + unit * units * single;
+      EXPECT_DOUBLE_EQ(Get(RunMap(stream(), {x, x}, nodes, nullptr, check)).roundoff, want)
+          << InfoOf(nodes.back().op)->name;
+    }
   });
 }
 
-// (a - b) * a: steps of the type itself, each rounded.
+// The same in steps of the type itself, each rounded.
 template <class T>
 T Reference(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -398,9 +374,6 @@ T Reference(T a, T b) {
     const T difference = T(static_cast<V>(a) - static_cast<V>(b));
     return T(static_cast<V>(difference) * static_cast<V>(a));
   }
-}
-Nodes ReferenceNodes() {
-  return {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
 }
 template <class T>
 std::vector<T> References(const std::vector<T>& a, const std::vector<T>& b) {
@@ -424,76 +397,53 @@ TEST_P(MapTest, SizesAlignmentsAndLaunches) {
   });
 }
 
-TEST_P(MapTest, ViewsAndBroadcasting) {
-  ForType([&]<class T>(T) {
-    constexpr std::int64_t kRows = 37, kColumns = 29;
-    const std::vector<T> a = NormalVector<T>(kRows * kColumns, 1), b = NormalVector<T>(kRows, 2);
-    DeviceArray<T> da(stream(), a), db(stream(), b);
-    // a transposed and backwards along its rows, and a row of b.
-    const View x =
-        StridedView(da.data() + kColumns - 1, DTypeOf<T>(), {kColumns, kRows}, {-1, kColumns});
-    const View y = db.view();
-    std::vector<T> left, right;
-    for (std::int64_t i = 0; i < kColumns; ++i) {
-      for (std::int64_t j = 0; j < kRows; ++j) {
-        left.push_back(At(a, j * kColumns + kColumns - 1 - i));
-        right.push_back(At(b, j));
-      }
+// The elements of a view of `array`, whose values these are, stretched to a shape.
+template <class T>
+std::vector<T> Stretched(const View& view, const DeviceArray<T>& array,
+                         const std::vector<T>& values, const Shape& shape) {
+  std::vector<T> elements;
+  for (std::int64_t e = 0; e < shape.elements(); ++e) {
+    std::int64_t rest = e, at = static_cast<const T*>(view.data) - array.data();
+    for (int i = shape.rank, j = view.shape.rank; i-- > 0;) {
+      if (--j >= 0 && view.shape[j] > 1) at += rest % shape[i] * At(view.strides, j);
+      rest /= shape[i];
     }
-    ExpectSame(Run<T>({x, y}, ReferenceNodes()), References(left, right), "views");
-    // A column beside a row, in three dimensions of which one is 1.
-    View column = db.view({kRows, 1, 1});
-    const View row = VectorView(da.data(), kColumns);
-    left.clear();
-    right.clear();
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      for (std::int64_t j = 0; j < kColumns; ++j) {
-        left.push_back(At(b, i));
-        right.push_back(At(a, j));
-      }
-    }
-    ExpectSame(Run<T>({column, row}, ReferenceNodes()), References(left, right), "broadcast");
-    // One element for all.
-    const View one = WholeView({DTypeOf<T>(), {}}, da.data() + 5);
-    std::vector<T> repeated(b.size(), a[5]);
-    ExpectSame(Run<T>({one, y}, ReferenceNodes()), References(repeated, b), "scalar");
-    ExpectSame(Run<T>({one}, {In(0)}), {a[5]}, "nothing but a scalar");
-    column.shape[0] = 0;
-    ExpectSame(Run<T>({column, row}, ReferenceNodes()), {}, "empty");
-  });
+    elements.push_back(At(values, at));
+  }
+  return elements;
 }
 
-// Operands are stretched along outer, inner and both kinds of axes.
-TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
+// Operands are stretched along outer, inner and both kinds of axes, transposed and backwards.
+TEST_P(MapTest, ViewsAndBroadcasting) {
   ForType([&]<class T>(T) {
+    constexpr DType kDType = DTypeOf<T>();
     const std::int64_t outer = 3, rows = WatchedClosely() ? 5 : 67, columns = 80;
-    const std::vector<T> a = NormalVector<T>(outer * rows * columns, 1),
-                         b = NormalVector<T>(rows * columns, 2);
-    DeviceArray<T> da(stream(), a), db(stream(), b);
-    const View whole = da.view({outer, rows, columns});
-    const auto check = [&](const View& with, auto place, std::string_view what) {
-      std::vector<T> right;
-      for (std::int64_t i = 0; i < outer; ++i)
-        for (std::int64_t j = 0; j < rows; ++j)
-          for (std::int64_t k = 0; k < columns; ++k) right.push_back(At(b, place(i, j, k)));
-      ExpectSame(Run<T>({whole, with}, ReferenceNodes()), References(a, right), what);
-      ExpectSame(Run<T>({with, whole}, ReferenceNodes()), References(right, a), what);
+    const std::vector<T> values = NormalVector<T>(outer * rows * columns + 64, 1);
+    const DeviceArray<T> array(stream(), values);
+    const auto part = [&](std::initializer_list<std::int64_t> shape) {
+      return WholeView({kDType, MakeShape(shape)}, array.data() + 64);
     };
-    using Index = std::int64_t;
-    check(
-        db.view({columns}), [](Index, Index, Index k) { return k; }, "row");
-    check(
-        db.view({rows, columns}), [&](Index, Index j, Index k) { return j * columns + k; },
-        "matrix");
-    check(
-        db.view({rows, 1}), [](Index, Index j, Index) { return j; }, "column");
-    check(
-        db.view({outer, 1, 1}), [](Index i, Index, Index) { return i; }, "outermost");
-    check(
-        db.view({outer, rows, 1}), [&](Index i, Index j, Index) { return i * rows + j; },
-        "columns");
-    check(
-        db.view({1}), [](Index, Index, Index) { return 0; }, "one");
+    const View whole = array.view(),
+               cube = StridedView(array.data(), kDType, {outer, rows, columns},
+                                  {rows * columns, columns, 1});
+    const View turned =
+        StridedView(array.data() + columns - 1, kDType, {columns, rows}, {-1, columns});
+    const auto check = [&](const View& a, const View& b) {
+      const Shape shape = Get(MapType({a, b}, ReferenceNodes())).shape;
+      ExpectSame(Run<T>({a, b}, ReferenceNodes()),
+                 References(Stretched(a, array, values, shape), Stretched(b, array, values, shape)),
+                 absl::StrCat(ToString(a.shape), " and ", ToString(b.shape)));
+    };
+    for (const View& other : {part({columns}), part({rows, columns}), part({rows, 1}),
+                              part({outer, 1, 1}), part({outer, rows, 1}), part({1}), part({})}) {
+      check(cube, other);
+      check(other, cube);
+    }
+    check(turned, part({rows}));
+    check(part({rows, 1, 1}), part({columns}));
+    check(part({}), whole);
+    check(part({0, 1, 1}), part({columns}));
+    ExpectSame(Run<T>({part({})}, {In(0)}), {values[64]}, "nothing but a scalar");
   });
 }
 
@@ -840,14 +790,13 @@ TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
 TEST(ExpressionTest, ErrorsOfCountsNameTheFieldAndItsLimit) {
   const std::vector<DType> nine(9, DType::kF32);
   const auto figures = [](const Nodes& nodes, absl::Span<const DType> operands) {
-    return ErrorMetadata(CompileExpression(nodes, operands).status());
+    auto metadata = ErrorMetadata(CompileExpression(nodes, operands).status());
+    return absl::StrCat(metadata["field"], " ", metadata["limit"]);
   };
-  const std::map<std::string, std::string> nodes = {{"field", "nodes"}, {"limit", "64"}};
-  const std::map<std::string, std::string> operands = {{"field", "operands"}, {"limit", "8"}};
-  EXPECT_EQ(figures({}, {nine.data(), 1}), nodes);
-  EXPECT_EQ(figures(Nodes(65, In(0)), {nine.data(), 1}), nodes);
-  EXPECT_EQ(figures({In(0)}, {}), operands);
-  EXPECT_EQ(figures({In(0)}, nine), operands);
+  EXPECT_EQ(figures({}, {nine.data(), 1}), "nodes 64");
+  EXPECT_EQ(figures(Nodes(65, In(0)), {nine.data(), 1}), "nodes 64");
+  EXPECT_EQ(figures({In(0)}, {}), "operands 8");
+  EXPECT_EQ(figures({In(0)}, nine), "operands 8");
 }
 
 }  // namespace

@@ -39,6 +39,12 @@ std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows
   });
 }
 
+// Builds without CUDA have none of some strategies.
+#define TESSERA_PRODUCTS(Suite, ...)                                                       \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite);                                    \
+  INSTANTIATE_TEST_SUITE_P(Strategies, Suite, testing::ValuesIn(MatmulCases(__VA_ARGS__)), \
+                           MatmulCaseName)
+
 // Which operands lie transposed, of bits: 1 is a, 2 is b.
 struct Transposes {
   Transposes(int bits) : a(bits & 1), b(bits & 2) {}  // NOLINT(google-explicit-constructor)
@@ -443,15 +449,11 @@ TEST_P(MatmulTest, FewSteps) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulTest, testing::ValuesIn(MatmulCases(kAny)),
-                         MatmulCaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulOfFloatsTest, testing::ValuesIn(MatmulCases(kFloats)),
-                         MatmulCaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulOfF32Test,
-                         testing::ValuesIn(MatmulCases([](const auto& row, DType dtype) {
-                           return dtype == DType::kF32 && !RoundsOperands(row, dtype);
-                         })),
-                         MatmulCaseName);
+TESSERA_PRODUCTS(MatmulTest, kAny);
+TESSERA_PRODUCTS(MatmulOfFloatsTest, kFloats);
+TESSERA_PRODUCTS(MatmulOfF32Test, [](const auto& row, DType dtype) {
+  return dtype == DType::kF32 && !RoundsOperands(row, dtype);
+});
 
 TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
   Stream& stream = TestStream(Backend::kCpu);
@@ -525,8 +527,8 @@ class MatmulPartsTest : public MatmulTest {
 
 // On an H200 the model takes in 16 bits, in this order: in two parts tiles of 128 x 128, 128 x 192
 // and 128 x 256, and pairs of 128 x 256, 64 x 128 and 128 x 128; with k cut, pairs of 64 x 128 and
-// of 128 x 128; and these whole. Each matrix is a column of small whole numbers times a row, so that
-// every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
+// of 128 x 128; and these whole. Each matrix is a column of small whole numbers times a row: every
+// element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
   constexpr MatmulShape kShapes[] = {{1109, 1803, 3705},  {1957, 2103, 1121}, {2345, 1712, 963},
                                      {2189, 2312, 13320}, {2090, 387, 5187},  {707, 2935, 3983},
@@ -540,12 +542,8 @@ TEST_P(MatmulPartsTest, AllOfC) {
   });
 }
 
-// Builds without CUDA have none of these strategies.
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulPartsTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulPartsTest,
-                         testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_f16", "tensor_tf32",
-                                                        "tensor_f32x3", "warp_tiled_tma"})),
-                         MatmulCaseName);
+TESSERA_PRODUCTS(MatmulPartsTest,
+                 {"tensor_bf16", "tensor_f16", "tensor_tf32", "tensor_f32x3", "warp_tiled_tma"});
 
 // For each main loop so many tiles a block that blocks are kept abreast, on two streams.
 class MatmulAbreastTest : public MatmulPartsTest {};
@@ -558,10 +556,7 @@ TEST_P(MatmulAbreastTest, AllOfLargeC) {
   });
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulAbreastTest);
-INSTANTIATE_TEST_SUITE_P(
-    Strategies, MatmulAbreastTest,
-    testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_tf32", "tensor_f32x3"})), MatmulCaseName);
+TESSERA_PRODUCTS(MatmulAbreastTest, {"tensor_bf16", "tensor_tf32", "tensor_f32x3"});
 
 // The row that multiplies integers where its operands allow it, and plain f64 where they do not.
 class MatmulIntegersTest : public MatmulTest {
@@ -583,8 +578,8 @@ class MatmulIntegersTest : public MatmulTest {
 
 // Terms of up to 2^100 that cancel but for one, each matrix a column times a row: a[i][l] b[l][j] =
 // row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] but for l = 0, y[l + k / 2] = -y[l]. Whole
-// numbers are exact as integers, and are not in f64. The shapes: tiles that stick out on every side,
-// few rows, sums that 32 bits do not hold, and more rows and columns than one step makes residues of.
+// numbers are exact as integers, and are not in f64. The shapes: tiles that stick out everywhere,
+// few rows, sums beyond 32 bits, and more rows and columns than one step makes residues of.
 TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
   constexpr MatmulShape kShapes[] = {{300, 520, 2048}, {129, 257, 4100}, {7, 1001, 1000},
                                      {1030, 3, 66},    {513, 255, 128},  {130, 260, 200002},
@@ -650,7 +645,7 @@ TEST_P(MatmulIntegersTest, RowsOfAnySize) {
   }
 }
 
-// What integers cannot hold within the bound has the bits of plain f64, wherever in an operand it is.
+// What integers cannot hold within the bound has the bits of plain f64, wherever it is.
 TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
   const MatmulShape s{133, 261, 1030};
   const auto check = [&](const Operands& operands, Transposes t) {
@@ -688,9 +683,7 @@ TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
   }
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulIntegersTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulIntegersTest,
-                         testing::ValuesIn(MatmulCases({"ozaki_f64"})), MatmulCaseName);
+TESSERA_PRODUCTS(MatmulIntegersTest, {"ozaki_f64"});
 
 class MatmulOrderTest : public MatmulTest {};
 
@@ -709,11 +702,7 @@ TEST_P(MatmulOrderTest, SameBitsAsNaive) {
   ASSERT_EQ(results[0], results[1]);
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulOrderTest);
-INSTANTIATE_TEST_SUITE_P(
-    Strategies, MatmulOrderTest,
-    testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
-    MatmulCaseName);
+TESSERA_PRODUCTS(MatmulOrderTest, {"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32);
 
 // Products of more than 2^33 multiply-adds: element [i, j] is row i times column j times k.
 TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {

@@ -231,7 +231,7 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
   EXPECT_LT(whole, 25);
 }
 
-// Rows of equal elements and zeros overlap in few places, so that the terms are as small as they can be,
+// Rows of equal elements and zeros overlap in few places: the terms are as small as they can be,
 // and as many elements as can be are rounded by 3/8 in the same direction.
 TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   int met = 0, unmet = 0;

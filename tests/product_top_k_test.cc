@@ -315,17 +315,9 @@ class ProductTopKTest : public testing::Test {
 
   void Compare(const Problem& p) {
     const auto with = [&]<class T>(T) {
-      if (p.out_dtype == DType::kF32) {
-        Compare<T, float>(p);
-      } else {
-        Compare<T, T>(p);
-      }
+      p.out_dtype == DType::kF32 ? Compare<T, float>(p) : Compare<T, T>(p);
     };
-    if (p.dtype == DType::kBF16) {
-      with(BFloat16{});
-    } else {
-      with(Half{});
-    }
+    p.dtype == DType::kBF16 ? with(BFloat16{}) : with(Half{});
   }
 };
 

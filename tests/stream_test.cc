@@ -319,7 +319,7 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
 
 TESSERA_BACKENDS(StreamTest);
 
-// Launches each strategy of the CPU on a stopped stream, and wants to see that it has not done the work.
+// Launches each strategy of the CPU on a stopped stream, which must not have done the work.
 class StopTest : public testing::Test {
  protected:
   StopTest() : stream_(*MakeStream(*TestDevice(Backend::kCpu))) {

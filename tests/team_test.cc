@@ -86,8 +86,8 @@ class TeamTest : public BackendTest {
     return counts;
   }
 
-  // run(out, options) has a result of that many bytes. Alone and with the team it has the same bits,
-  // which are returned. devices: how many share the work; 0: not more than the team has.
+  // run(out, options) has a result of that many bytes. Alone and with the team it has the same
+  // bits, which are returned. devices: how many share the work; 0: not more than the team has.
   template <class F>
   static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
                                       std::size_t devices, const F& run) {
@@ -297,8 +297,8 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
                     ReduceOp::kSum, 0));
 }
 
-// Arrays just above a gigabyte are folded along the outermost axis in slabs (kernels/axis_slabs.h) on
-// GPUs. Sums of some columns leave the range of f32, in one slab or between slabs, and come back; the
+// Arrays just above a gigabyte are folded along the outermost axis in slabs (kernels/axis_slabs.h)
+// on GPUs. Sums of some columns leave the range of f32, in or between slabs, and come back; the
 // extremes of other columns stand in the rows that are left over.
 class SlabTest : public TeamTest {
  protected:
@@ -540,7 +540,7 @@ struct ProductCase {
   // Rows of a and of b are longer than what is multiplied of them.
   std::int64_t gap;
   std::string_view strategy;  // empty: the one that is chosen
-  bool leaves_range = false;  // f32: sums of some rows are infinities or no numbers
+  bool leaves_range = false;  // f32: sums of some rows are infinities
 };
 
 void PrintTo(const ProductCase& c, std::ostream* os) {
@@ -548,15 +548,12 @@ void PrintTo(const ProductCase& c, std::ostream* os) {
       << " gap " << c.gap << " " << c.strategy;
 }
 
-// n random elements between -most and most, as bytes.
-std::string RandomElements(DType dtype, std::int64_t n, float most, std::mt19937& random) {
+// n random elements, as bytes.
+std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
   std::string bytes;
   DispatchDType(dtype, [&]<class T>(T) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float number = (static_cast<float>(random() % 2001) / 1000.f - 1.f) * most;
-      const T element(std::is_integral_v<T> ? static_cast<T>(std::lround(number)) : T(number));
-      bytes.append(reinterpret_cast<const char*>(&element), sizeof element);
-    }
+    const std::vector<T> elements = NormalVector<T>(n, seed);
+    bytes.assign(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T));
   });
   return bytes;
 }
@@ -582,9 +579,8 @@ class TeamProductTest : public TeamTest {
     SCOPED_TRACE(testing::PrintToString(c));
     const std::int64_t lda = c.k + c.gap, ldb = (c.transpose_b ? c.k : c.n) + c.gap;
     const std::int64_t b_rows = c.transpose_b ? c.n : c.k, b_columns = c.transpose_b ? c.k : c.n;
-    const float most = c.leaves_range ? 1 : 10;
-    std::string a = RandomElements(c.dtype, c.m * lda, most, random);
-    const std::string b = RandomElements(c.dtype, b_rows * ldb, most, random);
+    std::string a = RandomElements(c.dtype, c.m * lda, random());
+    const std::string b = RandomElements(c.dtype, b_rows * ldb, random());
     if (c.leaves_range) {
       const auto set = [&](std::int64_t row, float value) {
         std::memcpy(&At(a, row * lda * 4), &value, sizeof value);
@@ -632,7 +628,7 @@ TEST_P(TeamProductTest, ProductsHaveTheBitsOfOneDevice) {
   const auto between = [&](std::int64_t least, std::int64_t most) {
     return least + static_cast<std::int64_t>(random()) % (most - least + 1);
   };
-  for (int i = 0; i < (gpu ? 12 : 24); ++i) {
+  for (int i = 0; i < (gpu() ? 12 : 24); ++i) {
     const auto [dtype, out_dtype] = kTypes[i % 6];
     ProductCase c{dtype, out_dtype, 0, 0, 0, i % 4 >= 2, i % 3 == 2 ? between(1, 9) : 0, ""};
     if (gpu()) {

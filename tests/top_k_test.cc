@@ -288,7 +288,7 @@ TEST_P(TopKTest, Large) {
 
 TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);
 
-// The shortest row that every strategy which cuts rows cuts into parts, whatever TESSERA_LARGEST says.
+// The shortest row that all strategies which cut rows cut into parts, whatever TESSERA_LARGEST is.
 TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
   for (Values values : {Values::kNormal, Values::kFew})
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);

@@ -61,7 +61,7 @@ struct Array {
 
 class WindowSumTest : public StrategyTest<WindowSumProblem> {
  protected:
-  // Whether it would take more than seconds: the additions of the first lessons grow with the radius.
+  // Whether it takes more than seconds: the additions of the first lessons grow with the radius.
   bool TooSlow(std::int64_t n, std::int64_t radius) {
     const WindowSumProblem problem{.dtype = GetParam().dtype,
                                    .n = n,
