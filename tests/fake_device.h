@@ -211,14 +211,11 @@ class FakeStream final : public Stream {
     Stream::WatchStop(stop);
     stream_->WatchStop(stop);
   }
-  void Reset() override {
-    device_.Reach(FakeDevice::Step::kBegin);
-    stream_->Reset();
-  }
+  void Reset() override { After(Step::kBegin).Reset(); }
   void Trim() override { stream_->Trim(); }
   void* Scratch(std::size_t bytes) override {
     return device_.WithSpare([&] {
-      device_.Reach(FakeDevice::Step::kScratch, bytes);
+      device_.Reach(Step::kScratch, bytes);
       return stream_->Scratch(bytes);
     });
   }
@@ -227,40 +224,29 @@ class FakeStream final : public Stream {
   Scalar* result() override { return stream_->result(); }
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {
-    device_.Reach(FakeDevice::Step::kCopyToDevice);
+    Stream& stream = After(Step::kCopyToDevice);
     for (const HostBytes& piece : pieces) device_.copied_to_device_ += piece.size;
-    stream_->CopyToDevice(to, pieces);
+    stream.CopyToDevice(to, pieces);
   }
   void CopyToHost(void* to, const void* from, std::size_t bytes) override {
-    device_.Reach(FakeDevice::Step::kCopyToHost);
-    stream_->CopyToHost(to, from, bytes);
+    After(Step::kCopyToHost).CopyToHost(to, from, bytes);
   }
-  void Zero(void* device, std::size_t bytes) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Zero(device, bytes);
-  }
-  void Gather(const View& view, void* out) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Gather(view, out);
-  }
+  void Zero(void* data, std::size_t bytes) override { After(Step::kLaunch).Zero(data, bytes); }
+  void Gather(const View& view, void* out) override { After(Step::kLaunch).Gather(view, out); }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Convert(in, from, out, to, n);
+    After(Step::kLaunch).Convert(in, from, out, to, n);
   }
-  void Synchronize() override {
-    device_.Reach(FakeDevice::Step::kSynchronize);
-    stream_->Synchronize();
-  }
-  void StartTimer() override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->StartTimer();
-  }
-  double StopTimer() override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    return stream_->StopTimer();
-  }
+  void Synchronize() override { After(Step::kSynchronize).Synchronize(); }
+  void StartTimer() override { After(Step::kLaunch).StartTimer(); }
+  double StopTimer() override { return After(Step::kLaunch).StopTimer(); }
 
  private:
+  using Step = FakeDevice::Step;
+  Stream& After(Step step) {
+    device_.Reach(step);
+    return *stream_;
+  }
+
   FakeDevice& device_;
   const std::unique_ptr<Stream> stream_;
 };

@@ -25,15 +25,9 @@ Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
                                         : static_cast<T>(Below(random, 9)) - 4;
       } else {
         using V = ValueOf<T>;
-        using Limits = std::numeric_limits<V>;
-        const V special[] = {V(0),
-                             V(-0.0),
-                             Limits::infinity(),
-                             -Limits::infinity(),
-                             Limits::quiet_NaN(),
-                             Limits::denorm_min(),
-                             Limits::max(),
-                             V(-1)};
+        constexpr V kTiny = std::numeric_limits<V>::denorm_min();
+        constexpr V kMost = std::numeric_limits<V>::max(), kInf = static_cast<V>(kInfinity);
+        const V special[] = {0, V(-0.0), kInf, -kInf, kInf - kInf, kTiny, kMost, -1};
         element = static_cast<T>(Below(random, 5) == 0 ? special[Below(random, std::size(special))]
                                                        : static_cast<V>(3 * random.Normal()));
       }

@@ -300,35 +300,26 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
     const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
                  largest = static_cast<double>(std::log(Format<T>::Largest()));
     std::vector<T> a, b;
-    for (std::size_t i = 0; i < n; ++i) a.push_back(Element<T>(between(smallest - 1, largest)));
-    for (double x : {-104.0, -103.0, -87.5, 88.0, -745.0, -744.5, -709.0, 709.0})
-      a.push_back(Element<T>(x));
+    const auto push = [&](auto... x) { (a.push_back(Element<T>(x)), ...); };
+    const auto any = [&] { return std::exp(between(smallest, largest)); };
+    push(-104.0, -103.0, -87.5, 88.0, -745.0, -744.5, -709.0, 709.0);
+    for (std::size_t i = 0; i < n; ++i) push(between(smallest - 1, largest));
     check(MapOp::kExp, a, [&](std::size_t i) { return std::exp(Exact(a[i])); });
     // Of any size, and near 1.
     a.clear();
-    for (std::size_t i = 0; i < n; ++i) {
-      a.push_back(Element<T>(std::exp(between(smallest, largest))));
-      a.push_back(Element<T>(1 + random.Normal() * std::exp(between(-40, -1))));
-    }
+    for (std::size_t i = 0; i < n; ++i)
+      push(any(), 1 + random.Normal() * std::exp(between(-40, -1)));
     check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
-    // For the last ones the host's own F64 function is wrong by more than two units.
+    // For the first ones the host's own F64 function is wrong by more than two units.
     a.clear();
-    for (std::size_t i = 0; i < n; ++i) {
-      a.push_back(Element<T>(random.Normal() * std::exp(between(smallest, 3))));
-      a.push_back(Element<T>(between(-1, 1)));
-      a.push_back(Element<T>(between(0.5, 0.7)));
-    }
-    for (double x : {0x1.de7fac1c38acp-3, 0.5434871243764351, 0.5371285650691622})
-      a.push_back(Element<T>(x));
+    push(0x1.de7fac1c38acp-3, 0.5434871243764351, 0.5371285650691622);
+    for (std::size_t i = 0; i < n; ++i)
+      push(random.Normal() * std::exp(between(smallest, 3)), between(-1, 1), between(0.5, 0.7));
     check(MapOp::kTanh, a, [&](std::size_t i) { return std::tanh(Exact(a[i])); });
     a.clear();
     for (std::size_t i = 0; i < n; ++i) {
-      a.push_back(Element<T>(std::exp(6 * random.Normal())));
-      b.push_back(Element<T>(4 * random.Normal()));
-      a.push_back(Element<T>(std::exp(between(smallest, largest))));
-      b.push_back(Element<T>(random.Normal()));
-      a.push_back(Element<T>(1 + random.Normal() * 0.1));
-      b.push_back(Element<T>(1000 * random.Normal()));
+      push(std::exp(6 * random.Normal()), any(), 1 + random.Normal() * 0.1);
+      for (double size : {4, 1, 1000}) b.push_back(Element<T>(size * random.Normal()));
     }
     check(
         MapOp::kPower, a, [&](std::size_t i) { return std::pow(Exact(a[i]), Exact(b[i])); }, b);

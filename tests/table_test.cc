@@ -70,21 +70,6 @@ TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
-// "cuda/dot/tree_global": where the strategy's file is, but for its extension.
-std::string KeyOf(const StrategyInfo& strategy) {
-  return std::string(Name(strategy.backend)) + "/" + std::string(strategy.operation) + "/" +
-         std::string(strategy.name);
-}
-
-std::vector<std::string> LinksIn(std::string_view text) {
-  std::vector<std::string> targets;
-  for (std::size_t at = 0; (at = text.find("](", at)) != std::string_view::npos;) {
-    at += 2;
-    targets.emplace_back(text.substr(at, text.find(')', at) - at));
-  }
-  return targets;
-}
-
 // The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name.
 TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
@@ -100,7 +85,7 @@ TEST(TableTest, EveryStrategyIsInItsChapter) {
       const bool to_cpu = chapter.compare(at, on_cpu.size(), on_cpu) == 0;
       found |= to_cpu == (strategy.backend == Backend::kCpu);
     }
-    EXPECT_TRUE(found) << KeyOf(strategy);
+    EXPECT_TRUE(found) << Name(strategy.backend) << " " << operation << " " << strategy.name;
   }
 }
 
@@ -115,11 +100,13 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   int links = 0;
   for (const fs::path& document : documents) {
     if (document.extension() != ".md") continue;
-    for (const std::string& link : LinksIn(TextOf(document))) {
-      const std::string target = link.substr(0, link.find('#'));
+    const std::string text = TextOf(document);
+    for (std::size_t at = 0; (at = text.find("](", at)) != std::string::npos;) {
+      at += 2;
+      const std::string target = text.substr(at, text.find_first_of("#)", at) - at);
       if (target.empty() || target.find(':') != std::string::npos) continue;  // a heading, a URL
       ++links;
-      EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << link;
+      EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << target;
     }
   }
   EXPECT_GT(links, 100);

@@ -62,29 +62,19 @@ template <class T>
 std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
   Random random(seed);
   const auto element = [&](std::int64_t i) -> T {
+    if (values == Values::kSpecial) return SpecialValue<T>(random);
+    if (values == Values::kMostlyNan && random.Bits() % 8 != 0) {
+      if constexpr (FloatElement<T>) return NanOf<T>(random.Bits());
+      return Element<T>(1);
+    }
     // Of halves there are few: they rise in steps.
     const double step = static_cast<double>(i) / 16 - 1000;
-    switch (values) {
-      case Values::kNormal:
-        return Element<T>(random.Normal());
-      case Values::kFew:
-        return Element<T>(static_cast<double>(random.Bits() % 5));
-      case Values::kEqual:
-        return Element<T>(3);
-      case Values::kAscending:
-        return Element<T>(step);
-      case Values::kDescending:
-        return Element<T>(-step);
-      case Values::kSpecial:
-        return SpecialValue<T>(random);
-      case Values::kMostlyNan:
-        if (random.Bits() % 8 == 0) return Element<T>(random.Normal());
-        if constexpr (FloatElement<T>) return NanOf<T>(random.Bits());
-        return Element<T>(1);
-      case Values::kOutliers:
-        break;
-    }
-    return Element<T>(random.Bits() % 500 == 0 ? random.Normal() : 0.5);
+    return Element<T>(values == Values::kFew          ? static_cast<double>(random.Bits() % 5)
+                      : values == Values::kEqual      ? 3
+                      : values == Values::kAscending  ? step
+                      : values == Values::kDescending ? -step
+                      : values == Values::kOutliers && random.Bits() % 500 != 0 ? 0.5
+                                                                                : random.Normal());
   };
   std::vector<T> all;
   for (std::int64_t i = 0; i < n; ++i) all.push_back(element(i));

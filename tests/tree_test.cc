@@ -321,32 +321,6 @@ std::vector<T> Slice(const std::vector<T>& x, std::int64_t first, std::int64_t e
   return {x.begin() + first, x.begin() + end};
 }
 
-template <class T>
-std::string PartsBits(Stream& stream, std::string_view row, ReduceOp op, const std::vector<T>& x,
-                      const std::vector<std::int64_t>& cuts, std::size_t offset,
-                      const Launch& launch) {
-  return Bits(
-      Finished(stream, row, DTypeOf<T>(), op, cuts, [&](std::int64_t first, std::int64_t end) {
-        DeviceArray<T> part(stream, Slice(x, first, end), offset++ % 5);
-        return RunReducePart(stream, part.view(), op, {first, std::ssize(x)},
-                             {.strategy = row, .launch = launch});
-      }));
-}
-
-template <class T>
-std::string DotPartsBits(Stream& stream, std::string_view row, const std::vector<T>& x,
-                         const std::vector<T>& y, const std::vector<std::int64_t>& cuts,
-                         std::size_t offset, const Launch& launch) {
-  const auto values_of = [&](std::int64_t first, std::int64_t end) {
-    DeviceArray<T> a(stream, Slice(x, first, end), offset % 5);
-    DeviceArray<T> b(stream, Slice(y, first, end), (offset % 3) * (offset % 5));
-    ++offset;
-    return RunDotPart(stream, a.view(), b.view(), {first, std::ssize(x)},
-                      {.strategy = row, .launch = launch});
-  };
-  return Bits(Finished(stream, row, DTypeOf<T>(), ReduceOp::kSum, cuts, values_of));
-}
-
 TEST_P(TreeTest, PartsHaveTheBitsOfTheWhole) {
   Random random(31);
   for (DType dtype : kAllDTypes) {
@@ -361,17 +335,25 @@ TEST_P(TreeTest, PartsHaveTheBitsOfTheWhole) {
             const auto cuts = RandomCuts(n, sizeof(T), count, random);
             SCOPED_TRACE(absl::StrCat(Absl(Name(dtype)), " ", Absl(row), " n ", n, " cut at ",
                                       absl::StrJoin(cuts, ", ")));
-            const std::size_t offset = random.Bits() % 16;
-            const Launch& launch = launches[random.Bits() % launches.size()];
+            std::size_t offset = random.Bits() % 16;
+            const RunOptions options = {.strategy = row,
+                                        .launch = launches[random.Bits() % launches.size()]};
+            const auto parts = [&](ReduceOp op, bool products) {
+              return Bits(Finished(
+                  stream(), row, dtype, op, cuts, [&](std::int64_t first, std::int64_t end) {
+                    const std::size_t misaligned = offset++ % 5;
+                    DeviceArray<T> p(stream(), Slice(x, first, end), misaligned);
+                    DeviceArray<T> q(stream(), Slice(y, first, end), offset % 3 * misaligned);
+                    return products ? RunDotPart(stream(), p.view(), q.view(), {first, n}, options)
+                                    : RunReducePart(stream(), p.view(), op, {first, n}, options);
+                  }));
+            };
             for (ReduceOp op : kAllReduceOps) {
               if ((n == 0 && NeedsElements(op)) || (WatchedClosely() && op != ReduceOp::kArgMax))
                 continue;
-              EXPECT_EQ(PartsBits(stream(), row, op, x, cuts, offset, launch),
-                        ReduceBits(stream(), row, op, a))
-                  << Name(op);
+              EXPECT_EQ(parts(op, false), ReduceBits(stream(), row, op, a)) << Name(op);
             }
-            EXPECT_EQ(DotPartsBits(stream(), row, x, y, cuts, offset, launch),
-                      DotBits(stream(), row, a, b));
+            EXPECT_EQ(parts(ReduceOp::kSum, true), DotBits(stream(), row, a, b));
           }
           // What the parts leave does no harm to the next call.
           EXPECT_EQ(DotBits(stream(), row, a, b), DotBits(stream(), row, a, b));

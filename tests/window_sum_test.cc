@@ -6,16 +6,18 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Exact sums. Integers wrap; others count in units of 2^-95, or larger ones beside large elements.
+// Elements, and exact sums of them. Integers wrap; others count in units of 2^-95, or larger ones
+// beside large elements.
 template <class T>
-class Sums {
+class Array {
  public:
   using Sum = std::conditional_t<std::is_integral_v<T>, std::int64_t, long double>;
   struct Result {
     Sum sum, magnitude;
   };
 
-  explicit Sums(const std::vector<T>& x) : sums_(x.size() + 1), magnitudes_(x.size() + 1) {
+  Array(const std::vector<T>& x)  // NOLINT(google-explicit-constructor)
+      : values(x), sums_(x.size() + 1), magnitudes_(x.size() + 1) {
     long double largest = 0;
     for (T element : x) largest = std::max(largest, std::abs(Exact(element)));
     // What the sum of all magnitudes leaves of 127 bits.
@@ -44,19 +46,11 @@ class Sums {
     return {between(sums_), between(magnitudes_)};
   }
 
+  const std::vector<T> values;
+
  private:
   long double unit_ = 1;
   std::vector<Wide> sums_, magnitudes_;
-};
-
-// Elements, and the sums of all windows of them.
-template <class T>
-struct Array {
-  Array(std::vector<T> x)
-      : values(std::move(x)), sums(values) {}  // NOLINT(google-explicit-constructor)
-
-  std::vector<T> values;
-  Sums<T> sums;
 };
 
 class WindowSumTest : public StrategyTest<WindowSumProblem> {
@@ -98,9 +92,9 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
       const std::int64_t end = std::min(n, i + std::min(radius, n) + 1);
       const O value = At(got, i);
       if constexpr (std::is_integral_v<T>) {
-        ASSERT_EQ(value, host.sums.Of(first, end).sum) << "element " << i;
+        ASSERT_EQ(value, host.Of(first, end).sum) << "element " << i;
       } else {
-        const auto [want, magnitude] = host.sums.Of(first, end);
+        const auto [want, magnitude] = host.Of(first, end);
         ASSERT_LE(static_cast<double>(std::abs(Exact(value) - want)),
                   stats.roundoff * static_cast<double>(magnitude) +
                       UnitRoundoff(GetParam().dtype) * static_cast<double>(std::abs(want)))
@@ -177,7 +171,7 @@ TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   ForType([&]<class T>(T) {
     std::vector<T> x = NormalVector<T>(9000, 5);
-    for (T& element : x)  // few digits, which Sums holds next to the large ones
+    for (T& element : x)  // few digits, which Array holds next to the large ones
       element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
     const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
     x[3000] = Element<T>(large);
