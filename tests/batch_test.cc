@@ -104,9 +104,8 @@ TEST_P(BatchTest, HasThemForExtremesToo) {
     }
     CheckAll(x, x);
     if constexpr (!std::is_integral_v<T>) {
-      const double inf = std::numeric_limits<double>::infinity();
       for (std::size_t i = 40; i < x.size(); i += 997)
-        x[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
+        x[i] = Element<T>(i % 2 == 0 ? kInfinity : i % 3 == 0 ? -kInfinity : std::nan(""));
       CheckAll(x, NormalVector<T>(kElements, 4));
     }
   });

@@ -52,10 +52,8 @@ class CompiledTest : public testing::Test {
 
   static Bytes Run(Stream& stream, std::string_view strategy, const std::vector<View>& views,
                    const Nodes& nodes, std::size_t offset = 0) {
-    const absl::StatusOr<ArrayType> type = MapType(views, nodes);
-    EXPECT_TRUE(type.ok()) << type.status();
-    if (!type.ok()) return {};
-    DeviceArray<std::uint8_t> out(stream, Bytes(type->bytes(), 0xaa), offset * SizeOf(type->dtype));
+    const ArrayType type = Get(MapType(views, nodes));
+    DeviceArray<std::uint8_t> out(stream, Bytes(type.bytes(), 0xaa), offset * SizeOf(type.dtype));
     Get(RunMap(stream, views, nodes, out.data(), {.strategy = strategy}));
     return out.Values();
   }

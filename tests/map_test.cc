@@ -44,10 +44,9 @@ class MapTest : public StrategyTest<MapProblem> {
   bool Takes(const std::vector<View>& views, const Nodes& nodes) {
     std::vector<DType> dtypes;
     for (const View& view : views) dtypes.push_back(view.dtype);
-    const absl::StatusOr<MapProgram> program = CompileExpression(nodes, dtypes);
-    EXPECT_TRUE(program.ok()) << program.status();
+    const MapProgram program = Get(CompileExpression(nodes, dtypes));
     MapProblem problem;
-    problem.program = &*program;
+    problem.program = &program;
     return Refusal(strategy(), problem).empty();
   }
 
@@ -55,11 +54,9 @@ class MapTest : public StrategyTest<MapProblem> {
   template <class Out>
   std::vector<Out> Run(const std::vector<View>& views, const Nodes& nodes,
                        const Launch& launch = {}) {
-    const absl::StatusOr<ArrayType> type = MapType(views, nodes);
-    EXPECT_TRUE(type.ok()) << type.status();
-    if (!type.ok()) return {};
-    EXPECT_EQ(type->dtype, DTypeOf<Out>());
-    DeviceArray<Out> out(stream(), type->shape.elements());
+    const ArrayType type = Get(MapType(views, nodes));
+    EXPECT_EQ(type.dtype, DTypeOf<Out>());
+    DeviceArray<Out> out(stream(), type.shape.elements());
     Get(RunMap(stream(), views, nodes, out.data(), options(launch)));
     return out.Values();
   }
@@ -626,9 +623,7 @@ TEST(MapDevices, SameBits) {
       const auto pairs = SpecialPairs<T>();
       const auto n = static_cast<std::int64_t>(pairs.first.size());
       const auto check = [&](const Nodes& nodes, std::string_view what) {
-        const absl::StatusOr<MapProgram> program = CompileExpression(nodes, {dtype, dtype});
-        ASSERT_TRUE(program.ok()) << what << ": " << program.status();
-        DispatchElement(program->dtype, [&]<class R>(R) {
+        DispatchElement(Get(CompileExpression(nodes, {dtype, dtype})).dtype, [&]<class R>(R) {
           using Out = std::conditional_t<std::is_same_v<R, bool>, std::uint8_t, R>;
           const auto run = [&](Backend backend) {
             Stream& stream = TestStream(backend);
@@ -705,19 +700,15 @@ TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
 // Integers of a byte are values of I32, and need no instruction to become that.
 TEST(ExpressionTest, BytesAreI32) {
   const auto sum =
-      CompileExpression({In(0), In(1), Op(MapOp::kAdd, {0, 1})}, {DType::kU8, DType::kI8});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->dtype, DType::kI32);
-  EXPECT_EQ(sum->instructions, 3);
+      Get(CompileExpression({In(0), In(1), Op(MapOp::kAdd, {0, 1})}, {DType::kU8, DType::kI8}));
+  EXPECT_EQ(sum.dtype, DType::kI32);
+  EXPECT_EQ(sum.instructions, 3);
   for (DType dtype : {DType::kU8, DType::kI8}) {
     for (const MapOpInfo& info : kMapOpInfos) {
       if (info.rule != MapRule::kNumbers) continue;
-      const auto alone = CompileExpression(
-          {In(0),
-           Op(info.op, std::vector<std::uint32_t>(static_cast<std::size_t>(info.arguments)))},
-          {dtype});
-      ASSERT_TRUE(alone.ok()) << alone.status();
-      EXPECT_EQ(alone->dtype, DType::kI32) << info.name;
+      const std::vector<std::uint32_t> args(static_cast<std::size_t>(info.arguments));
+      const auto alone = Get(CompileExpression({In(0), Op(info.op, args)}, {dtype}));
+      EXPECT_EQ(alone.dtype, DType::kI32) << info.name;
     }
     EXPECT_EQ(CompileExpression({In(0)}, {dtype})->dtype, dtype);
     EXPECT_EQ(CompileExpression({In(0)}, {dtype}, DType::kI32)->instructions, 1);
@@ -738,19 +729,16 @@ TEST(ExpressionTest, BytesAreI32) {
 }
 
 TEST(ExpressionTest, WhatIsNotNeededIsNotComputed) {
-  const auto program =
-      CompileExpression({In(0), Op(MapOp::kExp, {0}), Op(MapOp::kAdd, {0, 0})}, {DType::kF32});
-  ASSERT_TRUE(program.ok());
-  EXPECT_EQ(program->instructions, 2);
+  const Nodes nodes = {In(0), Op(MapOp::kExp, {0}), Op(MapOp::kAdd, {0, 0})};
+  EXPECT_EQ(Get(CompileExpression(nodes, {DType::kF32})).instructions, 2);
 }
 
 TEST(ExpressionTest, RegistersAreUsedAgain) {
   Nodes nodes = {In(0)};
   for (std::uint32_t i = 0; i + 1 < kMostNodes; ++i) nodes.push_back(Op(MapOp::kAdd, {i, i}));
-  const auto program = CompileExpression(nodes, {DType::kF32});
-  ASSERT_TRUE(program.ok());
-  EXPECT_EQ(program->registers, 2);
-  EXPECT_FALSE(program->wide);
+  const auto program = Get(CompileExpression(nodes, {DType::kF32}));
+  EXPECT_EQ(program.registers, 2);
+  EXPECT_FALSE(program.wide);
 }
 
 TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {

@@ -460,9 +460,8 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
   const auto check = [&]<class T>(T) {
     const auto [terms, want] = HardToRound<T>();
     DeviceArray<T> a(stream, terms), b(stream, std::vector<T>(3, Element<T>(1))), c(stream, 1);
-    ASSERT_TRUE(RunMatmul(stream, a.view({1, 3}), b.view({3, 1}), false, false, DTypeOf<T>(),
-                          c.data(), {.strategy = "cpu_naive"})
-                    .ok());
+    Get(RunMatmul(stream, a.view({1, 3}), b.view({3, 1}), false, false, DTypeOf<T>(), c.data(),
+                  {.strategy = "cpu_naive"}));
     EXPECT_EQ(static_cast<double>(Exact(c.Values()[0])), want);
   };
   check(Half{});
@@ -505,10 +504,8 @@ class MatmulPartsTest : public MatmulTest {
         DeviceArray<O> c_of_nans(*own, kSide * kSide);
         for (int time = 0; time < kTimes; ++time) {
           if (!WatchedClosely()) {  // races do not depend on values
-            ASSERT_TRUE(RunMatmul(*own, nans.view({kSide, kDepth}), nans.view({kDepth, kSide}),
-                                  false, false, out_dtype, c_of_nans.data(),
-                                  {.strategy = row().name})
-                            .ok());
+            Get(RunMatmul(*own, nans.view({kSide, kDepth}), nans.view({kDepth, kSide}), false,
+                          false, out_dtype, c_of_nans.data(), {.strategy = row().name}));
           }
           DeviceArray<O> c(*own, s.m * s.n);
           Get(RunMatmul(*own, MatrixView(a.data(), s.m, s.k, t.a),

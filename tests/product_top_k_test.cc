@@ -197,13 +197,6 @@ struct Problem {
   std::size_t score = 7;  // of Scores()
   Filling filling = Filling::kNormal;
   std::uint64_t seed = 1;
-
-  std::string name() const {
-    return absl::StrCat(Absl(Name(dtype)), " to ", Absl(Name(out_dtype)), ", ", m, " x ", n, " x ",
-                        d, ", k = ", k, transpose_b ? ", b transposed" : "",
-                        smallest ? ", smallest" : "", ", score ", score, ", filling ",
-                        static_cast<int>(filling), ", seed ", seed);
-  }
 };
 
 class ProductTopKTest : public testing::Test {
@@ -221,8 +214,6 @@ class ProductTopKTest : public testing::Test {
   static std::vector<T> Fill(std::int64_t rows, std::int64_t columns, Filling filling,
                              Random& random) {
     std::vector<T> values(static_cast<std::size_t>(rows * columns));
-    const auto infinity = std::numeric_limits<double>::infinity();
-    const auto nan = std::numeric_limits<double>::quiet_NaN();
     for (T& value : values) {
       double x = random.Normal();
       if (filling == Filling::kFew || filling == Filling::kRising || filling == Filling::kFalling)
@@ -235,7 +226,7 @@ class ProductTopKTest : public testing::Test {
       const std::uint64_t every = filling == Filling::kSpecial ? 50 : 2;
       for (std::int64_t row = 0; row < rows; ++row) {
         if (random.Bits() % every != 0) continue;
-        const double special[] = {infinity, -infinity, nan, 0};
+        const double special[] = {kInfinity, -kInfinity, std::nan(""), 0};
         values[static_cast<std::size_t>(row * columns) +
                random.Bits() % static_cast<std::uint64_t>(columns)] =
             T(static_cast<float>(special[filling == Filling::kMostlyNan ? 2 : random.Bits() % 4]));
@@ -256,7 +247,10 @@ class ProductTopKTest : public testing::Test {
 
   template <class T, class S>
   void Compare(const Problem& p) {
-    SCOPED_TRACE(p.name());
+    SCOPED_TRACE(absl::StrCat(Absl(Name(p.dtype)), " to ", Absl(Name(p.out_dtype)), ", ", p.m,
+                              " x ", p.n, " x ", p.d, ", k ", p.k, ", transposed ", p.transpose_b,
+                              ", smallest ", p.smallest, ", score ", p.score, ", filling ",
+                              static_cast<int>(p.filling), ", seed ", p.seed));
     Random random(p.seed);
     const std::int64_t pitch = (p.n + 7) / 8 * 8;
     const std::vector<T> host_a =
@@ -295,13 +289,11 @@ class ProductTopKTest : public testing::Test {
 
     DeviceArray<S> values(stream(), p.m * p.k), found_values(stream(), p.m * p.k);
     DeviceArray<std::int64_t> indices(stream(), p.m * p.k), found_indices(stream(), p.m * p.k);
-    ASSERT_TRUE(RunMatmul(stream(), request.a, request.b, false, p.transpose_b, p.out_dtype,
-                          product.data(), {.strategy = matmul})
-                    .ok());
-    ASSERT_TRUE(RunMap(stream(), operands, nodes, scores.data(), {}).ok());
-    ASSERT_TRUE(RunTopK(stream(), WholeView(type, scores.data()), p.k, 1, p.smallest, values.data(),
-                        indices.data(), {.strategy = "threshold"})
-                    .ok());
+    Get(RunMatmul(stream(), request.a, request.b, false, p.transpose_b, p.out_dtype, product.data(),
+                  {.strategy = matmul}));
+    Get(RunMap(stream(), operands, nodes, scores.data(), {}));
+    Get(RunTopK(stream(), WholeView(type, scores.data()), p.k, 1, p.smallest, values.data(),
+                indices.data(), {.strategy = "threshold"}));
     const auto stats = Get(RunProductTopK(stream(), request, *strategy, found_values.data(),
                                           found_indices.data(), {.timing = true}));
     EXPECT_EQ(stats.strategy, absl::StrCat(matmul, "_top_k"));

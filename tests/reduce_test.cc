@@ -388,8 +388,8 @@ TEST_P(ReduceTest, EmptyInputs) {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(ErrorReason(result.status()), "EMPTY_INPUT");
     } else {
-      ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->integer ? static_cast<double>(result->value.integer) : result->value.real,
+      const ScalarResult zero = Get(result);
+      EXPECT_EQ(zero.integer ? static_cast<double>(zero.value.integer) : zero.value.real,
                 op == ReduceOp::kProduct || op == ReduceOp::kAll ? 1 : 0);
     }
   }
@@ -430,10 +430,7 @@ TEST_P(ReduceTest, Large) {
 
 TESSERA_STRATEGIES(ReduceTest);
 
-struct AxesCase {
-  std::vector<std::int64_t> shape;
-  std::vector<int> axes;
-};
+using AxesCase = std::pair<std::vector<std::int64_t>, std::vector<int>>;
 
 class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
  protected:
@@ -522,9 +519,9 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
       {{0, 4}, {1}},          {{9, 9}, {}},
   };
   ForType([&]<class T>(T) {
-    for (const AxesCase& c : cases) {
-      const std::int64_t n = MakeArrayType(GetParam().dtype, c.shape)->shape.elements();
-      for (ReduceOp op : OpsToTry()) CheckArray<T>(c.shape, Data<T>(op, n, 8), op, c.axes, 1);
+    for (const auto& [shape, axes] : cases) {
+      const std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
+      for (ReduceOp op : OpsToTry()) CheckArray<T>(shape, Data<T>(op, n, 8), op, axes, 1);
     }
   });
 }
@@ -539,11 +536,11 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       {{40001, 3}, {1}},     {{20001, 7}, {1}},    {{9001, 3, 2}, {1}},
   };
   ForType([&]<class T>(T) {
-    for (AxesCase c : cases) {
+    for (auto [shape, axes] : cases) {
       // A CPU uses all cores from 2^16 elements on: shorter arrays reach its paths, too.
-      std::int64_t n = MakeArrayType(GetParam().dtype, c.shape)->shape.elements();
+      std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
       const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
-      if (std::int64_t& longest = *std::ranges::max_element(c.shape);
+      if (std::int64_t& longest = *std::ranges::max_element(shape);
           GetParam().backend == Backend::kCpu && n > most) {
         n /= longest;
         longest = std::max<std::int64_t>(1, most / n);
@@ -554,7 +551,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
           if (op == ReduceOp::kVariance && offset == 1) continue;  // its reference is slow
           if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
-          CheckArray(c.shape, values, op, c.axes, offset);
+          CheckArray(shape, values, op, axes, offset);
           if (HasFatalFailure()) return;
         }
       }
@@ -591,10 +588,10 @@ TEST_P(ReduceAxesTest, StridedViews) {
     DeviceArray<T> array(stream(), values);
     for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
-        const auto host = MakeView(type, values.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
-        const auto device = MakeView(type, array.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
-        ASSERT_TRUE(host.ok() && device.ok()) << host.status();
-        Check<T>(*host, *device, op, axes);
+        const auto view = [&](const T* data) {
+          return Get(MakeView(type, data, 39 * 50, {5, 20, 10}, {1, -50, 3}));
+        };
+        Check<T>(view(values.data()), view(array.data()), op, axes);
       }
     }
   });
@@ -754,10 +751,9 @@ TEST(ReduceAxesErrors, AxesAndEmptiness) {
   EXPECT_EQ(ErrorReason(ReduceAxesType(empty, ReduceOp::kMin, {1}, false).status()), "EMPTY_INPUT");
   EXPECT_TRUE(ReduceAxesType(empty, ReduceOp::kMin, {0}, false).ok());
   EXPECT_TRUE(ReduceAxesType(empty, ReduceOp::kSum, {1}, false).ok());
-  const auto kept = ReduceAxesType(x, ReduceOp::kArgMax, {-1}, true);
-  ASSERT_TRUE(kept.ok());
-  EXPECT_EQ(kept->dtype, DType::kI64);
-  EXPECT_EQ(ToString(kept->shape), "[3, 1]");
+  const auto kept = Get(ReduceAxesType(x, ReduceOp::kArgMax, {-1}, true));
+  EXPECT_EQ(kept.dtype, DType::kI64);
+  EXPECT_EQ(ToString(kept.shape), "[3, 1]");
 }
 
 }  // namespace

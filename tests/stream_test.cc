@@ -93,10 +93,8 @@ TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
   std::vector<void*> first;
   for (int round = 0; round < 10; ++round) {
     std::vector<void*> taken;
-    for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2}) {
-      const auto memory = Get(Scratch(*l.stream, bytes));
-      taken.push_back(memory);
-    }
+    for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2})
+      taken.push_back(Get(Scratch(*l.stream, bytes)));
     if (round == 0) first = taken;
     EXPECT_EQ(taken, first);
     EXPECT_EQ(l.budget.used(), 6 * kMiB) << "a block each";
@@ -209,8 +207,7 @@ TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
     DeviceArray<double> wide(*l.stream, view.elements());
     ASSERT_TRUE(RunCopy(*l.stream, view, DType::kF32, plain.data()).ok());
     ASSERT_TRUE(BeginRequest(*l.stream).ok());
-    const auto status = RunCopy(*l.stream, view, DType::kF64, wide.data());
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(RunCopy(*l.stream, view, DType::kF64, wide.data()).ok());
     const auto want = plain.Values();
     const auto got = wide.Values();
     for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i], want[i]) << i;
@@ -422,8 +419,7 @@ TEST_F(AcrossTest, CopiesPieceByPiece) {
 TEST_F(AcrossTest, GathersAndConverts) {
   const View view = StridedView(array_.data(), DType::kF32, {1000, 3000}, {1, 1000});
   DeviceArray<std::int64_t> out(*to_, 3000000);
-  const auto status = RunCopyAcross(*from_, view, DType::kI64, *to_, out.data());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(RunCopyAcross(*from_, view, DType::kI64, *to_, out.data()).ok());
   const auto got = out.Values();
   for (std::int64_t i = 0; i < 3000000; ++i)
     ASSERT_EQ(At(got, i), (i / 3000 + i % 3000 * 1000) % 5003) << i;

@@ -93,21 +93,18 @@ class TeamTest : public BackendTest {
                                       std::size_t devices, const F& run) {
     std::string got[2];
     for (const bool together : {false, true}) {
-      auto out = Allocate(stream.device(), bytes);
-      EXPECT_TRUE(out.ok() && Zero(stream, out->data(), bytes).ok());
+      const Memory out = Get(Allocate(stream.device(), bytes));
+      EXPECT_TRUE(Zero(stream, out.data(), bytes).ok());
       RunOptions options;
       if (together) options.team = &team;
-      const absl::StatusOr<Stats> stats = run(out->data(), options);
-      EXPECT_TRUE(stats.ok()) << stats.status();
-      if (!stats.ok()) return std::string(bytes, '\0');
-      const auto by = static_cast<std::size_t>(stats->devices);
+      const auto by = static_cast<std::size_t>(Get(run(out.data(), options)).devices);
       if (together && devices == 0) {
         EXPECT_LE(by, team.shards().size());
       } else {
         EXPECT_EQ(by, together ? devices : 1);
       }
       got[together].resize(bytes);
-      EXPECT_TRUE(CopyToHost(stream, got[together].data(), out->data(), bytes).ok());
+      EXPECT_TRUE(CopyToHost(stream, got[together].data(), out.data(), bytes).ok());
     }
     EXPECT_TRUE(got[0] == got[1]);
     return got[0];
@@ -123,12 +120,11 @@ class TeamTest : public BackendTest {
   // The same of an operation with a scalar: run(options).
   template <class F>
   static void ScalarAloneAndTogether(Team& team, std::string_view strategy, const F& run) {
-    const absl::StatusOr<ScalarResult> alone = run(RunOptions{.strategy = strategy}),
-                                       together = run({.strategy = strategy, .team = &team});
+    const ScalarResult alone = Get(run(RunOptions{.strategy = strategy})),
+                       together = Get(run({.strategy = strategy, .team = &team}));
     EXPECT_EQ(Bits(together), Bits(alone)) << strategy;
-    ASSERT_TRUE(together.ok() && alone.ok());
-    EXPECT_EQ(together->stats.devices, static_cast<int>(team.shards().size()));
-    EXPECT_EQ(alone->stats.devices, 1);
+    EXPECT_EQ(together.stats.devices, static_cast<int>(team.shards().size()));
+    EXPECT_EQ(alone.stats.devices, 1);
   }
 
   std::vector<std::unique_ptr<Device>> devices_;
@@ -189,10 +185,9 @@ TEST_P(TeamTest, BytesAcrossTheBoundary) {
     ASSERT_TRUE(BeginRequest(stream).ok());
     ASSERT_TRUE(Zero(stream, array.memory(), bytes).ok());
     EXPECT_TRUE(fetched(stream, array.memory()) == std::vector<char>(bytes));
-    auto staging = MakeStaging(stream.device(), bytes);
-    ASSERT_TRUE(staging.ok());
-    std::fill_n(static_cast<char*>(staging->get()), bytes, 'y');
-    ASSERT_TRUE(CopyPinnedToDevice(stream, array.memory(), staging->get(), bytes).ok());
+    const auto staging = *MakeStaging(stream.device(), bytes);
+    std::fill_n(static_cast<char*>(staging.get()), bytes, 'y');
+    ASSERT_TRUE(CopyPinnedToDevice(stream, array.memory(), staging.get(), bytes).ok());
     ASSERT_TRUE(Synchronize(stream).ok());
     EXPECT_TRUE(fetched(stream, array.memory()) == std::vector<char>(bytes, 'y'));
     ASSERT_TRUE(CopyToDevice(stream, array.memory(), in.data(), bytes).ok());
@@ -201,10 +196,9 @@ TEST_P(TeamTest, BytesAcrossTheBoundary) {
     ShardedArray copy(streams_, devices_.size(), bytes);
     ASSERT_TRUE(RunCopy(stream, view, DType::kF32, copy.memory()).ok());
     EXPECT_TRUE(fetched(stream, copy.memory()) == in);
-    auto plain = Allocate(other.device(), bytes);
-    ASSERT_TRUE(plain.ok());
-    ASSERT_TRUE(RunCopyAcross(stream, view, DType::kF32, other, plain->data()).ok());
-    EXPECT_TRUE(fetched(other, plain->data()) == in);
+    const Memory plain = Get(Allocate(other.device(), bytes));
+    ASSERT_TRUE(RunCopyAcross(stream, view, DType::kF32, other, plain.data()).ok());
+    EXPECT_TRUE(fetched(other, plain.data()) == in);
   }
 }
 
@@ -543,11 +537,6 @@ struct ProductCase {
   bool leaves_range = false;  // f32: sums of some rows are infinities
 };
 
-void PrintTo(const ProductCase& c, std::ostream* os) {
-  *os << Name(c.dtype) << " " << c.m << " x " << c.n << " x " << c.k << (c.transpose_b ? " b'" : "")
-      << " gap " << c.gap << " " << c.strategy;
-}
-
 // n random elements, as bytes.
 std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
   std::string bytes;
@@ -576,7 +565,8 @@ class TeamProductTest : public TeamTest {
 
   // b and the result lie over the devices of a or on the last one. matmul_test checks values.
   void Compare(const ProductCase& c, std::mt19937& random) {
-    SCOPED_TRACE(testing::PrintToString(c));
+    SCOPED_TRACE(absl::StrCat(Absl(Name(c.dtype)), " ", c.m, " x ", c.n, " x ", c.k, " b' ",
+                              c.transpose_b, " gap ", c.gap, " ", Absl(c.strategy)));
     const std::int64_t lda = c.k + c.gap, ldb = (c.transpose_b ? c.k : c.n) + c.gap;
     const std::int64_t b_rows = c.transpose_b ? c.n : c.k, b_columns = c.transpose_b ? c.k : c.n;
     std::string a = RandomElements(c.dtype, c.m * lda, random());
@@ -689,16 +679,13 @@ class TeamIntegersTest : public TeamTest {
     const ShardedArray right(streams_, count, b_, stream);
     ShardedArray left(streams_, count, a_, stream);
     std::string got(static_cast<std::size_t>(kM * kN) * 8, '\0');
-    auto out = Allocate(stream.device(), got.size());
-    EXPECT_TRUE(out.ok());
+    const Memory out = Get(Allocate(stream.device(), got.size()));
     const View x = WholeView({DType::kF64, MakeShape({kM, kK})}, left.data());
     const View y = WholeView({DType::kF64, MakeShape({kK, kN})}, right.data());
-    const auto stats = RunMatmul(stream, x, y, false, false, DType::kF64, out->data(),
-                                 {.strategy = "ozaki_f64", .team = &left});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    if (!stats.ok()) return "";
-    EXPECT_EQ(stats->devices, static_cast<int>(count));
-    EXPECT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+    const auto stats = Get(RunMatmul(stream, x, y, false, false, DType::kF64, out.data(),
+                                     {.strategy = "ozaki_f64", .team = &left}));
+    EXPECT_EQ(stats.devices, static_cast<int>(count));
+    EXPECT_TRUE(CopyToHost(stream, got.data(), out.data(), got.size()).ok());
     for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
     return got;
   }
@@ -753,10 +740,9 @@ TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
   const View sharded = array.view({side, side}), own = plain.view({side, side});
   const auto devices = [&](const View& a, const View& b, bool transpose_a,
                            std::string_view strategy) {
-    const auto stats = RunMatmul(stream, a, b, transpose_a, false, DType::kF32, out.data(),
-                                 {.strategy = strategy, .team = &array});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    return stats.ok() ? stats->devices : 0;
+    return Get(RunMatmul(stream, a, b, transpose_a, false, DType::kF32, out.data(),
+                         {.strategy = strategy, .team = &array}))
+        .devices;
   };
   EXPECT_EQ(devices(sharded, own, false, ""), 2);
   EXPECT_EQ(devices(sharded, own, true, ""), 1) << "a transposed would be cut along k";

@@ -46,8 +46,7 @@ T SpecialValue(Random& random) {
     const std::array<T, 6> values = {Limits::min(), Limits::max(), 0, -1, Limits::min() + 1, 1};
     return choice < values.size() ? values[choice] : Element<T>(random.Normal());
   } else {
-    const double infinity = std::numeric_limits<double>::infinity();
-    const std::array<double, 4> values = {infinity, -infinity, 0.0, -0.0};
+    const std::array<double, 4> values = {kInfinity, -kInfinity, 0.0, -0.0};
     if (choice < values.size()) return Element<T>(values[choice]);
     if (choice < 6) return NanOf<T>(random.Bits());
     Bytes<T> raw{};  // subnormal, of either sign
