@@ -29,8 +29,7 @@ std::string RandomBytes(std::size_t size) {
   return bytes;
 }
 
-// "123456789" is the check value of the catalogues of CRCs; the others are those of RFC 3720,
-// appendix B.4.
+// The first is the check value of the catalogues of CRCs; the others are those of RFC 3720.
 TEST(Crc32c, HasTheStandardValues) {
   EXPECT_EQ(Of("123456789"), 0xe3069283u);
   EXPECT_EQ(Of(std::string(32, '\0')), 0x8a9136aau);
@@ -73,8 +72,7 @@ TEST(Crc32c, CombinesOverSizesBeyond32Bits) {
   std::uint32_t moved = crc;
   for (int i = 0; i < 4; ++i) moved = Crc32cCombine(moved, 0, huge / 4);
   EXPECT_EQ(Crc32cCombine(moved, 0, huge % 4), Crc32cCombine(crc, 0, huge));
-  // The shift register of 32 bits runs through 2^31 - 1 states: as many bits, or bytes, change
-  // nothing.
+  // The shift register of 32 bits has 2^31 - 1 states: as many bytes change nothing.
   EXPECT_EQ(Crc32cCombine(crc, 0, (std::uint64_t{1} << 31) - 1), crc);
 }
 

@@ -1,5 +1,4 @@
-// A device of which all is known and that cannot do anything: for what is decided by figures. Tests
-// of what fails override what they need.
+// A device of which all is known and that cannot do anything: for what figures decide.
 #pragma once
 
 #include <cstddef>

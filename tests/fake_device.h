@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,10 +24,8 @@ namespace tessera {
 // Thread safe.
 class FakeDevice final : public Device {
  public:
-  // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
-  // of nothing else. kLaunch: what a stream is given to compute; of the kernels of strategies,
-  // which compute on the host, those of requests that are timed, before and after. kFree cannot
-  // fail.
+  // Where a failure or a stall can be asked for. kBegin is the first step of every operation alone.
+  // kLaunch is what a stream is given to compute, and a timer's start and end. kFree cannot fail.
   enum class Step {
     kAllocate,
     kFree,
@@ -53,13 +52,11 @@ class FakeDevice final : public Device {
 
   // From now on, but for the first `after` times, the step fails so, `times` times.
   void Fail(Step step, DeviceError::Kind kind, int times = 1, int after = 0) {
-    const std::lock_guard lock(mutex_);
-    failures_[step] = {kind, times, after};
+    Locked([&] { failures_[step] = Failure{kind, times, after}; });
   }
   // Takes back what is left of Fail: how often the step would still have failed.
   int Relent(Step step) {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(failures_[step].times, 0);
+    return Locked([&] { return std::exchange(failures_[step].times, 0); });
   }
 
   // From now on the step, and no other, blocks until Open.
@@ -91,14 +88,12 @@ class FakeDevice final : public Device {
 
   // How often a step was reached.
   int Count(Step step) {
-    const std::lock_guard lock(mutex_);
-    return counts_[step];
+    return Locked([&] { return counts_[step]; });
   }
 
   // The thread that reached it last.
   std::thread::id ThreadOf(Step step) {
-    const std::lock_guard lock(mutex_);
-    return threads_[step];
+    return Locked([&] { return threads_[step]; });
   }
 
   // Bytes of the host that its streams have copied to it.
@@ -106,8 +101,7 @@ class FakeDevice final : public Device {
 
   // Memory that has been handed out and not come back.
   std::uint64_t allocations() {
-    const std::lock_guard lock(mutex_);
-    return allocations_;
+    return Locked([&] { return allocations_; });
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -115,16 +109,14 @@ class FakeDevice final : public Device {
   void* Allocate(std::size_t bytes) override {
     Reach(Step::kAllocate, bytes);
     void* memory = cpu_->Allocate(bytes);
-    const std::lock_guard lock(mutex_);
-    ++allocations_;
+    Locked([&] { ++allocations_; });
     return memory;
   }
   void Free(void* memory) noexcept override {
     if (on_free_) on_free_();
     Reach(Step::kFree);
     cpu_->Free(memory);
-    const std::lock_guard lock(mutex_);
-    --allocations_;
+    Locked([&] { --allocations_; });
   }
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
@@ -146,14 +138,18 @@ class FakeDevice final : public Device {
   std::unique_ptr<Stream> MakeLargeStream() override;
   // Whether MakeLargeStream made it.
   bool IsLarge(const Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    return large_.contains(&stream);
+    return Locked([&] { return large_.contains(&stream); });
   }
   void Probe() override { Reach(Step::kProbe); }
 
  private:
   friend class FakeStream;
 
+  template <class F>
+  std::invoke_result_t<F> Locked(F f) {
+    const std::lock_guard lock(mutex_);
+    return f();
+  }
   void Reach(Step step, std::size_t bytes = 0) {
     std::unique_lock lock(mutex_);
     ++counts_[step];
@@ -215,14 +211,11 @@ class FakeStream final : public Stream {
     Stream::WatchStop(stop);
     stream_->WatchStop(stop);
   }
-  void Reset() override {
-    device_.Reach(FakeDevice::Step::kBegin);
-    stream_->Reset();
-  }
+  void Reset() override { After(Step::kBegin).Reset(); }
   void Trim() override { stream_->Trim(); }
   void* Scratch(std::size_t bytes) override {
     return device_.WithSpare([&] {
-      device_.Reach(FakeDevice::Step::kScratch, bytes);
+      device_.Reach(Step::kScratch, bytes);
       return stream_->Scratch(bytes);
     });
   }
@@ -231,40 +224,29 @@ class FakeStream final : public Stream {
   Scalar* result() override { return stream_->result(); }
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {
-    device_.Reach(FakeDevice::Step::kCopyToDevice);
+    Stream& stream = After(Step::kCopyToDevice);
     for (const HostBytes& piece : pieces) device_.copied_to_device_ += piece.size;
-    stream_->CopyToDevice(to, pieces);
+    stream.CopyToDevice(to, pieces);
   }
   void CopyToHost(void* to, const void* from, std::size_t bytes) override {
-    device_.Reach(FakeDevice::Step::kCopyToHost);
-    stream_->CopyToHost(to, from, bytes);
+    After(Step::kCopyToHost).CopyToHost(to, from, bytes);
   }
-  void Zero(void* device, std::size_t bytes) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Zero(device, bytes);
-  }
-  void Gather(const View& view, void* out) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Gather(view, out);
-  }
+  void Zero(void* data, std::size_t bytes) override { After(Step::kLaunch).Zero(data, bytes); }
+  void Gather(const View& view, void* out) override { After(Step::kLaunch).Gather(view, out); }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->Convert(in, from, out, to, n);
+    After(Step::kLaunch).Convert(in, from, out, to, n);
   }
-  void Synchronize() override {
-    device_.Reach(FakeDevice::Step::kSynchronize);
-    stream_->Synchronize();
-  }
-  void StartTimer() override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    stream_->StartTimer();
-  }
-  double StopTimer() override {
-    device_.Reach(FakeDevice::Step::kLaunch);
-    return stream_->StopTimer();
-  }
+  void Synchronize() override { After(Step::kSynchronize).Synchronize(); }
+  void StartTimer() override { After(Step::kLaunch).StartTimer(); }
+  double StopTimer() override { return After(Step::kLaunch).StopTimer(); }
 
  private:
+  using Step = FakeDevice::Step;
+  Stream& After(Step step) {
+    device_.Reach(step);
+    return *stream_;
+  }
+
   FakeDevice& device_;
   const std::unique_ptr<Stream> stream_;
 };
@@ -275,8 +257,7 @@ inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
 
 inline std::unique_ptr<Stream> FakeDevice::MakeLargeStream() {
   std::unique_ptr<Stream> stream = MakeStream();
-  const std::lock_guard lock(mutex_);
-  large_.insert(stream.get());
+  Locked([&] { large_.insert(stream.get()); });
   return stream;
 }
 

@@ -1,12 +1,13 @@
-// What the kernel suites share: the devices of this machine, arrays on them, references in higher
-// precision.
+// What the kernel suites share: this machine's devices, arrays on them, exact references.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -41,8 +42,7 @@ inline Device* TestDevice(Backend backend) {
   return it->second.get();
 }
 
-// Ends the test as skipped, or as failed where a GPU is required, when the machine has no such
-// device.
+// Skips the test, or fails it where a GPU is required, when there is no such device.
 #define TESSERA_NEED_DEVICE(backend)                                                     \
   if (::tessera::test::TestDevice(backend) == nullptr) {                                 \
     if (::tessera::test::GpuRequired()) FAIL() << "a GPU is required and there is none"; \
@@ -65,23 +65,16 @@ struct StrategyCase {
   DType dtype;
 };
 
-inline void PrintTo(const StrategyCase& c, std::ostream* os) {
-  *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
-}
-
+inline constexpr auto kAny = [](const auto&, DType) { return true; };
 // Of all strategies, or of those that a test applies to: keep(strategy, dtype).
-template <class Problem, class Keep>
-std::vector<StrategyCase> StrategyCases(Keep keep) {
+template <class Problem, class Keep = decltype(kAny)>
+std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
   std::vector<StrategyCase> cases;
   for (const Strategy<Problem>* strategy : Strategies<Problem>())
     for (DType dtype : kAllDTypes)
       if (strategy->dtypes.Contains(dtype) && keep(*strategy, dtype))
         cases.push_back({strategy->name, strategy->backend, dtype});
   return cases;
-}
-template <class Problem>
-std::vector<StrategyCase> StrategyCases() {
-  return StrategyCases<Problem>([](const auto&, DType) { return true; });
 }
 
 // What tests apply to.
@@ -102,23 +95,26 @@ const Strategy<Problem>& StrategyOf(const StrategyCase& c) {
 
 inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   const StrategyCase& c = info.param;
-  return std::string(Name(c.backend)) + "_" + std::string(c.name) + "_" +
-         std::string(Name(c.dtype));
+  return absl::StrCat(Absl(Name(c.backend)), "_", Absl(c.name), "_", Absl(Name(c.dtype)));
 }
 
-// Ends the test as skipped when the strategy lacks something on this device (a library that is not
-// installed). Where a GPU is required that is a failure, except for the vendor's libraries, which a
-// bare GPU host need not have.
-#define TESSERA_NEED_STRATEGY(Problem, strategy_case)                                \
-  TESSERA_NEED_DEVICE((strategy_case).backend);                                      \
-  if (const std::string missing =                                                    \
-          ::tessera::Missing(::tessera::test::StrategyOf<Problem>(strategy_case),    \
-                             *::tessera::test::TestDevice((strategy_case).backend)); \
-      !missing.empty()) {                                                            \
-    if (::tessera::test::GpuRequired()) FAIL() << "the strategy needs " << missing;  \
-    GTEST_SKIP() << "the strategy needs " << missing;                                \
-  }                                                                                  \
+// Ends the test as skipped when this device lacks what the strategy needs. Where a GPU is required
+// that is a failure, unless a library of the vendor is missing.
+#define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
+  TESSERA_NEED_DEVICE((row_case).backend);                                          \
+  if (const std::string missing =                                                   \
+          ::tessera::Missing(::tessera::test::StrategyOf<Problem>(row_case),        \
+                             *::tessera::test::TestDevice((row_case).backend));     \
+      !missing.empty()) {                                                           \
+    if (::tessera::test::GpuRequired()) FAIL() << "the strategy needs " << missing; \
+    GTEST_SKIP() << "the strategy needs " << missing;                               \
+  }                                                                                 \
   static_assert(true)
+
+template <class T>
+concept FloatElement = !std::integral<T>;
+template <class T>
+concept HalfElement = sizeof(T) == 2;
 
 // A suite of every strategy of a Problem in each of its types. What this machine lacks is skipped.
 template <class P>
@@ -129,29 +125,43 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
  protected:
   void SetUp() override { TESSERA_NEED_STRATEGY(Problem, GetParam()); }
 
-  // f(T{}) for the type of the case.
+  // f(T{}) for the type of the case, unless f does not take it.
   template <class F>
   void ForType(F f) const {
-    DispatchDType(GetParam().dtype, f);
+    DispatchDType(GetParam().dtype, [&]<class T>(T zero) {
+      if constexpr (std::invocable<F&, T>) f(zero);
+    });
   }
-  const LaunchLimits& limits() const { return StrategyOf<Problem>(GetParam()).limits; }
+  static Stream& stream() { return TestStream(GetParam().backend); }
+  static RunOptions options(Launch launch = {}) {
+    return {.strategy = GetParam().name, .launch = launch};
+  }
+  static const Strategy<Problem>& strategy() { return StrategyOf<Problem>(GetParam()); }
+  static const LaunchLimits& limits() { return strategy().limits; }
 };
 
-// A suite of those strategies and types of another one alone that keep(strategy, dtype), the last
-// argument, accepts.
+// Of a suite and the strategies of its problem, or those that keep(strategy, dtype) accepts.
+#define TESSERA_STRATEGIES(Suite, ...) \
+  INSTANTIATE_TEST_SUITE_P(            \
+      Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
+
+// A suite of some strategies and types of another one: keep(strategy, dtype) is the last argument.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
-  INSTANTIATE_TEST_SUITE_P(Strategies, Suite,    \
-                           testing::ValuesIn(StrategyCases<Base::Problem>(__VA_ARGS__)), CaseName)
+  TESSERA_STRATEGIES(Suite, __VA_ARGS__)
 
 // A suite of one device of each kind. What this machine lacks is skipped.
 class BackendTest : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
+  static Stream& stream() { return TestStream(GetParam()); }
 };
 inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
   return std::string(Name(info.param));
 }
+#define TESSERA_BACKENDS(Suite)                                                            \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(Backend::kCpu, Backend::kCuda), \
+                           BackendName)
 
 // A suite of each type on one device of each kind.
 class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
@@ -159,6 +169,7 @@ class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType
   void SetUp() override { TESSERA_NEED_DEVICE(backend()); }
   Backend backend() const { return std::get<0>(GetParam()); }
   DType dtype() const { return std::get<1>(GetParam()); }
+  Stream& stream() const { return TestStream(backend()); }
 };
 inline auto BackendDTypes() {
   return testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
@@ -166,12 +177,11 @@ inline auto BackendDTypes() {
 }
 inline std::string BackendDTypeName(
     const testing::TestParamInfo<std::tuple<Backend, DType>>& info) {
-  return absl::StrCat(std::string(Name(std::get<0>(info.param))), "_",
-                      std::string(Name(std::get<1>(info.param))));
+  const auto& [backend, dtype] = info.param;
+  return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
 }
 
-// An element as a number without loss, and a number as the nearest element; integers count
-// thousandths.
+// An element as a number, and the element nearest to a number; integers count thousandths.
 template <class T>
 long double Exact(T x) {
   return static_cast<long double>(static_cast<ValueOf<T>>(x));
@@ -203,62 +213,65 @@ class Random {
   std::uint64_t state_;
 };
 
-// The pieces in which long arrays are made and summed up, each by a thread of its own.
-inline constexpr std::int64_t kPiece = std::int64_t{1} << 22;
-
-// f(first, end) for each piece of [0, n), on all cores; what they return, in order.
-template <class F>
-auto ForPieces(std::int64_t n, F f) {
-  using Result = decltype(f(n, n));
-  const auto pieces = static_cast<std::size_t>((n + kPiece - 1) / kPiece);
-  std::vector<Result> results(pieces);
-  const auto threads = std::min<std::size_t>(pieces, std::thread::hardware_concurrency());
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i; (i = next++) < pieces;) {
-      const std::int64_t first = static_cast<std::int64_t>(i) * kPiece;
-      results[i] = f(first, std::min(first + kPiece, n));
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::size_t i = 1; i < threads; ++i) others.emplace_back(work);
-  work();
-  for (std::thread& thread : others) thread.join();
-  return results;
-}
-
 template <class T>
 std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.0,
                             double deviation = 1.0) {
   std::vector<T> v(static_cast<std::size_t>(n));
-  ForPieces(n, [&](std::int64_t first, std::int64_t end) {
-    Random random(seed ^ static_cast<std::uint64_t>(first) << 20);
-    for (std::int64_t i = first; i < end; ++i)
-      v[static_cast<std::size_t>(i)] = Element<T>(mean + deviation * random.Normal());
-    return 0;
-  });
+  Random random(seed);
+  for (T& x : v) x = Element<T>(mean + deviation * random.Normal());
   return v;
 }
 
-// A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
-// than the strategies' bounds.
-class ExactSum {
- public:
-  void Add(long double x) {
-    const long double sum = sum_ + x;
-    lost_ += std::abs(sum_) >= std::abs(x) ? (sum_ - sum) + x : (x - sum) + sum_;
-    sum_ = sum;
-  }
-  // An infinity or a NaN in the sum makes the compensation a NaN; the plain sum is right then.
-  long double value() const { return std::isfinite(sum_) ? sum_ + lost_ : sum_; }
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
- private:
-  long double sum_ = 0;
-  long double lost_ = 0;
-};
+// The bits of a result: those of its number, then the integer and the index.
+inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  if (!result.ok()) return result.status().ToString();
+  return absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(result->value.real), absl::kZeroPad16),
+                      " ", result->value.integer, " ", result->value.index);
+}
 
-// Device memory that holds values, with guard bytes around it that must survive. offset misaligns
-// it by so many elements.
+// Terms of 16 bits, and their sum: above the middle between two values by less than an f32 holds.
+template <HalfElement T>
+std::pair<std::vector<T>, double> HardToRound() {
+  const bool half = std::is_same_v<T, Half>;
+  return {{Element<T>(half ? 2048 : 256), Element<T>(1), Element<T>(half ? 0x1p-24 : 0x1p-40)},
+          half ? 2050 : 258};
+}
+
+inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
+  Shape shape;
+  for (std::int64_t d : dims) shape[shape.rank++] = d;
+  return shape;
+}
+
+inline View StridedView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                        std::initializer_list<std::int64_t> strides) {
+  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
+template <class T>
+View VectorView(const T* data, std::int64_t n) {
+  return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
+}
+
+// The value, or a failure of the test and a default one.
+template <class T>
+T Get(absl::StatusOr<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : T{};
+}
+
+// values[i], of an index as arrays have it.
+template <class V>
+decltype(auto) At(V& values, std::int64_t i) {
+  return values[static_cast<std::size_t>(i)];
+}
+
+// Device memory between guard bytes that must survive, `offset` elements off its alignment.
 template <class T>
 class DeviceArray {
  public:
@@ -281,6 +294,10 @@ class DeviceArray {
       : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 
   T* data() const { return static_cast<T*>(memory_.data()) + offset_; }
+  View view() const { return VectorView(data(), static_cast<std::int64_t>(size_)); }
+  View view(std::initializer_list<std::int64_t> shape) const {
+    return WholeView({DTypeOf<T>(), MakeShape(shape)}, data());
+  }
 
   // The values now; fails the test when a guard byte has changed.
   std::vector<T> Values() {
@@ -288,15 +305,11 @@ class DeviceArray {
     EXPECT_TRUE(CopyToHost(stream_, now.data(), memory_.data(), now.size()).ok());
     std::vector<T> values(size_);
     if (size_ > 0) std::memcpy(values.data(), now.data() + offset_ * sizeof(T), size_ * sizeof(T));
-    const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
-    for (std::size_t i = 0; i < now.size(); ++i) {
-      if ((i < begin || i >= end) && now[i] != kGuardByte) {
-        ADD_FAILURE() << "byte "
-                      << static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(begin)
-                      << " relative to the array was overwritten";
-        break;
-      }
-    }
+    const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
+    const auto begin = now.begin() + static_cast<std::ptrdiff_t>(offset_ * sizeof(T));
+    const auto end = begin + static_cast<std::ptrdiff_t>(size_ * sizeof(T));
+    EXPECT_TRUE(std::all_of(now.begin(), begin, is_guard) && std::all_of(end, now.end(), is_guard))
+        << "bytes around the array were overwritten";
     return values;
   }
 
@@ -322,26 +335,18 @@ class DeviceArray {
   Memory memory_;
 };
 
-inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
-  Shape shape;
-  for (std::int64_t d : dims) shape[shape.rank++] = d;
-  return shape;
-}
+// A stream with so much scratch memory.
+struct Limited {
+  Limited(Backend backend, std::uint64_t bytes)
+      : budget(bytes), stream(*MakeStream(*TestDevice(backend))) {
+    stream->SetScratchBudget(&budget);
+    EXPECT_TRUE(BeginRequest(*stream).ok());
+  }
+  Budget budget;
+  std::unique_ptr<Stream> stream;
+};
 
-inline View StridedView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-                        std::initializer_list<std::int64_t> strides) {
-  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
-}
-
-template <class T>
-View VectorView(const T* data, std::int64_t n) {
-  return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
-}
-
-// TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
-// no test more than it takes to reach every path.
+// TESSERA_LARGEST, for tools that watch every access: no array needs more elements.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
@@ -349,15 +354,6 @@ inline std::int64_t Largest() {
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
 // Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
-
-// Shortens the longest extent until the array has no more than that many elements.
-inline void ShrinkTo(std::int64_t elements, std::vector<std::int64_t>& shape) {
-  const auto longest = std::max_element(shape.begin(), shape.end());
-  std::int64_t others = 1;
-  for (auto extent = shape.begin(); extent != shape.end(); ++extent)
-    if (extent != longest) others *= *extent;
-  *longest = std::clamp<std::int64_t>(elements / others, 1, *longest);
-}
 
 // The sizes up to Largest().
 inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {
@@ -371,14 +367,12 @@ inline const std::vector<std::int64_t>& AwkwardSizes() {
   return sizes;
 }
 
-// Larger than every cache and every fixed grid; 2^28 where a GPU is, 2^24 where a CPU does the
-// work.
+// Larger than every cache and every fixed grid.
 inline std::int64_t LargeSize(Backend backend) {
   return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
-// What a launch knob may be tried with: none, and values inside the strategy's range, powers of
-// two or not.
+// Launches without any knob, and with one at some values of the strategy's range.
 inline std::vector<Launch> Launches(const LaunchLimits& limits) {
   std::vector<Launch> launches = {{}};
   const auto inside = [](LaunchLimits::Range r, std::uint32_t v) {

@@ -1,10 +1,4 @@
-// The text of the kernels that Map compiles while it runs, by the assembler of CUDA's toolkit,
-// which needs no GPU.
-#include <algorithm>
-#include <cstdlib>
-#include <string>
-#include <vector>
-
+// The assembler of CUDA's toolkit, which needs no GPU, takes the kernels that Map compiles.
 #include "kernels/cuda/compile/kernel_text.h"
 #include "tests/expressions.h"
 #include "tests/temporary_file.h"

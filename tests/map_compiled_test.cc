@@ -1,10 +1,5 @@
 // The kernels that Map compiles while it runs, beside the strategy `fused`, to the last bit.
 #include <chrono>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "kernels/cuda/compile/compiler.h"
 #include "kernels/map_math.h"
@@ -30,15 +25,9 @@ Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
                                         : static_cast<T>(Below(random, 9)) - 4;
       } else {
         using V = ValueOf<T>;
-        using Limits = std::numeric_limits<V>;
-        const V special[] = {V(0),
-                             V(-0.0),
-                             Limits::infinity(),
-                             -Limits::infinity(),
-                             Limits::quiet_NaN(),
-                             Limits::denorm_min(),
-                             Limits::max(),
-                             V(-1)};
+        constexpr V kTiny = std::numeric_limits<V>::denorm_min();
+        constexpr V kMost = std::numeric_limits<V>::max(), kInf = static_cast<V>(kInfinity);
+        const V special[] = {0, V(-0.0), kInf, -kInf, kInf - kInf, kTiny, kMost, -1};
         element = static_cast<T>(Below(random, 5) == 0 ? special[Below(random, std::size(special))]
                                                        : static_cast<V>(3 * random.Normal()));
       }
@@ -63,14 +52,31 @@ class CompiledTest : public testing::Test {
 
   static Bytes Run(Stream& stream, std::string_view strategy, const std::vector<View>& views,
                    const Nodes& nodes, std::size_t offset = 0) {
-    const absl::StatusOr<ArrayType> type = MapType(views, nodes);
-    EXPECT_TRUE(type.ok()) << type.status();
-    if (!type.ok()) return {};
-    DeviceArray<std::uint8_t> out(stream, Bytes(type->bytes(), 0xaa), offset * SizeOf(type->dtype));
-    const auto stats = RunMap(stream, views, nodes, out.data(), {.strategy = strategy});
-    EXPECT_TRUE(stats.ok()) << stats.status();
+    const ArrayType type = Get(MapType(views, nodes));
+    DeviceArray<std::uint8_t> out(stream, Bytes(type.bytes(), 0xaa), offset * SizeOf(type.dtype));
+    Get(RunMap(stream, views, nodes, out.data(), {.strategy = strategy}));
     return out.Values();
   }
+  static void Compare(Stream& stream, const std::vector<View>& views, const Nodes& nodes,
+                      std::size_t offset = 0) {
+    EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
+  }
+
+  // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted, too.
+  struct Operands {
+    Operands(Stream& stream, const Expression& e, std::int64_t rows, std::int64_t columns,
+             Random& random, bool any) {
+      arrays.reserve(e.dtypes.size());
+      for (DType dtype : e.dtypes) {
+        const std::size_t offset = any && Below(random, 3) == 0 ? SizeOf(dtype) : 0;
+        arrays.emplace_back(stream, AnyElements(dtype, rows * columns, random), offset);
+        views.push_back(any ? AnyView(dtype, arrays.back().data(), rows, columns, random)
+                            : WholeView({dtype, MakeShape({rows, columns})}, arrays.back().data()));
+      }
+    }
+    std::vector<DeviceArray<std::uint8_t>> arrays;
+    std::vector<View> views;
+  };
 };
 
 TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
@@ -84,52 +90,30 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
     const std::int64_t rows = 1 + Below(random, 40), columns = Below(random, 2) == 0
                                                                    ? 16 * (1 + Below(random, 9))
                                                                    : 1 + Below(random, 100);
-    std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
-    std::vector<View> views;
-    for (DType dtype : e.dtypes) {
-      const std::size_t offset = Below(random, 3) == 0 ? SizeOf(dtype) : 0;
-      arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
-          stream, AnyElements(dtype, rows * columns, random), offset));
-      views.push_back(AnyView(dtype, arrays.back()->data(), rows, columns, random));
-    }
-    const std::size_t offset = Below(random, 4) == 0 ? 1 : 0;
-    const Bytes got = Run(stream, "compiled", views, e.nodes, offset);
-    EXPECT_EQ(got, Run(stream, "fused", views, e.nodes)) << "round " << round;
+    const Operands operands(stream, e, rows, columns, random, /*any=*/true);
+    SCOPED_TRACE(round);
+    Compare(stream, operands.views, e.nodes, Below(random, 4) == 0 ? 1 : 0);
     if (HasFailure()) return;
   }
   EXPECT_EQ(compiled::Launches() - before, rounds);
 }
 
-// What would take the compiler minutes is not compiled.
-TEST_F(CompiledTest, LongTextsAreLeftToOthers) {
+// A text that would take the compiler minutes, and axes that would have to be walked one by one.
+TEST_F(CompiledTest, LongTextsAndTransposedOperandsAreLeftToOthers) {
   CompileBeforeUse(true);
   Stream& stream = TestStream(Backend::kCuda);
   Random random(7);
-  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kU8, 300, random));
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, 30 * 50, random));
   const View x = WholeView({DType::kU8, MakeShape({300})}, array.data());
   Nodes nodes = {In(0), Op(MapOp::kCast, {0}, DType::kF64), Real(3)};
   while (nodes.size() + 1 < kMostNodes)
     nodes.push_back(Op(MapOp::kFloorDivide, {static_cast<std::uint32_t>(nodes.size() - 1), 1}));
   nodes.push_back(Op(MapOp::kLess, {static_cast<std::uint32_t>(nodes.size() - 1), 2}));
   const std::int64_t before = compiled::Launches();
-  EXPECT_EQ(Run(stream, "compiled", {x}, nodes), Run(stream, "fused", {x}, nodes));
-  EXPECT_EQ(compiled::Launches(), before);
-}
-
-// Axes that would have to be walked one by one are left to another strategy.
-TEST_F(CompiledTest, TransposedOperandsAreLeftToOthers) {
-  CompileBeforeUse(true);
-  Stream& stream = TestStream(Backend::kCuda);
-  Random random(3);
-  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, 30 * 50, random));
-  View transposed = WholeView({DType::kF32, MakeShape({50, 30})}, array.data());
-  std::swap(transposed.strides[0], transposed.strides[1]);
-  transposed.strides[1] = 50;
-  const View whole = WholeView({DType::kF32, MakeShape({50, 30})}, array.data());
-  const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1})};
-  const std::int64_t before = compiled::Launches();
-  EXPECT_EQ(Run(stream, "compiled", {whole, transposed}, nodes),
-            Run(stream, "fused", {whole, transposed}, nodes));
+  Compare(stream, {x}, nodes);
+  const View transposed = StridedView(array.data(), DType::kF32, {50, 30}, {1, 50}),
+             whole = StridedView(array.data(), DType::kF32, {50, 30}, {30, 1});
+  Compare(stream, {whole, transposed}, {In(0), In(1), Op(MapOp::kSubtract, {0, 1})});
   EXPECT_EQ(compiled::Launches(), before);
 }
 
@@ -154,9 +138,8 @@ TEST_F(CompiledTest, TheSecondCallIsCompiledInTheBackground) {
   int calls = 0;
   while (compiled::Launches() == before && std::chrono::steady_clock::now() < end) {
     ++calls;
-    const double factor = calls;
-    ASSERT_EQ(Run(stream, "compiled", {x}, nodes(factor)),
-              Run(stream, "fused", {x}, nodes(factor)));
+    Compare(stream, {x}, nodes(calls));
+    if (HasFailure()) return;
   }
   EXPECT_GT(compiled::Launches(), before);
   EXPECT_GT(calls, 2);
@@ -191,38 +174,23 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
-      absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(*TestDevice(Backend::kCuda));
-      ASSERT_TRUE(stream.ok()) << stream.status();
+      const std::unique_ptr<Stream> own = *MakeStream(*TestDevice(Backend::kCuda));
       Random random(static_cast<std::uint64_t>(100 + thread));
-      for (int round = 0; round < 4 * kExpressions; ++round) {
-        ASSERT_TRUE(BeginRequest(**stream).ok());
+      for (int round = 0; round < 4 * kExpressions && !HasFailure(); ++round) {
+        ASSERT_TRUE(BeginRequest(*own).ok());
         const Expression& e = expressions[Below(random, expressions.size())];
-        std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
-        std::vector<View> views;
-        for (DType dtype : e.dtypes) {
-          arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
-              **stream, AnyElements(dtype, rows * columns, random)));
-          views.push_back(WholeView({dtype, MakeShape({rows, columns})}, arrays.back()->data()));
-        }
-        ASSERT_EQ(Run(**stream, "compiled", views, e.nodes),
-                  Run(**stream, "fused", views, e.nodes));
+        const Operands operands(*own, e, rows, columns, random, /*any=*/false);
+        Compare(*own, operands.views, e.nodes);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // However slow the compiler is.
   const Expression& e = expressions[0];
   Stream& stream = TestStream(Backend::kCuda);
-  std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
-  std::vector<View> views;
-  for (DType dtype : e.dtypes) {
-    arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
-        stream, AnyElements(dtype, rows * columns, seeds)));
-    views.push_back(WholeView({dtype, MakeShape({rows, columns})}, arrays.back()->data()));
-  }
+  const Operands operands(stream, e, rows, columns, seeds, /*any=*/false);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (compiled::Launches() == before && std::chrono::steady_clock::now() < end)
-    Run(stream, "compiled", views, e.nodes);
+    Run(stream, "compiled", operands.views, e.nodes);
   EXPECT_GT(compiled::Launches(), before);
 }
 

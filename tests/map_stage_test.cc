@@ -1,45 +1,26 @@
-// Expressions on the way into Reduce and out of Matmul, by every strategy, and truth values: results have
-// the bits of Map into an array and the operation on that.
-#include <cmath>
-#include <cstring>
+// Expressions before Reduce and after Matmul have the bits of two steps; and truth values.
 #include <numeric>
-#include <vector>
 
 #include "kernels/matmul.h"
 #include "kernels/run/fold_map_axes.h"
 #include "tests/expressions.h"
-#include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// (a - b) * a
-const std::vector<ExpressionNode>& Weighted() {
-  static const auto& nodes = *new std::vector<ExpressionNode>{
-      In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
-  return nodes;
-}
-// a > b
-const std::vector<ExpressionNode>& Greater() {
-  static const auto& nodes =
-      *new std::vector<ExpressionNode>{In(0), In(1), Op(MapOp::kGreater, {0, 1})};
-  return nodes;
-}
+const Nodes kWeighted = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
+const Nodes kGreater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
+const Nodes kProduct = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
 
-// Of the expression, as an array of its own.
 struct Mapped {
   Memory memory;
   View view;
 };
-Mapped Map(Stream& stream, const std::vector<View>& operands,
-           const std::vector<ExpressionNode>& nodes) {
-  const absl::StatusOr<ArrayType> type = MapType(operands, nodes);
-  EXPECT_TRUE(type.ok()) << type.status();
-  if (!type.ok()) return {};
-  Mapped mapped{*Allocate(stream.device(), std::max<std::uint64_t>(1, type->bytes())), {}};
-  const auto stats = RunMap(stream, operands, nodes, mapped.memory.data(), {});
-  EXPECT_TRUE(stats.ok()) << stats.status();
-  mapped.view = WholeView(*type, mapped.memory.data());
+Mapped Map(Stream& stream, const std::vector<View>& operands, const Nodes& nodes) {
+  const ArrayType type = Get(MapType(operands, nodes));
+  Mapped mapped{*Allocate(stream.device(), std::max<std::uint64_t>(1, type.bytes())), {}};
+  Get(RunMap(stream, operands, nodes, mapped.memory.data(), {}));
+  mapped.view = WholeView(type, mapped.memory.data());
   return mapped;
 }
 
@@ -49,30 +30,20 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
   return bytes;
 }
 
-bool SameBits(const Scalar& a, const Scalar& b) {
-  return std::memcmp(&a.real, &b.real, sizeof a.real) == 0 && a.integer == b.integer &&
-         a.index == b.index;
-}
-
-class ReduceStageTest : public testing::TestWithParam<StrategyCase> {
+class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
-  Stream& stream() { return TestStream(GetParam().backend); }
-
   // Whether both ways have the same bits, or fail alike.
-  void Compare(const View& x, const View& with, const std::vector<ExpressionNode>& nodes,
-               const Launch& launch = {}) {
+  void Compare(const View& x, const View& with, const Nodes& nodes = kWeighted,
+               absl::Span<const ReduceOp> ops = kAllReduceOps) {
     Mapped mapped = Map(stream(), {x, with}, nodes);
     const MapStage stage{nodes, {&with, 1}};
-    const RunOptions options{.strategy = GetParam().name, .launch = launch};
-    for (ReduceOp op : kAllReduceOps) {
+    for (ReduceOp op : ops) {
       SCOPED_TRACE(testing::Message() << Name(op) << " of " << ToString(mapped.view.shape));
-      const auto expected = RunReduce(stream(), mapped.view, op, options);
-      const auto found = RunReduce(stream(), x, op, options, &stage);
+      const auto expected = RunReduce(stream(), mapped.view, op, options());
+      const auto found = RunReduce(stream(), x, op, options(), &stage);
       EXPECT_EQ(ErrorReason(found.status()), ErrorReason(expected.status()));
       if (!found.ok() || !expected.ok()) continue;
-      EXPECT_TRUE(SameBits(found->value, expected->value))
-          << found->value.real << " " << expected->value.real << ", " << found->value.integer << " "
-          << expected->value.integer;
+      EXPECT_EQ(Bits(found), Bits(expected));
       EXPECT_EQ(found->integer, expected->integer);
       EXPECT_EQ(found->stats.strategy, GetParam().name);
       EXPECT_EQ(found->stats.roundoff, expected->stats.roundoff);
@@ -83,84 +54,67 @@ class ReduceStageTest : public testing::TestWithParam<StrategyCase> {
   }
 };
 
-// Of rows that compute chains where they fold them.
-class ReduceFusedStageTest : public ReduceStageTest {};
-// Truth values are folded as I32.
-class ReduceTruthStageTest : public ReduceStageTest {};
-// Of rows that fold again in double what leaves the range of f32.
-class ReduceWideStageTest : public ReduceStageTest {};
-// Of rows that take no array as a whole.
-class ReducePieceStageTest : public ReduceStageTest {};
+TESSERA_STRATEGIES(ReduceStageTest, kDeterministic);
 
 TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001, (1 << 20) + 1})) {
       const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
-      Compare(VectorView(a.data(), n), VectorView(b.data(), n), Weighted());
+      Compare(a.view(), b.view());
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      // Sums of finite elements that leave f32 on their way.
+      std::vector<float> values(5000, 3e38f);
+      for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
+      const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
+      Compare(a.view(), one.view(), kProduct, {ReduceOp::kSum, ReduceOp::kMean});
     }
   });
 }
 
 TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
     const std::int64_t rows = WatchedClosely() ? 7 : 701, columns = 53;
     const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
     const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
     const View row = StridedView(b.data(), kDType, {columns}, {1}),
                column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
-    Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row, Weighted());
+    Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row);
     // Transposed, backwards, and stretched along both axes.
-    Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}),
-            StridedView(b.data(), kDType, {columns, 1}, {1, 1}), Weighted());
+    Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}), b.view({columns, 1}));
     Compare(StridedView(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}),
-            column, Weighted());
-    Compare(row, column, Weighted());
+            column);
+    Compare(row, column);
     Compare(StridedView(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
-            StridedView(b.data(), kDType, {3, 1, 1}, {7, 1, 1}), Weighted());
+            StridedView(b.data(), kDType, {3, 1, 1}, {7, 1, 1}));
   });
 }
 
-// What a kernel may compute where it folds it: operands that are whole, stretched along any axes or one
-// element, truth values among them, and a value that waits.
+// What a kernel may compute where it folds it: stretched operands, truth values, a waiting value.
 TEST_P(ReduceStageTest, HasTheBitsOfChains) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
     const std::int64_t rows = WatchedClosely() ? 3 : 517, columns = 48;
-    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1));
-    const DeviceArray<T> b(stream(), NormalVector<T>(rows * columns, 2));
+    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1)),
+        b(stream(), NormalVector<T>(rows * columns, 2));
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
     Random random(3);
-    // Any byte but 0 is true.
     for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
     const DeviceArray<std::uint8_t> mask(stream(), bytes);
-    const View whole = StridedView(a.data(), kDType, {rows, columns}, {columns, 1});
-    const View row = StridedView(b.data(), kDType, {columns}, {1});
-    const View column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
-    for (const View& with : {StridedView(b.data(), kDType, {rows, columns}, {columns, 1}), row,
-                             column, StridedView(b.data(), kDType, {1}, {1})}) {
-      Compare(whole, with, Weighted());
-      Compare(with, whole, Weighted());
+    const View whole = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
+    for (const View& with : {b.view({rows, columns}), row, column, b.view({1})}) {
+      Compare(whole, with);
+      Compare(with, whole);
     }
     // The middle axis of three, and the outermost alone of what is stretched.
-    Compare(StridedView(a.data(), kDType, {3, rows / 3, columns}, {rows / 3 * columns, columns, 1}),
-            StridedView(b.data(), kDType, {rows / 3, 1}, {1, 1}), Weighted());
-    Compare(row, column, Weighted());
+    Compare(a.view({3, rows / 3, columns}), b.view({rows / 3, 1}));
+    Compare(row, column);
     // where(mask, a, mask); x = a b, then (x a) b + x.
-    const std::vector<ExpressionNode> masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}),
-                                                Op(MapOp::kMultiply, {2, 0})};
-    const std::vector<ExpressionNode> waits = {In(0),
-                                               In(1),
-                                               Op(MapOp::kMultiply, {0, 1}),
-                                               Op(MapOp::kMultiply, {2, 0}),
-                                               Op(MapOp::kMultiply, {3, 1}),
-                                               Op(MapOp::kAdd, {4, 2})};
+    const Nodes masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}), Op(MapOp::kMultiply, {2, 0})};
+    Nodes waits = kProduct;
+    waits.insert(waits.end(), {Op(MapOp::kMultiply, {2, 0}), Op(MapOp::kMultiply, {3, 1}),
+                               Op(MapOp::kAdd, {4, 2})});
     for (const View& with : {StridedView(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
                              StridedView(mask.data(), DType::kBool, {columns}, {1}),
                              StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
@@ -169,172 +123,116 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
     // Elements of 16 bits beside those of f32, and what is rounded to 16 bits in the end.
     if constexpr (kDType == DType::kF32) {
       const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
-      Compare(whole, StridedView(narrow.data(), DType::kBF16, {columns}, {1}), Weighted());
-      Compare(whole, StridedView(narrow.data(), DType::kBF16, {rows, 1}, {1, 1}), Weighted());
-      Compare(StridedView(narrow.data(), DType::kBF16, {rows, columns}, {columns, 1}), whole,
-              Weighted());
+      Compare(whole, narrow.view({columns}));
+      Compare(whole, narrow.view({rows, 1}));
+      Compare(narrow.view({rows, columns}), whole);
     }
     if constexpr (kDType == DType::kBF16) {
       const DeviceArray<float> wide(stream(), NormalVector<float>(rows * columns, 4));
-      std::vector<ExpressionNode> rounded = Weighted();
+      Nodes rounded = kWeighted;
       rounded.push_back(Op(MapOp::kCast, {3}, DType::kBF16));
-      Compare(StridedView(wide.data(), DType::kF32, {rows, columns}, {columns, 1}), row, rounded);
+      Compare(wide.view({rows, columns}), row, rounded);
     }
   });
 }
 
-// Operands count once each. A strategy that computes the expression's values as it folds them neither
-// stores them nor reads them; any other takes scratch memory for them, writes them and reads them again.
+// Operands count once each. A strategy that computes the expression's values as it folds neither
+// stores nor reads them; any other takes scratch memory for them, writes them and reads them again.
 TEST_P(ReduceStageTest, AccountsForTheExpression) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   constexpr std::int64_t n = 4096;
-  const bool stores = !StrategyOf<ReduceProblem>(GetParam()).reads_views;
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  const bool stores = !strategy().reads_views;
+  ForType([&]<class T>(T) {
     const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
-    const View x = VectorView(a.data(), n);
-    RunOptions options{.strategy = GetParam().name, .check_only = true};
-    const auto plain = RunReduce(stream(), x, ReduceOp::kSum, options);
-    ASSERT_TRUE(plain.ok()) << plain.status();
+    RunOptions check = options();
+    check.check_only = true;
+    const auto plain = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check));
     for (const std::int64_t other : {n, std::int64_t{1}}) {
       const View with = VectorView(b.data(), other);
-      const MapStage stage{Weighted(), {&with, 1}};
-      const auto found = RunReduce(stream(), x, ReduceOp::kSum, options, &stage);
-      ASSERT_TRUE(found.ok()) << found.status();
+      const MapStage stage{kWeighted, {&with, 1}};
+      const auto found = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check, &stage));
       const std::uint64_t values = n * sizeof(T);
-      EXPECT_EQ(found->stats.bytes, plain->stats.bytes +
-                                        static_cast<std::uint64_t>(other) * sizeof(T) +
-                                        (stores ? 2 * values : 0));
-      EXPECT_EQ(found->stats.scratch_bytes, plain->stats.scratch_bytes + (stores ? values : 0));
+      EXPECT_EQ(found.stats.bytes, plain.stats.bytes +
+                                       static_cast<std::uint64_t>(other) * sizeof(T) +
+                                       (stores ? 2 * values : 0));
+      EXPECT_EQ(found.stats.scratch_bytes, plain.stats.scratch_bytes + (stores ? values : 0));
     }
   });
 }
 
-// Of the default strategy on a GPU, whose memory the operands alone pass through.
+TESSERA_STRATEGY_SUITE(ReduceFusedStageTest, ReduceStageTest,
+                       [](const auto& strategy, DType dtype) {
+                         return strategy.name == "fixed_tree" && !IsInteger(dtype);
+                       });
+
 TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
-  const auto stream = MakeStream(*TestDevice(GetParam().backend));
-  ASSERT_TRUE(stream.ok());
-  Budget budget(1);
-  (*stream)->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(**stream).ok());
-  const RunOptions options{.strategy = GetParam().name};
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  const Limited own(GetParam().backend, 1);
+  ForType([&]<class T>(T) {
     const std::int64_t rows = 40, columns = 64;
-    const DeviceArray<T> a(**stream, NormalVector<T>(rows * columns, 1));
-    const View x = StridedView(a.data(), GetParam().dtype, {rows, columns}, {columns, 1});
-    for (const View& with : {x, StridedView(a.data(), GetParam().dtype, {columns}, {1}),
-                             StridedView(a.data(), GetParam().dtype, {rows, 1}, {1, 1}),
-                             StridedView(a.data(), GetParam().dtype, {1}, {1})}) {
-      const MapStage stage{Weighted(), {&with, 1}};
+    const DeviceArray<T> a(*own.stream, NormalVector<T>(rows * columns, 1));
+    const View x = a.view({rows, columns});
+    for (const View& with : {x, a.view({columns}), a.view({rows, 1}), a.view({1})}) {
+      const MapStage stage{kWeighted, {&with, 1}};
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
                           ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
-        const auto found = RunReduce(**stream, x, op, options, &stage);
-        EXPECT_TRUE(found.ok()) << found.status();
+        Get(RunReduce(*own.stream, x, op, options(), &stage));
       }
     }
     if constexpr (DTypeOf<T>() == DType::kF32) {
-      const MapStage stage{Greater(), {&x, 1}};
-      const auto found = RunReduce(**stream, x, ReduceOp::kSum, options, &stage);
-      ASSERT_TRUE(found.ok()) << found.status();
-      EXPECT_EQ(found->value.integer, 0);
+      const MapStage stage{kGreater, {&x, 1}};
+      const auto found = Get(RunReduce(*own.stream, x, ReduceOp::kSum, options(), &stage));
+      EXPECT_EQ(found.value.integer, 0);
     }
   });
 }
 
+TESSERA_STRATEGY_SUITE(ReduceTruthStageTest, ReduceStageTest, kOf<DType::kI32>);
+
 TEST_P(ReduceTruthStageTest, CountsWhatAnExpressionFindsTrue) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   const std::int64_t n = std::min<std::int64_t>(Largest(), 300001);
   const auto values = NormalVector<float>(n, 1), others = NormalVector<float>(n, 2);
   const DeviceArray<float> a(stream(), values), b(stream(), others);
   std::int64_t count = 0;
   for (std::size_t i = 0; i < values.size(); ++i) count += values[i] > others[i];
-  const View with = VectorView(b.data(), n);
-  const MapStage stage{Greater(), {&with, 1}};
-  const RunOptions options{.strategy = GetParam().name};
+  const View with = b.view();
+  const MapStage stage{kGreater, {&with, 1}};
   const auto run = [&](ReduceOp op) {
-    return RunReduce(stream(), VectorView(a.data(), n), op, options, &stage);
+    return RunReduce(stream(), a.view(), op, options(), &stage);
   };
-  const auto sum = run(ReduceOp::kSum), mean = run(ReduceOp::kMean), any = run(ReduceOp::kAny),
-             all = run(ReduceOp::kAll);
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.integer, count);
-  EXPECT_TRUE(sum->integer);
-  EXPECT_EQ(mean->value.real, static_cast<double>(count) / static_cast<double>(n));
-  EXPECT_FALSE(mean->integer);
-  EXPECT_EQ(any->value.integer, count > 0);
-  EXPECT_EQ(all->value.integer, count == n);
+  const auto sum = Get(run(ReduceOp::kSum)), mean = Get(run(ReduceOp::kMean));
+  EXPECT_EQ(sum.value.integer, count);
+  EXPECT_TRUE(sum.integer);
+  EXPECT_EQ(mean.value.real, static_cast<double>(count) / static_cast<double>(n));
+  EXPECT_FALSE(mean.integer);
+  EXPECT_EQ(run(ReduceOp::kAny)->value.integer, count > 0);
+  EXPECT_EQ(run(ReduceOp::kAll)->value.integer, count == n);
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kArgMax, ReduceOp::kProduct, ReduceOp::kNormL2})
     EXPECT_EQ(ErrorReason(run(op).status()), "BAD_DTYPE") << Name(op);
 }
 
-// Sums of finite elements that leave f32 are found again in double.
-TEST_P(ReduceWideStageTest, LeavesTheRangeAsTheReductionAloneDoes) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
-  const std::int64_t n = std::min<std::int64_t>(Largest(), 5000);
-  std::vector<float> values(static_cast<std::size_t>(n), 3e38f);
-  for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
-  // Column by column of one sign.
-  const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
-  const View x = VectorView(a.data(), n), with = VectorView(one.data(), 1);
-  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
-  const MapStage stage{nodes, {&with, 1}};
-  const auto found = RunReduce(stream(), x, ReduceOp::kSum, {.strategy = GetParam().name}, &stage);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->value.real, n % 2 == 0 ? 0 : static_cast<double>(3e38f));
-}
+TESSERA_STRATEGY_SUITE(ReducePieceStageTest, ReduceStageTest,
+                       [](const auto& strategy, DType dtype) {
+                         return strategy.reads_views && dtype == DType::kF32;
+                       });
 
 TEST_P(ReducePieceStageTest, TakesScratchMemoryOfBoundedSize) {
-  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  const Limited own(GetParam().backend, 4 << 20);
   const std::int64_t n = std::min<std::int64_t>(Largest(), 1 << 22);
-  const auto stream = MakeStream(*TestDevice(GetParam().backend));
-  ASSERT_TRUE(stream.ok());
-  Budget budget(4 << 20);
-  (*stream)->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(**stream).ok());
-  const DeviceArray<float> a(**stream, NormalVector<float>(n, 1));
-  const View x = VectorView(a.data(), n);
-  const MapStage stage{Weighted(), {&x, 1}};
-  const auto zero =
-      RunReduce(**stream, x, ReduceOp::kNormL1, {.strategy = GetParam().name}, &stage);
-  ASSERT_TRUE(zero.ok()) << zero.status();
-  EXPECT_EQ(zero->value.real, 0);
+  const DeviceArray<float> a(*own.stream, NormalVector<float>(n, 1));
+  const View x = a.view();
+  const MapStage stage{kWeighted, {&x, 1}};
+  const auto zero = Get(RunReduce(*own.stream, x, ReduceOp::kNormL1, options(), &stage));
+  EXPECT_EQ(zero.value.real, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceFusedStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
-                                                                           DType dtype) {
-                           return strategy.name == "fixed_tree" && !IsInteger(dtype);
-                         })),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceTruthStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>(kOf<DType::kI32>)),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceWideStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
-                                                                           DType dtype) {
-                           return strategy.left_range != nullptr && dtype == DType::kF32;
-                         })),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReducePieceStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
-                                                                           DType dtype) {
-                           return strategy.reads_views && dtype == DType::kF32;
-                         })),
-                         CaseName);
-
-class ReduceAxesStageTest : public testing::TestWithParam<StrategyCase> {
+class ReduceAxesStageTest : public StrategyTest<ReduceAxesProblem> {
  protected:
-  Stream& stream() { return TestStream(GetParam().backend); }
-
+  // staged_on: the stream of the reduction of the expression.
   void Compare(const View& x, const View& with, const std::vector<int>& axes,
-               const std::vector<ExpressionNode>& nodes = Weighted()) {
+               const Nodes& nodes = kWeighted, absl::Span<const ReduceOp> ops = kAllReduceOps,
+               Stream& staged_on = stream()) {
     Mapped mapped = Map(stream(), {x, with}, nodes);
     const MapStage stage{nodes, {&with, 1}};
-    for (ReduceOp op : kAllReduceOps) {
+    for (ReduceOp op : ops) {
       SCOPED_TRACE(testing::Message() << Name(op) << " of " << ToString(mapped.view.shape)
                                       << " along " << testing::PrintToString(axes));
       const auto type = ReduceAxesType(mapped.view, op, axes, false);
@@ -345,157 +243,90 @@ class ReduceAxesStageTest : public testing::TestWithParam<StrategyCase> {
       EXPECT_EQ(ToString(staged->shape), ToString(type->shape));
       const std::uint64_t bytes = std::max<std::uint64_t>(1, type->bytes());
       Memory one = *Allocate(stream().device(), bytes), two = *Allocate(stream().device(), bytes);
-      const RunOptions options{.strategy = GetParam().name};
-      const auto expected = RunReduceAxes(stream(), mapped.view, op, axes, one.data(), options);
-      const auto found = RunReduceAxes(stream(), x, op, axes, two.data(), options, &stage);
-      ASSERT_TRUE(expected.ok() && found.ok()) << expected.status() << found.status();
+      EXPECT_TRUE(BeginRequest(staged_on).ok());
+      Get(RunReduceAxes(stream(), mapped.view, op, axes, one.data(), options()));
+      Get(RunReduceAxes(staged_on, x, op, axes, two.data(), options(), &stage));
       EXPECT_EQ(BytesOf(stream(), two.data(), type->bytes()),
                 BytesOf(stream(), one.data(), type->bytes()));
     }
   }
 };
 
-class ReduceAxesPieceStageTest : public ReduceAxesStageTest {};
-class ReduceAxesTruthStageTest : public ReduceAxesStageTest {};
+TESSERA_STRATEGIES(ReduceAxesStageTest);
 
 TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
-  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
     const std::int64_t a = WatchedClosely() ? 3 : 29, b = 17, c = WatchedClosely() ? 5 : 101;
     const DeviceArray<T> x(stream(), NormalVector<T>(a * b * c, 1));
     const DeviceArray<T> y(stream(), NormalVector<T>(a * b, 2));
-    const View whole = StridedView(x.data(), kDType, {a, b, c}, {b * c, c, 1});
+    const View whole = x.view({a, b, c});
     const View mirrored = StridedView(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
-    const View column = StridedView(y.data(), kDType, {a, b, 1}, {b, 1, 1});
+    const View column = y.view({a, b, 1});
     for (const std::vector<int>& axes :
          {std::vector<int>{2}, {1}, {0}, {0, 2}, {1, 2}, {0, 1, 2}, {-3, -2}}) {
       Compare(whole, column, axes);
-      Compare(mirrored, StridedView(y.data(), kDType, {b, 1}, {1, 1}), axes);
+      Compare(mirrored, y.view({b, 1}), axes);
     }
     // What is stretched is folded as many times as it is repeated.
-    Compare(column, StridedView(y.data(), kDType, {c}, {1}), {1});
-    Compare(StridedView(x.data(), kDType, {0, b, c}, {0, c, 1}),
-            StridedView(y.data(), kDType, {b, 1}, {1, 1}), {0});
-    Compare(StridedView(x.data(), kDType, {a, b, 0}, {b, 1, 1}), column, {2});
+    Compare(column, y.view({c}), {1});
+    Compare(x.view({0, b, c}), y.view({b, 1}), {0});
+    Compare(x.view({a, b, 0}), column, {2});
   });
 }
 
 // The values of one piece are written and read again as any others are.
 TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
-  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  ForType([&]<class T>(T) {
     constexpr std::int64_t kRows = 4, kColumns = 64;
     const DeviceArray<T> a(stream(), NormalVector<T>(kRows * kColumns, 1)),
         b(stream(), NormalVector<T>(kColumns, 2));
-    const View x = StridedView(a.data(), DTypeOf<T>(), {kRows, kColumns}, {kColumns, 1});
-    const View with = VectorView(b.data(), kColumns);
-    const MapStage stage{Weighted(), {&with, 1}};
-    const RunOptions options{.strategy = GetParam().name, .check_only = true};
-    const auto plain = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, options);
-    const auto found = RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, options, &stage);
-    ASSERT_TRUE(plain.ok() && found.ok()) << plain.status() << found.status();
+    const View x = a.view({kRows, kColumns}), with = b.view();
+    const MapStage stage{kWeighted, {&with, 1}};
+    RunOptions check = options();
+    check.check_only = true;
+    const auto plain = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check));
+    const auto found = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check, &stage));
     constexpr std::uint64_t kValues = kRows * kColumns * sizeof(T);
-    EXPECT_EQ(found->bytes, plain->bytes + 2 * kValues + kColumns * sizeof(T));
-    EXPECT_EQ(found->scratch_bytes, plain->scratch_bytes + kValues);
+    EXPECT_EQ(found.bytes, plain.bytes + 2 * kValues + kColumns * sizeof(T));
+    EXPECT_EQ(found.scratch_bytes, plain.scratch_bytes + kValues);
   });
 }
 
-// Of one array in several pieces, some of which leave the range of f32.
+TESSERA_STRATEGY_SUITE(ReduceAxesPieceStageTest, ReduceAxesStageTest, kOf<DType::kF32>);
+
+// A piece takes a quarter of the scratch memory at most; some leave the range of f32.
 TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
-  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), length = 64;
-  const auto stream = MakeStream(*TestDevice(GetParam().backend));
-  ASSERT_TRUE(stream.ok());
-  Budget budget(4 << 20);  // a piece is a quarter of it at most
-  (*stream)->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(**stream).ok());
+  const Limited own(GetParam().backend, 4 << 20);
   std::vector<float> values = NormalVector<float>(rows * length, 1);
   for (std::size_t i = 0; i < 64; i += 1) values[i] = i % 2 == 0 ? 3e38f : -3e38f;
-  values[0] = values[2] = values[4] = 3e38f;
   values[1] = values[3] = 0;
-  const DeviceArray<float> a(**stream, values), one(**stream, std::vector<float>{1});
-  const View x = StridedView(a.data(), DType::kF32, {rows, length}, {length, 1});
-  const View with = VectorView(one.data(), 1);
-  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
-  const MapStage stage{nodes, {&with, 1}};
-  const RunOptions options{.strategy = GetParam().name};
-  DeviceArray<float> expected(**stream, rows), found(**stream, rows);
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
-    ASSERT_TRUE(RunReduceAxes(**stream, x, op, {1}, expected.data(), options).ok());
-    ASSERT_TRUE(BeginRequest(**stream).ok());
-    const auto stats = RunReduceAxes(**stream, x, op, {1}, found.data(), options, &stage);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    const auto one_way = expected.Values(), other = found.Values();
-    EXPECT_EQ(std::memcmp(one_way.data(), other.data(), one_way.size() * sizeof(float)), 0)
-        << Name(op);
-    ASSERT_TRUE(BeginRequest(**stream).ok());
-  }
+  const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
+  Compare(a.view({rows, length}), one.view(), {1}, kProduct,
+          {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}, *own.stream);
 }
 
-// Along the outermost axis, of which there are no pieces: of more than scratch memory holds some columns
-// at a time. Sums are exact, but for a column that leaves the range of f32 on its way to 0.
+// Some columns at a time are folded where there are no pieces. Most sums are exact.
 TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
-  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   constexpr std::int64_t kDepth = 3, kColumns = 21;
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;
-  const auto stream = MakeStream(*TestDevice(GetParam().backend));
-  ASSERT_TRUE(stream.ok());
-  Budget budget(4 << 20);  // of 10 MB
-  (*stream)->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(**stream).ok());
+  const Limited own(GetParam().backend, 4 << 20);  // of 10 MB
   std::vector<float> values(static_cast<std::size_t>(rows * row));
   Random random(5);
   for (float& value : values) value = static_cast<float>(random.Bits() % 17);
   for (std::int64_t i = 0; i < rows; ++i)
-    values[static_cast<std::size_t>(i * row)] = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
-  const std::vector<float> factors = {2, 3, 1};
-  const DeviceArray<float> a(**stream, values), b(**stream, factors);
+    At(values, i * row) = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
+  const DeviceArray<float> a(stream(), values), b(stream(), std::vector<float>{2, 3, 1});
   // Every row backwards, and a factor for each of three columns.
   const View x =
       StridedView(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
-  const View with = VectorView(b.data(), kDepth);
-  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
-  const MapStage stage{nodes, {&with, 1}};
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin}) {
-    SCOPED_TRACE(Name(op));
-    std::vector<double> want(static_cast<std::size_t>(row));
-    for (std::int64_t j = 0; j < row; ++j) {
-      std::int64_t least = 0;
-      const auto at = [&](std::int64_t i) {
-        return static_cast<double>(values[static_cast<std::size_t>(i * row + row - 1 - j)] *
-                                   factors[static_cast<std::size_t>(j % kDepth)]);
-      };
-      double& result = want[static_cast<std::size_t>(j)];
-      if (op == ReduceOp::kMax) result = at(0);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        if (op == ReduceOp::kSum) result += at(i);
-        if (op == ReduceOp::kMax) result = std::max(result, at(i));
-        if (at(i) < at(least)) least = i;
-      }
-      if (op == ReduceOp::kArgMin) result = static_cast<double>(least);
-    }
-    DeviceArray<float> found(**stream, row);
-    DeviceArray<std::int64_t> places(**stream, row);
-    ASSERT_TRUE(BeginRequest(**stream).ok());
-    void* const out = IsArg(op) ? static_cast<void*>(places.data()) : found.data();
-    const auto stats =
-        RunReduceAxes(**stream, x, op, {0}, out, {.strategy = GetParam().name}, &stage);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_LE(budget.used(), budget.limit());
-    const std::vector<float> numbers = found.Values();
-    const std::vector<std::int64_t> indices = places.Values();
-    for (std::size_t j = 0; j < want.size(); ++j)
-      EXPECT_EQ(IsArg(op) ? static_cast<double>(indices[j]) : static_cast<double>(numbers[j]),
-                want[j])
-          << j;
-  }
+  Compare(x, b.view(), {0}, kProduct, {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin},
+          *own.stream);
 }
 
-// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns, and the
-// bound is larger for few. What counts is what is launched, and launches leave nothing behind.
+// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns,
+// and the bound is larger for few. What counts is what is launched; launches leave nothing behind.
 TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, one of 24
   constexpr std::uint64_t kTaken = 768 << 10;
@@ -513,147 +344,83 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
     std::memset(on.Scratch(kTaken), 0xff, kTaken);
     of_cpu.launch(p, on);
   };
-  const auto stream = MakeStream(*TestDevice(Backend::kCpu));
-  ASSERT_TRUE(stream.ok());
-  Budget budget(4 << 20);  // of 10 MB, and 14 MB of launches
-  (*stream)->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(**stream).ok());
+  Limited own(Backend::kCpu, 4 << 20);  // of 10 MB, and 14 MB of launches
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
   const View with = VectorView(factor.data(), 1);
-  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
-  const MapStage stage{nodes, {&with, 1}};
-  const auto staged = StageReduce(x, &stage);
-  ASSERT_TRUE(staged.ok()) << staged.status();
-  MapProblem& map = (*staged)->problem();
+  const MapStage stage{kProduct, {&with, 1}};
+  const auto staged = Get(StageReduce(x, &stage));
+  MapProblem& map = (staged)->problem();
   ReduceAxesProblem problem{.outer = 1, .length = kRows, .inner = kColumns, .out = sums.data()};
-  const FoldMapAxes work{map, **stream, problem, /*first_inner=*/1};
-
-  const auto found = WithinLimit(&strategy, problem, /*named=*/true, nullptr, **stream, work);
-  ASSERT_TRUE(found.ok()) << found.status();
+  const FoldMapAxes work{map, *own.stream, problem, /*first_inner=*/1};
+  Get(WithinLimit(&strategy, problem, /*named=*/true, nullptr, *own.stream, work));
   Stats stats = StatsOf(strategy, problem);
   work.Account(strategy, stats);
   EXPECT_EQ(stats.roundoff, 1 / 24.0);
   EXPECT_EQ(stats.bytes, 18001 + sizeof(float))
       << "x, in place of the map's values, and the factor";
-  EXPECT_NO_THROW(work(**stream, problem, strategy));
-  EXPECT_LE(budget.used(), 2 << 20);
+  EXPECT_NO_THROW(work(*own.stream, problem, strategy));
+  EXPECT_LE(own.budget.used(), 2 << 20);
   EXPECT_EQ(sums, std::vector<float>(static_cast<std::size_t>(kColumns), 2 * kRows));
-  ASSERT_TRUE(EndRequest(**stream).ok());
+  ASSERT_TRUE(EndRequest(*own.stream).ok());
 }
 
-TEST_P(ReduceAxesTruthStageTest, CountsTruthValues) {
-  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
-  const std::int64_t rows = 37, columns = 53;
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
-  Random random(3);
-  for (std::uint8_t& byte : bytes) byte = random.Bits() % 2;
-  Memory memory = *Allocate(stream().device(), bytes.size());
-  ASSERT_TRUE(CopyToDevice(stream(), memory.data(), bytes.data(), bytes.size()).ok());
-  const View x = WholeView({DType::kBool, MakeShape({rows, columns})}, memory.data());
-  DeviceArray<std::int64_t> sums(stream(), columns);
-  const auto stats =
-      RunReduceAxes(stream(), x, ReduceOp::kSum, {0}, sums.data(), {.strategy = GetParam().name});
-  ASSERT_TRUE(stats.ok()) << stats.status();
-  const std::vector<std::int64_t> found = sums.Values();
-  for (std::int64_t j = 0; j < columns; ++j) {
-    std::int64_t count = 0;
-    for (std::int64_t i = 0; i < rows; ++i)
-      count += bytes[static_cast<std::size_t>(i * columns + j)];
-    EXPECT_EQ(found[static_cast<std::size_t>(j)], count) << j;
-  }
-  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kMax, {0}, false).status()), "BAD_DTYPE");
-}
+class MatmulStageTest : public StrategyTest<MatmulProblem> {};
 
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesPieceStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF32>)),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesTruthStageTest,
-                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kI32>)),
-                         CaseName);
-
-class MatmulStageTest : public testing::TestWithParam<StrategyCase> {
- protected:
-  Stream& stream() { return TestStream(GetParam().backend); }
-};
+TESSERA_STRATEGIES(MatmulStageTest, kDeterministic);
 
 TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
+  // where(c + bias > residual, c, 0) as F16, and whether it is.
+  Nodes chosen = {In(0), In(1), In(2), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kGreater, {3, 2})};
+  const Nodes whether = chosen;
+  chosen.push_back(Op(MapOp::kWhere, {4, 0, 1}));
+  chosen.push_back(Op(MapOp::kCast, {5}, DType::kF16));
+  ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
     for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
              {1, 1, 1}, {33, 65, 17}, {128, 64, 32}, {0, 5, 3}, {5, 7, 0}}) {
       const DeviceArray<T> a(stream(), NormalVector<T>(m * k, 1)),
           b(stream(), NormalVector<T>(k * n, 2)), bias(stream(), NormalVector<T>(n + m * n, 3));
-      const View left = StridedView(a.data(), kDType, {m, k}, {k, 1}),
-                 right = StridedView(b.data(), kDType, {k, n}, {n, 1});
+      const View left = a.view({m, k}), right = b.view({k, n});
       const View with[] = {VectorView(bias.data(), n),
                            StridedView(bias.data() + n, kDType, {m, n}, {n, 1})};
-      // where(c + bias > residual, c, 0) as F16, and whether it is.
-      const std::vector<ExpressionNode> all = {In(0),
-                                               In(1),
-                                               In(2),
-                                               Op(MapOp::kAdd, {0, 1}),
-                                               Op(MapOp::kGreater, {3, 2}),
-                                               Op(MapOp::kWhere, {4, 0, 1}),
-                                               Op(MapOp::kCast, {5}, DType::kF16)};
-      for (int last = 0; last < 2; ++last) {
-        const std::vector<ExpressionNode> nodes(all.begin(), last == 0 ? all.end() : all.end() - 2);
+      for (const Nodes& nodes : {chosen, whether}) {
         const MapStage stage{nodes, with};
-        const RunOptions options{.strategy = GetParam().name};
-        const DType out_dtype = kDType;
-        const auto product = MatmulType(left, right, false, false, out_dtype);
-        ASSERT_TRUE(product.ok());
-        Memory c = *Allocate(stream().device(), product->bytes() + 1);
-        const auto plain =
-            RunMatmul(stream(), left, right, false, false, out_dtype, c.data(), options);
-        const auto type = MatmulType(left, right, false, false, out_dtype, &stage);
-        ASSERT_TRUE(type.ok()) << type.status();
-        EXPECT_EQ(type->dtype, last == 0 ? DType::kF16 : DType::kBool);
-        Memory out = *Allocate(stream().device(), type->bytes() + 1);
-        const auto found =
-            RunMatmul(stream(), left, right, false, false, out_dtype, out.data(), options, &stage);
+        const auto multiply = [&](void* out, const MapStage* then, bool check_only = false) {
+          RunOptions how = options();
+          how.check_only = check_only;
+          return RunMatmul(stream(), left, right, false, false, kDType, out, how, then);
+        };
+        const auto product = Get(MatmulType(left, right, false, false, kDType));
+        Memory c = *Allocate(stream().device(), product.bytes() + 1);
+        const auto plain = multiply(c.data(), nullptr);
+        const auto type = Get(MatmulType(left, right, false, false, kDType, &stage));
+        EXPECT_EQ(type.dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
+        Memory out = *Allocate(stream().device(), type.bytes() + 1);
+        const auto found = multiply(out.data(), &stage);
         ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
         if (!found.ok()) continue;
         EXPECT_EQ(found->strategy, plain->strategy);
         // The product is written once and read once, in addition to the cost of the step itself.
         if (m * n > 0) {
-          EXPECT_EQ(found->bytes, plain->bytes + product->bytes() + type->bytes() +
+          EXPECT_EQ(found->bytes, plain->bytes + product.bytes() + type.bytes() +
                                       static_cast<std::uint64_t>(n + m * n) * sizeof(T));
         }
-        RunOptions check = options;
-        check.check_only = true;
-        const auto alone =
-            RunMatmul(stream(), left, right, false, false, out_dtype, nullptr, check);
-        const auto staged =
-            RunMatmul(stream(), left, right, false, false, out_dtype, nullptr, check, &stage);
-        ASSERT_TRUE(alone.ok() && staged.ok()) << alone.status() << staged.status();
-        EXPECT_EQ(staged->scratch_bytes, alone->scratch_bytes + product->bytes());
-        Mapped mapped = Map(stream(), {WholeView(*product, c.data()), with[0], with[1]}, nodes);
-        EXPECT_EQ(BytesOf(stream(), out.data(), type->bytes()),
-                  BytesOf(stream(), mapped.view.data, type->bytes()))
+        EXPECT_EQ(Get(multiply(nullptr, &stage, true)).scratch_bytes,
+                  Get(multiply(nullptr, nullptr, true)).scratch_bytes + product.bytes());
+        Mapped mapped = Map(stream(), {WholeView(product, c.data()), with[0], with[1]}, nodes);
+        EXPECT_EQ(BytesOf(stream(), out.data(), type.bytes()),
+                  BytesOf(stream(), mapped.view.data, type.bytes()))
             << m << " " << n << " " << k;
       }
     }
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, MatmulStageTest,
-                         testing::ValuesIn(StrategyCases<MatmulProblem>(kDeterministic)), CaseName);
-
-// --- Without a strategy of its own -------------------------------------------------------------
-
-class StageTest : public testing::TestWithParam<Backend> {
- protected:
-  Stream& stream() { return TestStream(GetParam()); }
-};
+class StageTest : public BackendTest {};
 
 TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
-  TESSERA_NEED_DEVICE(GetParam());
   const View x = WholeView({DType::kF32, MakeShape({4, 3})}, nullptr);
   const View bad = WholeView({DType::kF32, MakeShape({2})}, nullptr);
   const View wide = WholeView({DType::kF32, MakeShape({2, 4, 4})}, nullptr);
@@ -661,7 +428,7 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   const auto sum = [&](const MapStage& stage) {
     return RunReduce(stream(), x, ReduceOp::kSum, options, &stage).status();
   };
-  const std::vector<ExpressionNode> both = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+  const Nodes both = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
   EXPECT_EQ(ErrorReason(sum({both, {&bad, 1}})), "BAD_SHAPE");
   EXPECT_EQ(ErrorMetadata(sum({both, {&bad, 1}}))["operand"], "with[0]");
   EXPECT_EQ(ErrorReason(sum({both, {}})), "BAD_EXPRESSION");
@@ -671,7 +438,6 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   EXPECT_EQ(ErrorReason(sum({both, many})), "BAD_EXPRESSION");
   EXPECT_TRUE(sum({both, {&x, 1}}).ok());
 
-  // What would stretch the product.
   const MapStage stage{both, {&wide, 1}};
   const absl::Status status = MatmulType(x, x, false, true, DType::kF32, &stage).status();
   EXPECT_EQ(ErrorReason(status), "BAD_SHAPE");
@@ -682,7 +448,6 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
 }
 
 TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
-  TESSERA_NEED_DEVICE(GetParam());
   const RunOptions options{.check_only = true};
   for (DType dtype : {DType::kBool, DType::kU8, DType::kI8}) {
     SCOPED_TRACE(Name(dtype));
@@ -702,7 +467,6 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
 
 // Integers of a byte: all of them, by every strategy, in expressions, casts and reductions.
 TEST_P(StageTest, ComputesWithIntegersOfAByte) {
-  TESSERA_NEED_DEVICE(GetParam());
   constexpr std::int64_t n = 4099;
   std::vector<std::uint8_t> a(n);
   std::vector<std::int8_t> b(n);
@@ -717,19 +481,16 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
     const DeviceArray<std::uint8_t> da(stream(), a, offset);
     const DeviceArray<std::int8_t> db(stream(), b, offset);
     const DeviceArray<float> dc(stream(), c, offset);
-    const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n),
-                                     VectorView(dc.data(), n)};
+    const std::vector<View> views = {da.view(), db.view(), dc.view()};
     for (const Strategy<MapProblem>* strategy : Strategies<MapProblem>()) {
       if (strategy->backend != GetParam()) continue;
       SCOPED_TRACE(strategy->name);
-      const auto check = [&]<class T>(std::vector<ExpressionNode> nodes, T, auto want) {
+      const auto check = [&]<class T>(Nodes nodes, T, auto want) {
         nodes.insert(nodes.begin(), {In(0), In(1), In(2)});
-        const auto type = MapType(views, nodes);
-        ASSERT_TRUE(type.ok()) << type.status();
-        ASSERT_EQ(type->dtype, DTypeOf<T>());
+        const auto type = Get(MapType(views, nodes));
+        ASSERT_EQ(type.dtype, DTypeOf<T>());
         DeviceArray<T> out(stream(), std::vector<T>(n), offset);
-        const auto ran = RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name});
-        ASSERT_TRUE(ran.ok()) << ran.status();
+        Get(RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name}));
         const std::vector<T> found = out.Values();
         for (std::size_t i = 0; i < a.size(); ++i)
           ASSERT_EQ(Exact(found[i]), Exact(static_cast<T>(want(i)))) << i;
@@ -755,72 +516,71 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
     }
     std::int64_t sum = 0;
     for (std::int8_t x : b) sum += x;
-    const View& x = views[1];
     const auto reduce = [&](ReduceOp op) {
-      const auto found = RunReduce(stream(), x, op, {});
-      EXPECT_TRUE(found.ok()) << found.status();
-      return found.ok() ? found->value : Scalar{};
+      return Get(RunReduce(stream(), views[1], op, {})).value;
     };
     EXPECT_EQ(reduce(ReduceOp::kSum).integer, sum);
     EXPECT_EQ(reduce(ReduceOp::kMean).real, static_cast<double>(sum) / n);
     EXPECT_EQ(reduce(ReduceOp::kMin).integer, -128);
     EXPECT_EQ(reduce(ReduceOp::kMax).integer, 127);
     EXPECT_EQ(reduce(ReduceOp::kArgMax).index, std::max_element(b.begin(), b.end()) - b.begin());
-    const View square = StridedView(da.data(), DType::kU8, {64, 64}, {64, 1});
-    const auto type = ReduceAxesType(square, ReduceOp::kMax, {1}, false);
-    ASSERT_TRUE(type.ok()) << type.status();
-    ASSERT_EQ(type->dtype, DType::kI32);
+    const View square = da.view({64, 64});
+    EXPECT_EQ(ReduceAxesType(square, ReduceOp::kMax, {1}, false)->dtype, DType::kI32);
     DeviceArray<std::int32_t> most(stream(), 64);
     ASSERT_TRUE(RunReduceAxes(stream(), square, ReduceOp::kMax, {1}, most.data(), {}).ok());
+    const std::vector<std::int32_t> found = most.Values();
     for (std::size_t i = 0; i < 64; ++i)
-      EXPECT_EQ(most.Values()[i], *std::max_element(a.begin() + i * 64, a.begin() + (i + 1) * 64));
+      EXPECT_EQ(found[i], *std::max_element(a.begin() + i * 64, a.begin() + (i + 1) * 64));
   }
 }
 
 // Bytes that are no truth values count as true, wherever they are read.
 TEST_P(StageTest, ReadsAnyByteButZeroAsTrue) {
-  TESSERA_NEED_DEVICE(GetParam());
-  std::vector<std::uint8_t> bytes(1003);
+  constexpr std::int64_t kRows = 17, kColumns = 59, n = kRows * kColumns;
+  std::vector<std::uint8_t> bytes(n);
   std::iota(bytes.begin(), bytes.end(), std::uint8_t{0});
-  const auto n = static_cast<std::int64_t>(bytes.size());
-  std::int64_t count = 0;
-  for (std::uint8_t byte : bytes) count += byte != 0;
-  Memory memory = *Allocate(stream().device(), bytes.size());
-  ASSERT_TRUE(CopyToDevice(stream(), memory.data(), bytes.data(), bytes.size()).ok());
-  const View x = WholeView({DType::kBool, MakeShape({n})}, memory.data());
-  const auto sum = RunReduce(stream(), x, ReduceOp::kSum, {});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.integer, count);
+  std::vector<std::uint8_t> truth, negated;
+  std::vector<std::int64_t> counts(kColumns);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    truth.push_back(bytes[i] != 0);
+    negated.push_back(bytes[i] == 0);
+    counts[i % kColumns] += bytes[i] != 0;
+  }
+  const DeviceArray<std::uint8_t> array(stream(), bytes);
+  const View x = StridedView(array.data(), DType::kBool, {kRows, kColumns}, {kColumns, 1});
+  const auto sum = Get(RunReduce(stream(), x, ReduceOp::kSum, {}));
+  EXPECT_EQ(sum.value.integer, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  DeviceArray<std::int64_t> sums(stream(), kColumns);
+  ASSERT_TRUE(RunReduceAxes(stream(), x, ReduceOp::kSum, {0}, sums.data(), {}).ok());
+  EXPECT_EQ(sums.Values(), counts);
+  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kMax, {0}, false).status()), "BAD_DTYPE");
   for (const Strategy<MapProblem>* strategy : Strategies<MapProblem>()) {
     if (strategy->backend != GetParam()) continue;
     SCOPED_TRACE(strategy->name);
+    const RunOptions options{.strategy = strategy->name};
     DeviceArray<std::uint8_t> out(stream(), n);
-    const std::vector<ExpressionNode> same = {In(0)}, negated = {In(0), Op(MapOp::kNot, {0})};
-    ASSERT_TRUE(RunMap(stream(), {x}, same, out.data(), {.strategy = strategy->name}).ok());
-    for (std::size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(out.Values()[i], bytes[i] != 0) << i;
-    ASSERT_TRUE(RunMap(stream(), {x}, negated, out.data(), {.strategy = strategy->name}).ok());
-    const std::vector<std::uint8_t> values = out.Values();
-    for (std::size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(values[i], bytes[i] == 0) << i;
+    ASSERT_TRUE(RunMap(stream(), {x}, {In(0)}, out.data(), options).ok());
+    EXPECT_EQ(out.Values(), truth);
+    ASSERT_TRUE(RunMap(stream(), {x}, {In(0), Op(MapOp::kNot, {0})}, out.data(), options).ok());
+    EXPECT_EQ(out.Values(), negated);
   }
 }
 
 TEST_P(StageTest, CopiesConvertTruthValues) {
-  TESSERA_NEED_DEVICE(GetParam());
   const std::vector<float> values = {0.0f, -0.0f, 1.0f, 0.25f, -3.0f, NAN, INFINITY, 1e-45f};
   const std::vector<std::uint8_t> truth = {0, 0, 1, 1, 1, 1, 1, 1};
   const DeviceArray<float> x(stream(), values);
   DeviceArray<std::uint8_t> out(stream(), 8);
-  ASSERT_TRUE(RunCopy(stream(), VectorView(x.data(), 8), DType::kBool, out.data()).ok());
+  ASSERT_TRUE(RunCopy(stream(), x.view(), DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), truth);
   // Backwards, so that it is gathered before.
   const View backwards = StridedView(x.data() + 7, DType::kF32, {8}, {-1});
   ASSERT_TRUE(RunCopy(stream(), backwards, DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), std::vector<std::uint8_t>(truth.rbegin(), truth.rend()));
+  const View bits{out.data(), DType::kBool, MakeShape({8}), {1}};
   for (DType dtype : kAllDTypes) {
-    DispatchDType(dtype, [&](auto t) {
-      using T = decltype(t);
+    DispatchDType(dtype, [&]<class T>(T) {
       DeviceArray<T> numbers(stream(), 8);
-      const View bits{out.data(), DType::kBool, MakeShape({8}), {1}};
       ASSERT_TRUE(RunCopy(stream(), bits, dtype, numbers.data()).ok());
       const std::vector<T> found = numbers.Values();
       for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(Exact(found[i]), truth[7 - i]) << Name(dtype);
@@ -829,13 +589,12 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
   DeviceArray<std::uint8_t> turned(stream(), 8);
   const View columns = StridedView(out.data(), DType::kBool, {4, 2}, {1, 4});
   ASSERT_TRUE(RunCopy(stream(), columns, DType::kBool, turned.data()).ok());
-  const std::vector<std::uint8_t> flat = out.Values(), two = turned.Values();
-  for (std::size_t i = 0; i < 4; ++i)
-    for (std::size_t j = 0; j < 2; ++j) EXPECT_EQ(two[2 * i + j], flat[i + 4 * j]);
+  const std::vector<std::uint8_t> flat = out.Values();
+  EXPECT_EQ(turned.Values(), (std::vector<std::uint8_t>{flat[0], flat[4], flat[1], flat[5], flat[2],
+                                                        flat[6], flat[3], flat[7]}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, StageTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& test) { return std::string(Name(test.param)); });
+TESSERA_BACKENDS(StageTest);
 
 }  // namespace
 }  // namespace tessera::test

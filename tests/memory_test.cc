@@ -1,22 +1,20 @@
-// What becomes of requests when the device's memory is all but used up. An executable of its own,
-// because nothing else can run on the device meanwhile.
+// Requests while the device's memory is all but used up: nothing else can run on the device.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// The row is chosen by what the stream may have of scratch memory, never by what is free: neither
-// of the budget nor of the device.
+// The limit of scratch memory chooses the strategy, not what is free of it or of the device.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;
-  Device& device = TestStream(Backend::kCuda).device();
+  Stream& stream = TestStream(Backend::kCuda);
+  Device& device = stream.device();
   const std::vector<float> values = NormalVector<float>(kSide * kSide, 1);
-  DeviceArray<float> a(TestStream(Backend::kCuda), values),
-      c(TestStream(Backend::kCuda), kSide * kSide);
-  const View x = WholeView({DType::kF32, MakeShape({kSide, kSide})}, a.data());
-  const auto run = [&](Stream& stream, std::string_view strategy) {
-    return RunMatmul(stream, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
+  DeviceArray<float> a(stream, values), c(stream, kSide * kSide);
+  const View x = a.view({kSide, kSide});
+  const auto run = [&](Stream& by, std::string_view strategy) {
+    return RunMatmul(by, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
   };
   const MatmulProblem problem{.dtype = DType::kF32,
                               .m = kSide,
@@ -36,62 +34,50 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
     EXPECT_GE(need, std::uint64_t{2} * 6 * kSide * kSide);
   }
   {
-    Budget enough(need + (std::uint64_t{8} << 20));
-    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
-    ASSERT_TRUE(stream.ok()) << stream.status();
-    (*stream)->SetScratchBudget(&enough);
-    const auto stats = run(**stream, "");
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->strategy, best->name);
-    ASSERT_TRUE(EndRequest(**stream).ok());
+    Limited enough(Backend::kCuda, need + (std::uint64_t{8} << 20));
+    const auto stats = Get(run(*enough.stream, ""));
+    EXPECT_EQ(stats.strategy, best->name);
+    ASSERT_TRUE(EndRequest(*enough.stream).ok());
     if (need > 0) {
-      const std::uint64_t taken = enough.free();
-      ASSERT_TRUE(enough.TryTake(taken));
-      EXPECT_EQ(ErrorReason(run(**stream, "").status()), "SCRATCH_EXHAUSTED");
-      ASSERT_TRUE(EndRequest(**stream).ok());
-      enough.Return(taken);
+      const std::uint64_t taken = enough.budget.free();
+      ASSERT_TRUE(enough.budget.TryTake(taken));
+      EXPECT_EQ(ErrorReason(run(*enough.stream, "").status()), "SCRATCH_EXHAUSTED");
+      ASSERT_TRUE(EndRequest(*enough.stream).ok());
+      enough.budget.Return(taken);
     }
   }
-  Budget little(std::uint64_t{8} << 20);
-  absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
-  ASSERT_TRUE(stream.ok()) << stream.status();
-  (*stream)->SetScratchBudget(&little);
-  if (need > little.limit()) {
-    EXPECT_EQ(ErrorReason(run(**stream, best->name).status()), "SCRATCH_EXHAUSTED");
+  const Limited little(Backend::kCuda, std::uint64_t{8} << 20);
+  const bool in_little = need <= little.budget.limit();
+  if (!in_little) {
+    EXPECT_EQ(ErrorReason(run(*little.stream, best->name).status()), "SCRATCH_EXHAUSTED");
   }
-  absl::StatusOr<Stats> stats = run(**stream, "");
-  ASSERT_TRUE(stats.ok()) << stats.status();
-  EXPECT_EQ(stats->strategy, need > little.limit() ? in_place->name : best->name);
+  EXPECT_EQ(Get(run(*little.stream, "")).strategy, in_little ? best->name : in_place->name);
 
-  // With the device's memory all but used up.
   std::vector<Memory> rest;
   for (std::size_t bytes = std::size_t{1} << 30; bytes >= std::size_t{16} << 20;) {
     absl::StatusOr<Memory> memory = Allocate(device, bytes);
-    if (memory.ok())
+    if (memory.ok()) {
       rest.push_back(*std::move(memory));
-    else
+    } else {
       bytes /= 2;
+    }
   }
-  absl::StatusOr<std::unique_ptr<Stream>> unlimited = MakeStream(device);
-  ASSERT_TRUE(unlimited.ok()) << unlimited.status();
   if (need > std::uint64_t{64} << 20) {
-    const auto exhausted = run(**unlimited, "");
+    const std::unique_ptr<Stream> unlimited = *MakeStream(device);
+    const auto exhausted = run(*unlimited, "");
     EXPECT_EQ(ErrorReason(exhausted.status()), "GPU_MEMORY_EXHAUSTED") << exhausted.status();
   }
-  stats = run(**stream, "");
+  const auto stats = Get(run(*little.stream, ""));
   rest.clear();
-  ASSERT_TRUE(stats.ok()) << stats.status();
   const std::vector<float> got = c.Values();
   for (const std::int64_t i : {std::int64_t{0}, kSide - 1}) {
     long double want = 0, scale = 0;
     for (std::int64_t l = 0; l < kSide; ++l) {
-      const long double term =
-          static_cast<long double>(values[static_cast<std::size_t>(i * kSide + l)]) *
-          values[static_cast<std::size_t>(l)];
+      const long double term = static_cast<long double>(At(values, i * kSide + l)) * At(values, l);
       want += term;
       scale += std::abs(term);
     }
-    EXPECT_LE(std::abs(got[static_cast<std::size_t>(i * kSide)] - want), stats->roundoff * scale);
+    EXPECT_LE(std::abs(At(got, i * kSide) - want), stats.roundoff * scale);
   }
 }
 

@@ -16,8 +16,7 @@ __global__ void RacyDotKernel(const float* a, const float* b, std::int64_t n, fl
   if (i < n) c[0] += a[i] * b[i];
 }
 
-// The sums of threads are right. But a block's cell keeps the last one that is written to it,
-// whichever that is: one in blockDim.x.
+// A block's cell keeps the last sum that is written to it: one in blockDim.x.
 __global__ void RacySumKernel(const double* x, std::int64_t n, double* partials) {
   double sum = 0;
   for (std::int64_t i = GridThread(); i < n; i += GridThreads()) sum += x[i];

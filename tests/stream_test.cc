@@ -1,7 +1,5 @@
-// What a request may take and when it ends: scratch memory under a budget, operands that are read
-// as they are, results that are asked for late, work that is stopped, copies from device to device.
+// What a request may take and when it ends.
 #include <chrono>
-#include <thread>
 
 #include "kernels/guard.h"
 #include "tests/fake_device.h"
@@ -51,119 +49,97 @@ class StreamTest : public BackendTest {
 };
 
 TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnds) {
-  Budget budget(8 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
+  Limited l(GetParam(), 8 * kMiB);
   for (int round = 0; round < 3; ++round) {
-    ASSERT_TRUE(BeginRequest(*stream).ok());
-    ASSERT_TRUE(Scratch(*stream, 100).ok());
-    ASSERT_TRUE(Scratch(*stream, 4 * kMiB).ok());
-    EXPECT_EQ(budget.used(), 4 * kMiB) << "the stream's own block is not counted";
-    const auto more = Scratch(*stream, 5 * kMiB);
+    ASSERT_TRUE(BeginRequest(*l.stream).ok());
+    ASSERT_TRUE(Scratch(*l.stream, 100).ok());
+    ASSERT_TRUE(Scratch(*l.stream, 4 * kMiB).ok());
+    EXPECT_EQ(l.budget.used(), 4 * kMiB) << "the stream's own block is not counted";
+    const auto more = Scratch(*l.stream, 5 * kMiB);
     EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(ErrorReason(more.status()), "SCRATCH_EXHAUSTED");
     auto figures = ErrorMetadata(more.status());
     EXPECT_EQ(figures["requested"], absl::StrCat(5 * kMiB));
     EXPECT_EQ(figures["free"], absl::StrCat(4 * kMiB));
     EXPECT_EQ(figures["total"], absl::StrCat(8 * kMiB));
-    EXPECT_EQ(budget.used(), 4 * kMiB);
-    ASSERT_TRUE(EndRequest(*stream).ok());
-    EXPECT_EQ(budget.used(), 0u);
+    EXPECT_EQ(l.budget.used(), 4 * kMiB);
+    ASSERT_TRUE(EndRequest(*l.stream).ok());
+    EXPECT_EQ(l.budget.used(), 0u);
   }
-  void* kept = *Scratch(*stream, 1);
-  ASSERT_TRUE(EndRequest(*stream).ok());
-  EXPECT_EQ(*Scratch(*stream, kMiB), kept) << "a small request finds the block of the last";
-  stream.reset();
-  EXPECT_EQ(budget.used(), 0u);
+  void* kept = *Scratch(*l.stream, 1);
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
+  EXPECT_EQ(*Scratch(*l.stream, kMiB), kept) << "a small request finds the block of the last";
+  l.stream.reset();
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
 // The stream keeps its own block, whichever was allocated first.
 TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
-  Budget budget(8 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  ASSERT_TRUE(Scratch(*stream, 4 * kMiB).ok());
-  void* own = *Scratch(*stream, 1);
-  EXPECT_EQ(budget.used(), 4 * kMiB);
-  ASSERT_TRUE(EndRequest(*stream).ok());
-  EXPECT_EQ(budget.used(), 0u);
-  EXPECT_EQ(*Scratch(*stream, 1), own);
-  stream.reset();
-  EXPECT_EQ(budget.used(), 0u);
+  Limited l(GetParam(), 8 * kMiB);
+  ASSERT_TRUE(Scratch(*l.stream, 4 * kMiB).ok());
+  void* own = *Scratch(*l.stream, 1);
+  EXPECT_EQ(l.budget.used(), 4 * kMiB);
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
+  EXPECT_EQ(l.budget.used(), 0u);
+  EXPECT_EQ(*Scratch(*l.stream, 1), own);
+  l.stream.reset();
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
 TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
-  Budget budget(8 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  ASSERT_TRUE(BeginRequest(*stream).ok());
-  const void* const kept = *Scratch(*stream, 100);
-  const ScratchMark mark = stream->MarkScratch();
+  Limited l(GetParam(), 8 * kMiB);
+  const void* const kept = *Scratch(*l.stream, 100);
+  const ScratchMark mark = l.stream->MarkScratch();
   std::vector<void*> first;
   for (int round = 0; round < 10; ++round) {
     std::vector<void*> taken;
-    for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2}) {
-      const auto memory = Scratch(*stream, bytes);
-      ASSERT_TRUE(memory.ok()) << round << ": " << memory.status();
-      taken.push_back(*memory);
-    }
+    for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2})
+      taken.push_back(Get(Scratch(*l.stream, bytes)));
     if (round == 0) first = taken;
     EXPECT_EQ(taken, first);
-    EXPECT_EQ(budget.used(), 6 * kMiB) << "a block each";
-    EXPECT_FALSE(Scratch(*stream, 4 * kMiB).ok());
-    EXPECT_EQ(*Scratch(*stream, 1), static_cast<char*>(taken[2]) + kMiB / 2)
+    EXPECT_EQ(l.budget.used(), 6 * kMiB) << "a block each";
+    EXPECT_FALSE(Scratch(*l.stream, 4 * kMiB).ok());
+    EXPECT_EQ(*Scratch(*l.stream, 1), static_cast<char*>(taken[2]) + kMiB / 2)
         << "what is refused takes no room";
-    stream->RewindScratch(mark);
+    l.stream->RewindScratch(mark);
   }
-  EXPECT_EQ(*Scratch(*stream, 1), static_cast<const char*>(kept) + 256);
-  ASSERT_TRUE(EndRequest(*stream).ok());
-  EXPECT_EQ(budget.used(), 0u);
+  EXPECT_EQ(*Scratch(*l.stream, 1), static_cast<const char*>(kept) + 256);
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
 TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
-  Budget budget(std::uint64_t{1} << 60);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  EXPECT_EQ(Scratch(*stream, std::size_t{1} << 50).status().code(),
+  Limited l(GetParam(), std::uint64_t{1} << 60);
+  EXPECT_EQ(Scratch(*l.stream, std::size_t{1} << 50).status().code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(budget.used(), 0u);
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
 TEST_P(StreamTest, HostScratchIsChargedToo) {
-  Budget budget(2 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  EXPECT_TRUE(Guard(stream->device(), [&] { stream->HostScratch(2 * kMiB); }).ok());
-  EXPECT_EQ(budget.used(), 2 * kMiB);
-  EXPECT_EQ(ErrorReason(Guard(stream->device(), [&] { stream->HostScratch(2 * kMiB); })),
-            "SCRATCH_EXHAUSTED");
-  ASSERT_TRUE(EndRequest(*stream).ok());
-  EXPECT_EQ(budget.used(), 0u);
+  Limited l(GetParam(), 2 * kMiB);
+  const auto take = [&] {
+    return Guard(l.stream->device(), [&] { l.stream->HostScratch(2 * kMiB); });
+  };
+  EXPECT_TRUE(take().ok());
+  EXPECT_EQ(l.budget.used(), 2 * kMiB);
+  EXPECT_EQ(ErrorReason(take()), "SCRATCH_EXHAUSTED");
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
-// --- Strided operands ---------------------------------------------------------------------------
-
-// An operand of 60 bytes that stands for gigabytes.
 TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   const std::int64_t n = std::min<std::int64_t>(Largest(), std::int64_t{1} << 24);
-  Budget budget(GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  DeviceArray<float> one(*stream, std::vector<float>{3});
-  View x = VectorView(one.data(), 1);
-  x.shape = MakeShape({n / 4, 4});
-  x.strides = {};
-  const auto dot = RunDot(*stream, x, x, {});
-  ASSERT_TRUE(dot.ok()) << dot.status();
-  EXPECT_EQ(dot->value.real, 9.0 * static_cast<double>(n / 4 * 4));
-  const auto sum = RunReduce(*stream, x, ReduceOp::kSum, {});
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->value.real, 3.0 * static_cast<double>(n / 4 * 4));
-  ASSERT_TRUE(EndRequest(*stream).ok());
+  const Limited l(GetParam(), GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
+  DeviceArray<float> one(*l.stream, std::vector<float>{3});
+  const View x = StridedView(one.data(), DType::kF32, {n / 4, 4}, {});
+  const auto dot = Get(RunDot(*l.stream, x, x, {}));
+  EXPECT_EQ(dot.value.real, 9.0 * static_cast<double>(n / 4 * 4));
+  const auto sum = Get(RunReduce(*l.stream, x, ReduceOp::kSum, {}));
+  EXPECT_EQ(sum.value.real, 3.0 * static_cast<double>(n / 4 * 4));
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
 
-  DeviceArray<float> out(*stream, n / 4 * 4);
-  const auto add = RunAdd(*stream, x, x, out.data(), {});
-  ASSERT_TRUE(add.ok()) << add.status();
+  DeviceArray<float> out(*l.stream, n / 4 * 4);
+  Get(RunAdd(*l.stream, x, x, out.data(), {}));
   for (float value : out.Values()) ASSERT_EQ(value, 6);
 }
 
@@ -175,7 +151,7 @@ std::vector<View> StridedViews(const View& all) {
     return *MakeView({all.dtype, all.shape}, all.data, offset, shape, strides);
   };
   const std::int64_t side = 200, pitch = 211;
-  std::vector<View> views = {
+  return {
       window(n - 1, {n}, {-1}),                         // backwards
       window(1, {(n - 1) / 2}, {2}),                    // every other
       window(3, {side, side}, {pitch, 1}),              // a pitch
@@ -186,50 +162,36 @@ std::vector<View> StridedViews(const View& all) {
       window(0, {2, 2, 2, 3, 5, 7, 11, 13}, {1, 0, 5, 0, 9, 1000, 3, 2}),
       window(0, {1, 1}, {0, 0}),
   };
-  return views;
-}
-
-std::vector<double> Bits(const Scalar& s) {
-  return {s.real, static_cast<double>(s.integer), static_cast<double>(s.index)};
 }
 
 TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
   auto stream = NewStream();
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&]<class T>(T) {
-      const std::int64_t n = 60007;
-      DeviceArray<T> array(*stream, NormalVector<T>(n, 5, 0.25), 1);
-      const View all = VectorView(array.data(), n);
-      for (const View& view : StridedViews(all)) {
-        SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", ToString(view.shape)));
+      DeviceArray<T> array(*stream, NormalVector<T>(60007, 5, 0.25), 1);
+      for (const View& view : StridedViews(array.view())) {
+        SCOPED_TRACE(absl::StrCat(Absl(Name(dtype)), " ", ToString(view.shape)));
         ASSERT_TRUE(BeginRequest(*stream).ok());
         DeviceArray<T> copy(*stream, view.elements());
         ASSERT_TRUE(RunCopy(*stream, view, dtype, copy.data()).ok());
-        View whole = WholeView({dtype, view.shape}, copy.data());
+        const View whole = WholeView({dtype, view.shape}, copy.data());
         // Only what is read in place is within this; a copy of a large view is not.
-        Budget budget(GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
-        auto small = NewStream();
-        small->SetScratchBudget(&budget);
-        for (ReduceOp op : kAllReduceOps) {
-          const auto want = RunReduce(*stream, whole, op, {});
-          const auto got = RunReduce(*small, view, op, {});
-          ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
-          ASSERT_EQ(0, std::memcmp(Bits(want->value).data(), Bits(got->value).data(), 24))
-              << static_cast<int>(op);
-        }
+        const Limited small(GetParam(), GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
+        for (ReduceOp op : kAllReduceOps)
+          ASSERT_EQ(Bits(RunReduce(*small.stream, view, op, {})),
+                    Bits(RunReduce(*stream, whole, op, {})))
+              << Name(op);
+        const auto sum = [&](Stream& by, const View& a, const View& b) {
+          DeviceArray<T> out(*stream, view.elements());
+          Get(RunAdd(by, a, b, out.data(), {}));
+          const std::vector<T> values = out.Values();
+          return std::string(reinterpret_cast<const char*>(values.data()),
+                             values.size() * sizeof(T));
+        };
         for (const auto& [a, b] :
              {std::pair(view, view), std::pair(view, whole), std::pair(whole, view)}) {
-          const auto want = RunDot(*stream, whole, whole, {});
-          const auto got = RunDot(*small, a, b, {});
-          ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
-          ASSERT_EQ(Bits(want->value), Bits(got->value));
-          DeviceArray<T> sum(*stream, view.elements()), want_sum(*stream, view.elements());
-          ASSERT_TRUE(RunAdd(*stream, whole, whole, want_sum.data(), {}).ok());
-          const auto added = RunAdd(*small, a, b, sum.data(), {});
-          ASSERT_TRUE(added.ok()) << added.status();
-          const auto got_values = sum.Values(), want_values = want_sum.Values();
-          ASSERT_EQ(
-              0, std::memcmp(got_values.data(), want_values.data(), got_values.size() * sizeof(T)));
+          ASSERT_EQ(Bits(RunDot(*small.stream, a, b, {})), Bits(RunDot(*stream, whole, whole, {})));
+          ASSERT_TRUE(sum(*small.stream, a, b) == sum(*stream, whole, whole));
         }
       }
     });
@@ -237,38 +199,27 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
 }
 
 TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
-  auto stream = NewStream();
-  Budget budget(kMiB);
-  stream->SetScratchBudget(&budget);
-  const std::int64_t n = 60007;
-  const std::vector<float> values = NormalVector<float>(n, 7);
-  DeviceArray<float> array(*stream, values);
-  for (const View& view : StridedViews(VectorView(array.data(), n))) {
+  Limited l(GetParam(), kMiB);
+  DeviceArray<float> array(*l.stream, NormalVector<float>(60007, 7));
+  for (const View& view : StridedViews(array.view())) {
     SCOPED_TRACE(ToString(view.shape));
-    DeviceArray<float> plain(*stream, view.elements());
-    DeviceArray<double> wide(*stream, view.elements());
-    ASSERT_TRUE(RunCopy(*stream, view, DType::kF32, plain.data()).ok());
-    ASSERT_TRUE(BeginRequest(*stream).ok());
-    const auto status = RunCopy(*stream, view, DType::kF64, wide.data());
-    ASSERT_TRUE(status.ok()) << status;
+    DeviceArray<float> plain(*l.stream, view.elements());
+    DeviceArray<double> wide(*l.stream, view.elements());
+    ASSERT_TRUE(RunCopy(*l.stream, view, DType::kF32, plain.data()).ok());
+    ASSERT_TRUE(BeginRequest(*l.stream).ok());
+    ASSERT_TRUE(RunCopy(*l.stream, view, DType::kF64, wide.data()).ok());
     const auto want = plain.Values();
     const auto got = wide.Values();
     for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i], want[i]) << i;
   }
 }
 
-// --- Scratch memory and the choice of rows ------------------------------------------------------
-
 TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
-  Budget budget(2 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
-  DeviceArray<float> one(*stream, std::vector<float>{1});
-  View x = VectorView(one.data(), 1);
-  x.shape = MakeShape({12000, 12000});
-  x.strides = {};
+  const Limited l(GetParam(), 2 * kMiB);
+  DeviceArray<float> one(*l.stream, std::vector<float>{1});
+  const View x = StridedView(one.data(), DType::kF32, {12000, 12000}, {});
   bool asked = false;
-  const auto stats = RunMatmul(*stream, x, x, false, false, DType::kF32,
+  const auto stats = RunMatmul(*l.stream, x, x, false, false, DType::kF32,
                                [&]() -> absl::StatusOr<void*> {
                                  asked = true;
                                  return absl::InternalError("not wanted");
@@ -279,59 +230,47 @@ TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
   EXPECT_GE(std::stoull(figures["requested"]), std::uint64_t{2} * 12000 * 12000 * 4);
   EXPECT_EQ(figures["total"], absl::StrCat(2 * kMiB));
   EXPECT_FALSE(asked);
-  EXPECT_EQ(budget.used(), 0u);
+  EXPECT_EQ(l.budget.used(), 0u);
 }
 
 TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
-  Device& cpu = *TestDevice(Backend::kCpu);
-  auto stream = *MakeStream(cpu);
   const float one = 1;
-  View x = VectorView(&one, 1 << 19);  // a copy of it has 2 MiB
-  x.strides[0] = 0;
+  const View x = StridedView(&one, DType::kF32, {1 << 19}, {});  // a copy of it has 2 MiB
   for (const auto& [limit, reason] :
        {std::pair(2 * kMiB, ""), {2 * kMiB - 1, "SCRATCH_EXHAUSTED"}}) {
-    Budget budget(limit);
-    stream->SetScratchBudget(&budget);
-    const auto result = RunReduce(*stream, x, ReduceOp::kSum, {.strategy = "cpu_serial"});
+    const Limited l(Backend::kCpu, limit);
+    const auto result = RunReduce(*l.stream, x, ReduceOp::kSum, {.strategy = "cpu_serial"});
     EXPECT_EQ(ErrorReason(result.status()), reason) << limit;
-    ASSERT_TRUE(EndRequest(*stream).ok());
-    stream->SetScratchBudget(nullptr);
+    ASSERT_TRUE(EndRequest(*l.stream).ok());
   }
 }
 
 // The limit would do, and others have it: no other row, whose bits may differ.
 TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
-  Budget budget(64 * kMiB);
-  auto stream = NewStream();
-  stream->SetScratchBudget(&budget);
+  Limited l(GetParam(), 64 * kMiB);
   const std::int64_t side = 1024;
-  DeviceArray<float> c(*stream, side * side), one(*stream, std::vector<float>{1});
-  View x = VectorView(one.data(), 1);
-  x.shape = MakeShape({side, side});
-  x.strides = {};
-  ASSERT_TRUE(budget.TryTake(63 * kMiB));
-  const auto refused = RunMatmul(*stream, x, x, false, false, DType::kF32, c.data(), {});
-  EXPECT_EQ(ErrorReason(refused.status()), "SCRATCH_EXHAUSTED") << refused.status();
-  ASSERT_TRUE(EndRequest(*stream).ok());
-  budget.Return(63 * kMiB);
-  EXPECT_TRUE(RunMatmul(*stream, x, x, false, false, DType::kF32, c.data(), {}).ok());
+  DeviceArray<float> c(*l.stream, side * side), one(*l.stream, std::vector<float>{1});
+  const View x = StridedView(one.data(), DType::kF32, {side, side}, {});
+  const auto run = [&] {
+    return RunMatmul(*l.stream, x, x, false, false, DType::kF32, c.data(), {}).status();
+  };
+  ASSERT_TRUE(l.budget.TryTake(63 * kMiB));
+  EXPECT_EQ(ErrorReason(run()), "SCRATCH_EXHAUSTED");
+  ASSERT_TRUE(EndRequest(*l.stream).ok());
+  l.budget.Return(63 * kMiB);
+  EXPECT_TRUE(run().ok());
   EXPECT_EQ(c.Values()[1], 1024);
 }
 
-// --- Results ------------------------------------------------------------------------------------
-
 TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
-  Stream& stream = TestStream(GetParam());
-  DeviceArray<float> x(stream, std::vector<float>{1, 2, 3, 4}), out(stream, 4);
-  const View vector = VectorView(x.data(), 4);
-  View matrix = vector;
-  matrix.shape = MakeShape({2, 2});
-  matrix.strides = {2, 1};
+  DeviceArray<float> x(stream(), std::vector<float>{1, 2, 3, 4}), out(stream(), 4);
+  const View vector = x.view(), matrix = x.view({2, 2});
   int asked = 0;
   const auto give = [&]() -> absl::StatusOr<void*> {
     ++asked;
     return out.data();
   };
+  Stream& stream = BackendTest::stream();
   const RunOptions unknown = {.strategy = "nobody"};
   const RunOptions launch = {.launch = {.items_per_thread = 4000000000u}};
   for (const RunOptions& bad : {unknown, launch}) {
@@ -353,14 +292,12 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
             absl::StatusCode::kDataLoss);
 }
 
-// --- Stopping -----------------------------------------------------------------------------------
-
 TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   auto stream = NewStream();
   std::atomic<bool> stop{false};
   stream->WatchStop(&stop);
   DeviceArray<float> x(*stream, std::vector<float>{1, 2, 3, 4}), out(*stream, 4);
-  const View vector = VectorView(x.data(), 4);
+  const View vector = x.view();
   EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
   stop = true;
   const auto operand = [&](std::size_t, int) -> const View& { return vector; };
@@ -377,10 +314,9 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, StreamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(StreamTest);
 
-// Launches each row of the CPU on a stopped stream, and wants to see that it has not done the work.
+// Launches each strategy of the CPU on a stopped stream, which must not have done the work.
 class StopTest : public testing::Test {
  protected:
   StopTest() : stream_(*MakeStream(*TestDevice(Backend::kCpu))) {
@@ -442,13 +378,11 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
       [&] { return std::none_of(out_.begin(), out_.end(), [](float x) { return x == 512; }); });
 }
 
-// The slowest row on half a minute of work, left in the middle: before its last element.
+// The slowest strategy on half a minute of work is left in the middle: before its last element.
 TEST_F(StopTest, LongWorkEndsSoon) {
   stop_ = false;
   DeviceArray<float> one(*stream_, std::vector<float>{1}), out(*stream_, 3000 * 3000);
-  View x = VectorView(one.data(), 1);
-  x.shape = MakeShape({3000, 3000});
-  x.strides = {};
+  const View x = StridedView(one.data(), DType::kF32, {3000, 3000}, {});
   std::thread leaves([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     stop_ = true;
@@ -459,8 +393,6 @@ TEST_F(StopTest, LongWorkEndsSoon) {
   EXPECT_EQ(ErrorReason(stats.status()), "CANCELLED");
   EXPECT_TRUE(std::isnan(out.Values().back()));
 }
-
-// --- From device to device ----------------------------------------------------------------------
 
 class AcrossTest : public testing::Test {
  protected:
@@ -478,38 +410,35 @@ class AcrossTest : public testing::Test {
 };
 
 TEST_F(AcrossTest, CopiesPieceByPiece) {
-  const View whole = VectorView(array_.data(), static_cast<std::int64_t>(values_.size()));
-  DeviceArray<float> plain(*to_, whole.elements());
-  ASSERT_TRUE(RunCopyAcross(*from_, whole, DType::kF32, *to_, plain.data()).ok());
+  DeviceArray<float> plain(*to_, std::ssize(values_));
+  ASSERT_TRUE(RunCopyAcross(*from_, array_.view(), DType::kF32, *to_, plain.data()).ok());
   EXPECT_EQ(plain.Values(), values_);
   EXPECT_EQ(budget_.used(), 0u) << "what is contiguous needs no scratch memory";
 }
 
 TEST_F(AcrossTest, GathersAndConverts) {
-  const auto view =
-      MakeView({DType::kF32, MakeShape({3 << 20})}, array_.data(), 0, {1000, 3000}, {1, 1000});
-  ASSERT_TRUE(view.ok()) << view.status();
+  const View view = StridedView(array_.data(), DType::kF32, {1000, 3000}, {1, 1000});
   DeviceArray<std::int64_t> out(*to_, 3000000);
-  const auto status = RunCopyAcross(*from_, *view, DType::kI64, *to_, out.data());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(RunCopyAcross(*from_, view, DType::kI64, *to_, out.data()).ok());
   const auto got = out.Values();
   for (std::int64_t i = 0; i < 3000000; ++i)
-    ASSERT_EQ(got[static_cast<std::size_t>(i)], (i / 3000 + i % 3000 * 1000) % 5003) << i;
+    ASSERT_EQ(At(got, i), (i / 3000 + i % 3000 * 1000) % 5003) << i;
 }
 
 TEST_F(AcrossTest, FailuresOfEitherSideAndStops) {
-  const View whole = VectorView(array_.data(), 3 << 20);
   DeviceArray<float> out(*to_, 3 << 20);
+  const auto copy = [&] {
+    return ErrorReason(RunCopyAcross(*from_, array_.view(), DType::kF32, *to_, out.data()));
+  };
   target_.Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kLost);
-  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())),
-            "DEVICE_LOST");
+  EXPECT_EQ(copy(), "DEVICE_LOST");
   EXPECT_TRUE(target_.lost());
   EXPECT_FALSE(source_.lost());
   source_.Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
-  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())), "CUDA_ERROR");
+  EXPECT_EQ(copy(), "CUDA_ERROR");
   const std::atomic<bool> stop{true};
   from_->WatchStop(&stop);
-  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())), "CANCELLED");
+  EXPECT_EQ(copy(), "CANCELLED");
 }
 
 TEST(ProbeTest, NoticesALostDevice) {

@@ -1,19 +1,12 @@
 // The list in strategies.cc against the files beside it and against itself.
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <iterator>
-#include <map>
 #include <set>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "kernels/map_cost.h"
@@ -77,24 +70,7 @@ TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
-// "cuda/dot/tree_global": where the strategy's file is, but for its extension.
-std::string KeyOf(const StrategyInfo& strategy) {
-  return std::string(Name(strategy.backend)) + "/" + std::string(strategy.operation) + "/" +
-         std::string(strategy.name);
-}
-
-// Targets of the links [text](target) in Markdown.
-std::vector<std::string> LinksIn(std::string_view text) {
-  std::vector<std::string> targets;
-  for (std::size_t at = 0; (at = text.find("](", at)) != std::string_view::npos;) {
-    at += 2;
-    targets.emplace_back(text.substr(at, text.find(')', at) - at));
-  }
-  return targets;
-}
-
-// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name:
-// those of the CPU to a file in kernels/cpu, those of CUDA to one beside or below the chapter.
+// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name.
 TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
   for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) {
@@ -109,7 +85,7 @@ TEST(TableTest, EveryStrategyIsInItsChapter) {
       const bool to_cpu = chapter.compare(at, on_cpu.size(), on_cpu) == 0;
       found |= to_cpu == (strategy.backend == Backend::kCpu);
     }
-    EXPECT_TRUE(found) << KeyOf(strategy);
+    EXPECT_TRUE(found) << Name(strategy.backend) << " " << operation << " " << strategy.name;
   }
 }
 
@@ -124,110 +100,19 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   int links = 0;
   for (const fs::path& document : documents) {
     if (document.extension() != ".md") continue;
-    for (const std::string& link : LinksIn(TextOf(document))) {
-      const std::string target = link.substr(0, link.find('#'));
+    const std::string text = TextOf(document);
+    for (std::size_t at = 0; (at = text.find("](", at)) != std::string::npos;) {
+      at += 2;
+      const std::string target = text.substr(at, text.find_first_of("#)", at) - at);
       if (target.empty() || target.find(':') != std::string::npos) continue;  // a heading, a URL
       ++links;
-      EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << link;
+      EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << target;
     }
   }
   EXPECT_GT(links, 100);
 }
 
-// The names that clients rely on: a strategy may join them, none may leave.
-TEST(TableTest, NoPromisedStrategyIsMissing) {
-  const std::map<std::string, std::string> promised = {
-      {"cpu/dot", "cpu_serial cpu_parallel fixed_tree compensated"},
-      {"cpu/reduce", "cpu_serial cpu_parallel fixed_tree compensated"},
-      {"cpu/reduce_axes", "cpu_axis"},
-      {"cpu/matmul", "cpu_naive cpu_register_tiled cpu_cache_tiled cpu_library"},
-      {"cpu/add", "cpu"},
-      {"cpu/window_sum", "cpu"},
-      {"cpu/map", "one_node fused"},
-      {"cpu/top_k", "cpu_select"},
-#ifdef TESSERA_WITH_CUDA
-      {"cuda/dot",
-       "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
-       "tree_interleaved tree_sequential hierarchical coarsened warp_shuffle "
-       "single_pass fixed_tree compensated cublas"},
-      {"cuda/reduce",
-       "interleaved coalesced privatized coarsened no_stride grid_stride atomic two_pass "
-       "two_kernels_unrolled warp_shuffle single_pass fixed_tree compensated library"},
-      {"cuda/reduce_axes", "axis"},
-      {"cuda/matmul",
-       "naive register_tiled shared_tiled shared_tiled_vectorized double_buffered warp_tiled "
-       "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas "
-       "cublas_lt"},
-      {"cuda/add", "simple"},
-      {"cuda/window_sum", "simple shared running_sum"},
-      {"cuda/map", "one_node fused vectorized compiled"},
-      {"cuda/top_k", "heap_thread bitonic_block radix_select threshold"},
-#endif
-  };
-  Device* cpu = TestDevice(Backend::kCpu);
-  std::set<std::string> strategies;
-  for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) strategies.insert(KeyOf(strategy));
-  for (const auto& [table, names] : promised) {
-    std::istringstream words(names);
-    for (std::string name; words >> name;)
-      EXPECT_TRUE(strategies.contains(table + "/" + name)) << table << "/" << name;
-  }
-}
-
-// The models of a strategy are asked before anything runs, on whatever a request brings.
-template <class Problem>
-void CheckModels(std::initializer_list<Problem> problems) {
-  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
-    for (Problem p : problems) {
-      for (DType dtype : kAllDTypes) {
-        p.dtype = dtype;
-        if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
-        if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
-        SCOPED_TRACE(std::string(strategy->name));
-        EXPECT_GE(strategy->roundoff(p), 0);
-        const Cost cost = strategy->cost(p);
-        EXPECT_LT(cost.bytes, std::uint64_t{1} << 62);
-        EXPECT_LT(cost.flops, std::uint64_t{1} << 62);
-      }
-    }
-  }
-}
-
-TEST(TableTest, ModelsTakeEveryProblem) {
-  CheckModels<DotProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
-  CheckModels<ReduceProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
-  CheckModels<ReduceAxesProblem>(
-      {{}, {.outer = 1}, {.length = 5}, {.outer = 3, .length = 5, .inner = 7}});
-  CheckModels<AddProblem>({{.n = 0}, {.n = 1}});
-  CheckModels<WindowSumProblem>({{.n = 0}, {.n = 1}, {.n = 1000003, .radius = 1000002}});
-  CheckModels<MapProblem>({ReferenceMap(0), ReferenceMap(1), ReferenceMap(1000003)});
-  CheckModels<TopKProblem>({{},
-                            {.rows = 1, .n = 1, .k = 1},
-                            {.rows = 1000, .n = 0},
-                            {.rows = 3, .n = 1000003, .k = kMostTopK},
-                            {.rows = 1000003, .n = 7, .k = 5}});
-  for (std::int64_t m : {0, 1, 2, 33, 4099}) {
-    for (std::int64_t n : {0, 1, 2, 33, 4099}) {
-      for (std::int64_t k : {0, 1, 2, 33, 4099}) {
-        SCOPED_TRACE(std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k));
-        CheckModels<MatmulProblem>({{.m = m, .n = n, .k = k, .lda = k, .ldb = n}});
-        CheckModels<MatmulProblem>({{.m = m,
-                                     .n = n,
-                                     .k = k,
-                                     .lda = m,
-                                     .transpose_a = true,
-                                     .ldb = k,
-                                     .transpose_b = true}});
-      }
-    }
-  }
-}
-
-// --- Models in figures ---
-
-// Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
-// scratch memory for the first of its types, what Pace expects of that on the device, and its bound
-// for each type.
+// Appends what the models of each strategy say of the problem, and its bound for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -258,7 +143,6 @@ void AppendModels(Problem p, std::string_view name, std::vector<std::string>& li
   }
 }
 
-// Appends what Pace expects copies of views of so many elements to take.
 void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   const Pace pace(Described(backend).info());
   constexpr std::int64_t kSide = 1024;
@@ -277,8 +161,7 @@ void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   }
 }
 
-// Models decide which requests are refused, and bounds are promises: one that changes does so in
-// models.txt, too.
+// Refusals, bounds and names are promises: what changes does so in models.txt, too.
 TEST(TableTest, ModelsAreThoseOfTheFile) {
   std::vector<std::string> lines;
   AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);
@@ -324,8 +207,6 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
   for (const std::string& line : want) EXPECT_TRUE(got.contains(line)) << "the file has " << line;
   for (const std::string& line : lines) EXPECT_TRUE(want.contains(line)) << "it lacks " << line;
 }
-
-// --- Defaults ---
 
 template <class Problem>
 std::string_view Chosen(const Problem& problem, const Device& device) {

@@ -1,7 +1,4 @@
 // Sharded memory, and operations that several devices share out: the bits of one device.
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -9,34 +6,29 @@
 #include "kernels/axis_slabs.h"
 #include "kernels/matmul_shares.h"
 #include "tests/expressions.h"
-#include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// Eight CPU devices; all GPUs or, where there is but one, that one twice, which lacks nothing but
-// the link.
+// Eight CPU devices; all GPUs or, where there is but one, that one twice.
 std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   std::vector<std::unique_ptr<Device>> devices;
   const std::size_t gpus = VisibleDevices().size() - 1;
   const std::size_t count = backend == Backend::kCpu ? 8 : std::max<std::size_t>(2, gpus);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t ordinal = backend == Backend::kCpu ? i : i % gpus;
-    devices.push_back(
-        *OpenDevice(absl::StrCat(Name(backend) == "cpu" ? "cpu:" : "cuda:", ordinal)));
-  }
+  for (std::size_t i = 0; i < count; ++i)
+    devices.push_back(*OpenDevice(backend == Backend::kCpu ? absl::StrCat("cpu:", i)
+                                                           : absl::StrCat("cuda:", i % gpus)));
   return devices;
 }
 
 // An array over the first devices, and those as a team.
 class ShardedArray final : public Team {
  public:
-  ShardedArray(const std::vector<std::unique_ptr<Device>>& devices,
-               const std::vector<std::unique_ptr<Stream>>& streams, std::size_t count,
-               std::uint64_t bytes)
-      : streams_(streams) {
+  using Streams = std::vector<std::unique_ptr<Stream>>;
+
+  ShardedArray(const Streams& streams, std::size_t count, std::uint64_t bytes) : streams_(streams) {
     std::vector<Device*> some;
-    for (std::size_t i = 0; i < count; ++i) some.push_back(devices[i].get());
+    for (std::size_t i = 0; i < count; ++i) some.push_back(&streams[i]->device());
     shards_ = MakeShards(some, bytes);
     auto memory = Allocate(shards_);
     EXPECT_TRUE(memory.ok()) << memory.status();
@@ -44,10 +36,9 @@ class ShardedArray final : public Team {
   }
   // With the values, which the stream of one of the devices copies there in a new request.
   template <class T>
-  ShardedArray(const std::vector<std::unique_ptr<Device>>& devices,
-               const std::vector<std::unique_ptr<Stream>>& streams, std::size_t count,
-               const std::vector<T>& values, Stream& stream)
-      : ShardedArray(devices, streams, count, values.size() * sizeof(T)) {
+  ShardedArray(const Streams& streams, std::size_t count, const std::vector<T>& values,
+               Stream& stream)
+      : ShardedArray(streams, count, values.size() * sizeof(T)) {
     EXPECT_TRUE(BeginRequest(stream).ok());
     EXPECT_TRUE(CopyToDevice(stream, memory(), values.data(), values.size() * sizeof(T)).ok());
   }
@@ -55,34 +46,25 @@ class ShardedArray final : public Team {
   absl::Span<const Shard> shards() const override { return shards_; }
   absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) override {
     std::vector<Stream*> team;
-    for (const Shard& shard : shards_) {
-      Stream* found = nullptr;
-      for (const auto& stream : streams_) {
-        if (&stream->device() == shard.device) found = stream.get();
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      team.push_back(streams_[i].get());
+      if (team.back() != &own) {
+        EXPECT_TRUE(BeginRequest(*team.back()).ok());
       }
-      if (found != &own) {
-        EXPECT_TRUE(BeginRequest(*found).ok());
-      }
-      team.push_back(found);
     }
     return team;
   }
   void* memory() const { return memory_.data(); }
+  // Of the elements from one on, which are f32.
+  View view(std::initializer_list<std::int64_t> shape, std::int64_t first = 0) const {
+    return WholeView({DType::kF32, MakeShape(shape)}, static_cast<float*>(memory_.data()) + first);
+  }
 
  private:
-  const std::vector<std::unique_ptr<Stream>>& streams_;
+  const Streams& streams_;
   std::vector<Shard> shards_;
   Memory memory_;
 };
-
-std::string Bits(const absl::StatusOr<ScalarResult>& result) {
-  if (!result.ok()) return result.status().ToString();
-  const Scalar& value = result->value;
-  return absl::StrCat(result->integer
-                          ? absl::StrCat(value.integer)
-                          : absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(value.real))),
-                      " ", value.index);
-}
 
 class TeamTest : public BackendTest {
  protected:
@@ -92,53 +74,57 @@ class TeamTest : public BackendTest {
     devices_ = OpenDevices(GetParam());
     for (const auto& device : devices_) streams_.push_back(*MakeStream(*device));
   }
-  // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
-  std::int64_t Floats() const {
-    return GetParam() == Backend::kCuda ? (std::int64_t{68} << 18) + 4099 : 60'003;
+  void TearDown() override {
+    for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
   }
-  // As many devices as there are, and fewer.
+  bool gpu() const { return GetParam() == Backend::kCuda; }
+  // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
+  std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
     std::erase_if(counts, [&](std::size_t count) { return count > devices_.size(); });
     return counts;
   }
 
-  // run(out, options): an operation whose result has that many bytes. Runs it on the stream alone and
-  // with the team: both have the same bits, which it returns. devices: how many share the work; 0:
-  // not more than the team has.
+  // run(out, options) has a result of that many bytes. Alone and with the team it has the same
+  // bits, which are returned. devices: how many share the work; 0: not more than the team has.
   template <class F>
   static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
                                       std::size_t devices, const F& run) {
     std::string got[2];
     for (const bool together : {false, true}) {
-      auto out = Allocate(stream.device(), bytes);
-      EXPECT_TRUE(out.ok() && Zero(stream, out->data(), bytes).ok());
+      const Memory out = Get(Allocate(stream.device(), bytes));
+      EXPECT_TRUE(Zero(stream, out.data(), bytes).ok());
       RunOptions options;
       if (together) options.team = &team;
-      const absl::StatusOr<Stats> stats = run(out->data(), options);
-      EXPECT_TRUE(stats.ok()) << stats.status();
-      if (!stats.ok()) return std::string(bytes, '\0');
-      const auto by = static_cast<std::size_t>(stats->devices);
+      const auto by = static_cast<std::size_t>(Get(run(out.data(), options)).devices);
       if (together && devices == 0) {
         EXPECT_LE(by, team.shards().size());
       } else {
         EXPECT_EQ(by, together ? devices : 1);
       }
       got[together].resize(bytes);
-      EXPECT_TRUE(CopyToHost(stream, got[together].data(), out->data(), bytes).ok());
+      EXPECT_TRUE(CopyToHost(stream, got[together].data(), out.data(), bytes).ok());
     }
     EXPECT_TRUE(got[0] == got[1]);
     return got[0];
   }
+  // The same of a reduction along an axis.
+  static std::string Fold(Stream& stream, Team& team, std::int64_t bytes, std::size_t devices,
+                          const View& x, ReduceOp op, int axis, const MapStage* stage = nullptr) {
+    return AloneAndTogether(stream, team, static_cast<std::size_t>(bytes), devices,
+                            [&](void* out, const RunOptions& o) {
+                              return RunReduceAxes(stream, x, op, {axis}, out, o, stage);
+                            });
+  }
   // The same of an operation with a scalar: run(options).
   template <class F>
   static void ScalarAloneAndTogether(Team& team, std::string_view strategy, const F& run) {
-    const absl::StatusOr<ScalarResult> alone = run(RunOptions{.strategy = strategy}),
-                                       together = run({.strategy = strategy, .team = &team});
+    const ScalarResult alone = Get(run(RunOptions{.strategy = strategy})),
+                       together = Get(run({.strategy = strategy, .team = &team}));
     EXPECT_EQ(Bits(together), Bits(alone)) << strategy;
-    ASSERT_TRUE(together.ok());
-    EXPECT_EQ(together->stats.devices, static_cast<int>(team.shards().size()));
-    EXPECT_EQ(alone->stats.devices, 1);
+    EXPECT_EQ(together.stats.devices, static_cast<int>(team.shards().size()));
+    EXPECT_EQ(alone.stats.devices, 1);
   }
 
   std::vector<std::unique_ptr<Device>> devices_;
@@ -157,13 +143,8 @@ void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& val
   const std::int64_t quarter = columns / 4;
   for (std::int64_t i = 0; i < rows * columns; ++i) {
     const std::int64_t column = i % columns;
-    if (column < 2 * quarter)
-      values[static_cast<std::size_t>(i)] = column < quarter ? 3e38f : -3e38f;
+    if (column < 2 * quarter) At(values, i) = column < quarter ? 3e38f : -3e38f;
   }
-}
-
-View ViewOf(const void* data, std::initializer_list<std::int64_t> shape) {
-  return WholeView(*MakeArrayType(DType::kF32, std::vector<std::int64_t>(shape)), data);
 }
 
 TEST_P(TeamTest, ShardsAreEvenAndWhole) {
@@ -191,38 +172,33 @@ TEST_P(TeamTest, ShardsAreEvenAndWhole) {
 TEST_P(TeamTest, BytesAcrossTheBoundary) {
   const std::uint64_t unit = devices_[0]->ShardUnit();
   const std::uint64_t bytes = 5 * unit + 1000;
-  ShardedArray array(devices_, streams_, 2, bytes);
+  ShardedArray array(streams_, 2, bytes);
   std::vector<char> in(bytes), out(bytes);
   std::iota(in.begin(), in.end(), '\x1');
-  for (const auto& stream : {streams_[0].get(), streams_[1].get()}) {
-    ASSERT_TRUE(BeginRequest(*stream).ok());
-    ASSERT_TRUE(Zero(*stream, array.memory(), bytes).ok());
-    ASSERT_TRUE(CopyToHost(*stream, out.data(), array.memory(), bytes).ok());
-    EXPECT_EQ(std::count(out.begin(), out.end(), '\0'), static_cast<std::ptrdiff_t>(bytes));
-    ASSERT_TRUE(CopyToDevice(*stream, array.memory(), in.data(), bytes).ok());
-    ASSERT_TRUE(CopyToHost(*stream, out.data(), array.memory(), bytes).ok());
-    EXPECT_TRUE(in == out);
-    auto staging = MakeStaging(stream->device(), bytes);
-    ASSERT_TRUE(staging.ok());
-    std::fill_n(static_cast<char*>(staging->get()), bytes, 'y');
-    ASSERT_TRUE(CopyPinnedToDevice(*stream, array.memory(), staging->get(), bytes).ok());
-    ASSERT_TRUE(Synchronize(*stream).ok());
-    ASSERT_TRUE(CopyToHost(*stream, staging->get(), array.memory(), bytes).ok());
-    EXPECT_EQ(static_cast<char*>(staging->get())[bytes - 1], 'y');
+  const View view = array.view({static_cast<std::int64_t>(bytes / 4)});
+  for (const int own : {0, 1}) {
+    Stream &stream = *streams_[own], &other = *streams_[1 - own];
+    const auto fetched = [&](Stream& by, const void* from) {
+      EXPECT_TRUE(CopyToHost(by, out.data(), from, bytes).ok());
+      return out;
+    };
+    ASSERT_TRUE(BeginRequest(stream).ok());
+    ASSERT_TRUE(Zero(stream, array.memory(), bytes).ok());
+    EXPECT_TRUE(fetched(stream, array.memory()) == std::vector<char>(bytes));
+    const auto staging = *MakeStaging(stream.device(), bytes);
+    std::fill_n(static_cast<char*>(staging.get()), bytes, 'y');
+    ASSERT_TRUE(CopyPinnedToDevice(stream, array.memory(), staging.get(), bytes).ok());
+    ASSERT_TRUE(Synchronize(stream).ok());
+    EXPECT_TRUE(fetched(stream, array.memory()) == std::vector<char>(bytes, 'y'));
+    ASSERT_TRUE(CopyToDevice(stream, array.memory(), in.data(), bytes).ok());
+    EXPECT_TRUE(fetched(stream, array.memory()) == in);
     // From range to range, by a stream of its own device and to another one.
-    ShardedArray copy(devices_, streams_, devices_.size(), bytes);
-    ASSERT_TRUE(CopyToDevice(*stream, array.memory(), in.data(), bytes).ok());
-    const View view = WholeView(*MakeArrayType(DType::kF32, {static_cast<std::int64_t>(bytes / 4)}),
-                                array.data());
-    ASSERT_TRUE(RunCopy(*stream, view, DType::kF32, copy.memory()).ok());
-    ASSERT_TRUE(CopyToHost(*stream, out.data(), copy.memory(), bytes).ok());
-    EXPECT_TRUE(in == out);
-    Stream& other = *streams_[stream == streams_[0].get() ? 1 : 0];
-    auto plain = Allocate(other.device(), bytes);
-    ASSERT_TRUE(plain.ok());
-    ASSERT_TRUE(RunCopyAcross(*stream, view, DType::kF32, other, plain->data()).ok());
-    ASSERT_TRUE(CopyToHost(other, out.data(), plain->data(), bytes).ok());
-    EXPECT_TRUE(in == out);
+    ShardedArray copy(streams_, devices_.size(), bytes);
+    ASSERT_TRUE(RunCopy(stream, view, DType::kF32, copy.memory()).ok());
+    EXPECT_TRUE(fetched(stream, copy.memory()) == in);
+    const Memory plain = Get(Allocate(other.device(), bytes));
+    ASSERT_TRUE(RunCopyAcross(stream, view, DType::kF32, other, plain.data()).ok());
+    EXPECT_TRUE(fetched(other, plain.data()) == in);
   }
 }
 
@@ -231,12 +207,11 @@ TEST_P(TeamTest, SumsHaveTheBitsOfOneDevice) {
   for (std::size_t count : Counts({2, 3, 4})) {
     for (std::size_t own : {std::size_t{0}, count - 1}) {
       Stream& stream = *streams_[own];
-      ShardedArray array(devices_, streams_, count, values, stream);
+      ShardedArray array(streams_, count, values, stream);
       for (std::int64_t offset : {0, 1, 4, 1023}) {
         SCOPED_TRACE(absl::StrCat(count, " ", offset));
-        const View x = ViewOf(static_cast<const float*>(array.data()) + offset,
-                              {Floats() - offset - (offset == 4 ? 5 : 0)});
-        const View y = ViewOf(array.data(), {x.elements()});
+        const View x = array.view({Floats() - offset - (offset == 4 ? 5 : 0)}, offset);
+        const View y = array.view({x.elements()});
         for (std::string_view strategy : {"fixed_tree", "compensated"}) {
           ScalarAloneAndTogether(array, strategy,
                                  [&](const RunOptions& o) { return RunDot(stream, x, y, o); });
@@ -253,9 +228,8 @@ TEST_P(TeamTest, SumsHaveTheBitsOfOneDevice) {
 TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 321, columns = Floats() / rows;
   Stream& stream = *streams_[1];
-  ShardedArray array(devices_, streams_, devices_.size(), RandomFloats(rows * columns), stream);
-  const View x = ViewOf(array.data(), {rows, columns});
-  const View bias = ViewOf(array.data(), {columns});
+  ShardedArray array(streams_, devices_.size(), RandomFloats(rows * columns), stream);
+  const View x = array.view({rows, columns}), bias = array.view({columns});
   const Nodes sum = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
   const auto compare = [&](const char* what, std::int64_t bytes, const auto& run) {
     SCOPED_TRACE(what);
@@ -266,41 +240,32 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("map", rows * columns * 4, [&](void* out, const RunOptions& o) {
     return RunMap(stream, {x, bias}, sum, out, o);
   });
-  // Indices and, behind them, values.
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
       void* const found = static_cast<char*>(out) + rows * k * 8;
       return RunTopK(stream, x, k, 1, false, found, out, o);
     });
   }
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance}) {
-    compare("rows", rows * 4, [&](void* out, const RunOptions& o) {
-      return RunReduceAxes(stream, x, op, {1}, out, o);
-    });
-  }
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance})
+    Fold(stream, array, rows * 4, devices_.size(), x, op, 1);
 }
 
 TEST_P(TeamTest, ColumnsHaveTheBitsOfOneDevice) {
   struct Case {
     std::int64_t length, inner, offset;
   };
-  // Of more columns than one launch has blocks for, and of so few that the axis is cut; rows that are
-  // whole vectors, and others.
+  // Of more columns than one launch has blocks for, and of so few that the axis is cut.
   const std::int64_t n = Floats() - 3;
   for (const Case& c : {Case{3, n / 3, 0}, Case{n / 2048, 2048, 0}, Case{n / 1029, 1029, 3},
                         Case{n / 1111, 1111, 1}, Case{1, n / 2, 2}}) {
     for (std::size_t count : Counts()) {
       Stream& stream = *streams_[count - 1];
-      ShardedArray array(devices_, streams_, count, RandomFloats(n + 3), stream);
-      const View x =
-          ViewOf(static_cast<const float*>(array.data()) + c.offset, {c.length, c.inner});
-      const bool large = GetParam() == Backend::kCpu || x.elements() * 4 >= 64 << 20;
+      ShardedArray array(streams_, count, RandomFloats(n + 3), stream);
+      const View x = array.view({c.length, c.inner}, c.offset);
+      const bool large = !gpu() || x.elements() * 4 >= 64 << 20;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
         SCOPED_TRACE(absl::StrCat(c.length, " x ", c.inner, " ", count, " ", Absl(Name(op))));
-        AloneAndTogether(stream, array, static_cast<std::size_t>(c.inner) * 8,
-                         large && c.length > 1 ? count : 0, [&](void* out, const RunOptions& o) {
-                           return RunReduceAxes(stream, x, op, {0}, out, o);
-                         });
+        Fold(stream, array, c.inner * 8, large && c.length > 1 ? count : 0, x, op, 0);
       }
     }
   }
@@ -318,32 +283,26 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
   std::vector<float> values = RandomFloats(rows * columns);
   for (std::int64_t column : {std::int64_t{2}, columns / 2, columns - 1}) {
     for (std::int64_t row = 0; row < rows - 1; ++row)
-      values[static_cast<std::size_t>(row * columns + column)] = row < rows / 2 ? 3e38f : -3e38f;
+      At(values, row * columns + column) = row < rows / 2 ? 3e38f : -3e38f;
   }
   Stream& stream = *streams_[0];
-  ShardedArray array(devices_, streams_, devices_.size(), values, stream);
-  const View x = ViewOf(array.data(), {rows, columns});
-  ExpectFinite(AloneAndTogether(stream, array, static_cast<std::size_t>(columns) * 4,
-                                devices_.size(), [&](void* out, const RunOptions& o) {
-                                  return RunReduceAxes(stream, x, ReduceOp::kSum, {0}, out, o);
-                                }));
+  ShardedArray array(streams_, devices_.size(), values, stream);
+  ExpectFinite(Fold(stream, array, columns * 4, devices_.size(), array.view({rows, columns}),
+                    ReduceOp::kSum, 0));
 }
 
-// Arrays that are folded along the outermost axis in slabs (kernels/axis_slabs.h), which the CPU's are
-// not: just above a gigabyte. Sums of some columns leave the range of f32, in one slab or between
-// slabs, and come back; the extremes of other columns stand in the rows that are left over.
+// Arrays just above a gigabyte are folded along the outermost axis in slabs (kernels/axis_slabs.h)
+// on GPUs. Sums of some columns leave the range of f32, in or between slabs, and come back; the
+// extremes of other columns stand in the rows that are left over.
 class SlabTest : public TeamTest {
  protected:
-  void TearDown() override {
-    for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
-  }
   static constexpr std::int64_t kRows = 1000 * kSlabs + 5;
   static constexpr std::int64_t kColumns = (std::int64_t{1} << 28) / kRows + 130;
 
   static std::vector<float> Values(std::int64_t columns) {
     std::vector<float> values = RandomFloats(kRows * columns);
     const auto at = [&](std::int64_t row, std::int64_t column) -> float& {
-      return values[static_cast<std::size_t>(row * columns + column)];
+      return At(values, row * columns + column);
     };
     for (std::int64_t row = 0; row < 40; ++row) {
       at(row, 1) = row < 20 ? 3e38f : -3e38f;
@@ -356,70 +315,32 @@ class SlabTest : public TeamTest {
     }
     return values;
   }
-  static std::string Compare(Stream& stream, Team& team, std::size_t devices, const View& x,
-                             ReduceOp op, std::int64_t bytes) {
-    return AloneAndTogether(
-        stream, team, static_cast<std::size_t>(bytes), devices,
-        [&](void* out, const RunOptions& o) { return RunReduceAxes(stream, x, op, {0}, out, o); });
+  template <class T>
+  static std::vector<T> OnCpu(const View& x, ReduceOp op) {
+    std::vector<T> out(static_cast<std::size_t>(x.shape[1]));
+    EXPECT_TRUE(RunReduceAxes(TestStream(Backend::kCpu), x, op, {0}, out.data(), {}).ok());
+    return out;
   }
-};
-
-// What every column gives, computed in f64 by the definitions.
-struct Columns {
-  std::vector<double> sums, variances, magnitudes;
-  std::vector<float> most;
-  std::vector<std::int64_t> least;  // its row
-
-  Columns(const float* values, std::int64_t rows, std::int64_t columns)
-      : sums(static_cast<std::size_t>(columns)),
-        variances(sums),
-        magnitudes(sums),
-        most(values, values + columns),
-        least(sums.size()) {
-    std::vector<float> lowest = most;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::size_t c = 0; c < sums.size(); ++c) {
-        const float value = values[row * columns + static_cast<std::int64_t>(c)];
-        sums[c] += static_cast<double>(value);
-        magnitudes[c] += std::abs(static_cast<double>(value));
-        most[c] = std::max(most[c], value);
-        if (value < lowest[c]) {
-          lowest[c] = value;
-          least[c] = row;
-        }
-      }
+  // got: the results' bytes; host: the array in the host's memory.
+  static void ExpectRight(const std::string& got, const View& host, ReduceOp op) {
+    const auto columns = static_cast<std::size_t>(host.shape[1]);
+    if (op == ReduceOp::kArgMin) {
+      const auto want = OnCpu<std::int64_t>(host, op);
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), columns * sizeof(std::int64_t)), 0);
+      return;
     }
-    const auto count = static_cast<double>(rows);
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::size_t c = 0; c < sums.size(); ++c) {
-        const float value = values[row * columns + static_cast<std::int64_t>(c)];
-        const double deviation = static_cast<double>(value) - sums[c] / count;
-        variances[c] += deviation * deviation / count;
-      }
+    const auto want = OnCpu<float>(host, op), magnitudes = OnCpu<float>(host, ReduceOp::kNormL1);
+    std::int64_t wrong = 0;
+    for (std::size_t c = 0; c < columns; ++c) {
+      float value = 0;
+      std::memcpy(&value, &got[c * sizeof value], sizeof value);
+      // Sums are chains of at most 64 additions in f32. A magnitude may be beyond its range.
+      const float bound = op == ReduceOp::kSum        ? 0x1p-17f * magnitudes[c]
+                          : op == ReduceOp::kVariance ? 2e-6f * want[c]
+                                                      : 0;
+      wrong += value != want[c] && !(std::isfinite(value) && std::abs(value - want[c]) <= bound);
     }
-  }
-  // Whether the result of a column is right.
-  bool Accepts(ReduceOp op, std::size_t c, const std::string& got) const {
-    float value = 0;
-    std::memcpy(&value, &got[c * sizeof value], sizeof value);
-    const auto wide = static_cast<double>(value);
-    switch (op) {
-      case ReduceOp::kSum: {
-        // Chains of at most 64 additions in f32, or, where those leave the range, in f64.
-        const double unit = magnitudes[c] > 1e38 ? 0x1p-46 : 64 * 0x1p-24;
-        return std::abs(wide - sums[c]) <= unit * magnitudes[c] + 0x1p-24 * std::abs(sums[c]);
-      }
-      case ReduceOp::kVariance:  // of values around 3e38 it is no f32
-        return variances[c] > 1e60 ? std::isinf(value)
-                                   : std::abs(wide - variances[c]) <= 1e-6 * variances[c];
-      case ReduceOp::kMax:
-        return value == most[c];
-      default: {  // kArgMin
-        std::int64_t index = 0;
-        std::memcpy(&index, &got[c * sizeof index], sizeof index);
-        return index == least[c];
-      }
-    }
+    EXPECT_EQ(wrong, 0);
   }
 };
 
@@ -428,18 +349,15 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
   for (const std::int64_t offset : {0, 1}) {
     const std::int64_t columns = kColumns / 4 * 4 + offset;
     std::vector<float> values = Values(columns);
-    const Columns want(values.data(), kRows, columns);
     values.insert(values.begin(), static_cast<std::size_t>(offset), 7.f);
+    const View host = WholeView({DType::kF32, MakeShape({kRows, columns})}, &At(values, offset));
     for (std::size_t count : Counts()) {
       Stream& stream = *streams_[offset == 0 ? 0 : count - 1];
-      ShardedArray array(devices_, streams_, count, values, stream);
-      const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {kRows, columns});
+      ShardedArray array(streams_, count, values, stream);
+      const View x = array.view({kRows, columns}, offset);
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
         SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op))));
-        const std::string alone = Compare(stream, array, count, x, op, columns * 8);
-        std::int64_t wrong = 0;
-        for (std::size_t c = 0; c < want.sums.size(); ++c) wrong += !want.Accepts(op, c, alone);
-        EXPECT_EQ(wrong, 0);
+        ExpectRight(Fold(stream, array, columns * 8, count, x, op, 0), host, op);
       }
       // The same bytes as other types, and rows that are all in whole slabs.
       for (const auto& [dtype, op] :
@@ -450,7 +368,7 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
         const std::int64_t size = static_cast<std::int64_t>(SizeOf(dtype)) / 4;
         const View other =
             WholeView({dtype, MakeShape({kRows / kSlabs * kSlabs, columns / size})}, x.data);
-        Compare(stream, array, count, other, op, columns * 8);
+        Fold(stream, array, columns * 8, count, other, op, 0);
       }
     }
   }
@@ -464,9 +382,9 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
   std::string got[2];
   for (bool room : {false, true}) {
     streams_[1]->SetScratchBudget(room ? &plenty : &little);
-    ShardedArray array(devices_, streams_, 2, values, stream);
-    got[room] = Compare(stream, array, room ? 2 : 1, ViewOf(array.data(), {kRows, kColumns}),
-                        ReduceOp::kSum, kColumns * 4);
+    ShardedArray array(streams_, 2, values, stream);
+    got[room] = Fold(stream, array, kColumns * 4, room ? 2 : 1, array.view({kRows, kColumns}),
+                     ReduceOp::kSum, 0);
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
@@ -475,7 +393,6 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
 
-// (x - row) * x of a matrix and one of its rows.
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
@@ -485,11 +402,10 @@ TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const Nodes greater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
   for (std::size_t count : Counts()) {
     Stream& stream = *streams_[count - 1];
-    ShardedArray array(devices_, streams_, count, RandomFloats(rows * columns), stream);
-    const View x = ViewOf(array.data(), {rows, columns});
-    View backwards = ViewOf(static_cast<const float*>(array.data()) + columns - 1, {rows, columns});
+    ShardedArray array(streams_, count, RandomFloats(rows * columns), stream);
+    const View x = array.view({rows, columns}), row = array.view({columns});
+    View backwards = array.view({rows, columns}, columns - 1);
     backwards.strides[1] = -1;
-    const View row = ViewOf(array.data(), {columns});
     for (const View& operand : {x, backwards}) {
       for (const Nodes& expression : {nodes, tangents, greater}) {
         const MapStage stage{expression, {&row, 1}};
@@ -500,10 +416,7 @@ TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
             ScalarAloneAndTogether(array, strategy, [&](const RunOptions& o) {
               return RunReduce(stream, operand, op, o, &stage);
             });
-          AloneAndTogether(stream, array, static_cast<std::size_t>(rows) * 8, count,
-                           [&](void* out, const RunOptions& o) {
-                             return RunReduceAxes(stream, operand, op, {1}, out, o, &stage);
-                           });
+          Fold(stream, array, rows * 8, count, operand, op, 1, &stage);
         }
       }
     }
@@ -519,21 +432,16 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   const Nodes nodes = {In(0), Op(MapOp::kNegate, {0})};
   const MapStage stage{nodes, {}};
   Stream& stream = *streams_[1];
-  ShardedArray array(devices_, streams_, devices_.size(), values, stream);
-  const View x = ViewOf(array.data(), {rows, columns});
+  ShardedArray array(streams_, devices_.size(), values, stream);
+  const View x = array.view({rows, columns});
   const auto whole = [&](Team* team) {
     return Bits(RunReduce(stream, x, ReduceOp::kSum, {.team = team}, &stage));
   };
   EXPECT_EQ(whole(&array), whole(nullptr));
-  ExpectFinite(AloneAndTogether(stream, array, static_cast<std::size_t>(rows) * 4, devices_.size(),
-                                [&](void* out, const RunOptions& o) {
-                                  return RunReduceAxes(stream, x, ReduceOp::kSum, {1}, out, o,
-                                                       &stage);
-                                }));
+  ExpectFinite(Fold(stream, array, rows * 4, devices_.size(), x, ReduceOp::kSum, 1, &stage));
 }
 
-// Each device computes a piece at a time into scratch memory, the same piece when sums have left the range,
-// and takes no share where it has no room for one.
+// Each device computes pieces in scratch memory, and takes no share where it has no room.
 TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   // A row is more than the memory that a stream has of its own.
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
@@ -542,17 +450,11 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   const Nodes nodes = {In(0), Op(MapOp::kNegate, {0})};
   const MapStage stage{nodes, {}};
   Stream& stream = *streams_[0];
-  ShardedArray array(devices_, streams_, 2, values, stream);
-  auto out = Allocate(stream.device(), static_cast<std::size_t>(rows) * 4);
-  ASSERT_TRUE(out.ok());
+  ShardedArray array(streams_, 2, values, stream);
+  DeviceArray<std::uint32_t> out(stream, rows);
   const auto run = [&](Team* team) {
-    return RunReduceAxes(stream, ViewOf(array.data(), {rows, columns}), ReduceOp::kSum, {1},
-                         out->data(), {.team = team}, &stage);
-  };
-  const auto results = [&] {
-    std::vector<std::uint32_t> bits(static_cast<std::size_t>(rows));
-    EXPECT_TRUE(CopyToHost(stream, bits.data(), out->data(), bits.size() * 4).ok());
-    return bits;
+    return RunReduceAxes(stream, array.view({rows, columns}), ReduceOp::kSum, {1}, out.data(),
+                         {.team = team}, &stage);
   };
   // Pieces take a quarter of a budget: a row each here.
   const std::uint64_t row = static_cast<std::uint64_t>(columns) * sizeof(float);
@@ -565,23 +467,21 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   };
   start(&plenty, &plenty);
   ASSERT_TRUE(run(nullptr).ok());
-  const std::vector<std::uint32_t> expected = results();
+  const std::vector<std::uint32_t> expected = out.Values();
   const std::uint64_t used = plenty.used();
   ASSERT_GE(used, row);
   ASSERT_LT(used, 2 * row);
   Budget enough(used + row / 2), as_much(used + row / 2), too_little(row / 2);
   for (Budget* other : {&as_much, &too_little}) {
     start(&enough, other);
-    const auto stats = run(&array);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->devices, other == &as_much ? 2 : 1);
-    EXPECT_EQ(results(), expected);
+    const auto stats = Get(run(&array));
+    EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
+    EXPECT_EQ(out.Values(), expected);
   }
-  start(nullptr, nullptr);
+  TearDown();  // before the budgets go
 }
 
-// All columns come, in whole rounds but for the last ones, and each piece while the one before it is
-// multiplied.
+// All columns come in whole rounds but for the last ones.
 TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
   const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
     std::vector<std::int64_t> found;
@@ -600,14 +500,14 @@ TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
 }
 
 TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
-  const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
+  const std::int64_t n = gpu() ? Floats() : 1'100'003;
   std::vector<float> values = RandomFloats(n);
-  values[static_cast<std::size_t>(n / 2)] = 1e30f;
+  At(values, n / 2) = 1e30f;
   for (std::size_t count : Counts()) {
     Stream& stream = *streams_[count - 1];
-    ShardedArray array(devices_, streams_, count, values, stream);
+    ShardedArray array(streams_, count, values, stream);
     for (std::int64_t offset : {0, 5}) {
-      const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {n - offset});
+      const View x = array.view({n - offset}, offset);
       for (std::int64_t radius :
            {std::int64_t{0}, std::int64_t{1}, std::int64_t{37}, std::int64_t{70'000}, n / 4, n}) {
         const bool narrow = 2 * radius + 1 <= x.elements() / static_cast<std::int64_t>(count);
@@ -627,8 +527,6 @@ TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   }
 }
 
-// --- Products ---
-
 struct ProductCase {
   DType dtype, out_dtype;
   std::int64_t m, n, k;
@@ -636,153 +534,94 @@ struct ProductCase {
   // Rows of a and of b are longer than what is multiplied of them.
   std::int64_t gap;
   std::string_view strategy;  // empty: the one that is chosen
+  bool leaves_range = false;  // f32: sums of some rows are infinities
 };
 
-void PrintTo(const ProductCase& c, std::ostream* os) {
-  *os << Name(c.dtype) << " " << c.m << " x " << c.n << " x " << c.k << (c.transpose_b ? " b'" : "")
-      << " gap " << c.gap << " " << c.strategy;
-}
-
-// n random elements as bytes, and as numbers.
-std::pair<std::string, std::vector<double>> RandomElements(DType dtype, std::int64_t n,
-                                                           std::mt19937& random) {
-  std::pair<std::string, std::vector<double>> both;
-  DispatchDType(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const auto number = static_cast<float>(random() % 2001) / 100.f - 10.f;
-      const T element(std::is_integral_v<T> ? static_cast<T>(std::lround(number)) : T(number));
-      both.first.append(reinterpret_cast<const char*>(&element), sizeof element);
-      both.second.push_back(static_cast<double>(static_cast<ValueOf<T>>(element)));
-    }
+// n random elements, as bytes.
+std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
+  std::string bytes;
+  DispatchDType(dtype, [&]<class T>(T) {
+    const std::vector<T> elements = NormalVector<T>(n, seed);
+    bytes.assign(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T));
   });
-  return both;
+  return bytes;
 }
 
 class TeamProductTest : public TeamTest {
  protected:
-  struct Ran {
-    std::string bytes;
-    Stats stats;
+  // Memory over the first devices, or of the last of them alone.
+  struct Place {
+    Place(TeamProductTest& test, std::size_t count, bool divided, std::uint64_t bytes) {
+      if (divided) {
+        sharded.emplace(test.streams_, count, bytes);
+      } else {
+        plain = *Allocate(*test.devices_[count - 1], bytes);
+      }
+    }
+    void* data() const { return sharded.has_value() ? sharded->memory() : plain.data(); }
+    std::optional<ShardedArray> sharded;
+    Memory plain;
   };
 
-  // a over some devices, and b and the result over the same ones or on the last of them.
+  // b and the result lie over the devices of a or on the last one. matmul_test checks values.
   void Compare(const ProductCase& c, std::mt19937& random) {
-    SCOPED_TRACE(testing::PrintToString(c));
+    SCOPED_TRACE(absl::StrCat(Absl(Name(c.dtype)), " ", c.m, " x ", c.n, " x ", c.k, " b' ",
+                              c.transpose_b, " gap ", c.gap, " ", Absl(c.strategy)));
     const std::int64_t lda = c.k + c.gap, ldb = (c.transpose_b ? c.k : c.n) + c.gap;
-    const std::int64_t b_rows = c.transpose_b ? c.n : c.k;
-    const auto [a, a_numbers] = RandomElements(c.dtype, c.m * lda, random);
-    const auto [b, b_numbers] = RandomElements(c.dtype, b_rows * ldb, random);
-    const std::uint64_t unit = devices_[0]->ShardUnit();
+    const std::int64_t b_rows = c.transpose_b ? c.n : c.k, b_columns = c.transpose_b ? c.k : c.n;
+    std::string a = RandomElements(c.dtype, c.m * lda, random());
+    const std::string b = RandomElements(c.dtype, b_rows * ldb, random());
+    if (c.leaves_range) {
+      const auto set = [&](std::int64_t row, float value) {
+        std::memcpy(&At(a, row * lda * 4), &value, sizeof value);
+      };
+      set(c.m / 2 + 5, 3e38f);
+      set(c.m - 1, std::numeric_limits<float>::infinity());
+    }
+    const std::size_t bytes = static_cast<std::size_t>(c.m * c.n) * SizeOf(c.out_dtype);
     std::string expected;
     for (std::size_t count : Counts({1, 2, 3})) {
-      ShardedArray left(devices_, streams_, count, a.size());
+      ShardedArray left(streams_, count, a.size());
       for (const bool divided : {true, false}) {
         if (count == 1 && divided) continue;
-        std::optional<ShardedArray> right;
-        absl::StatusOr<Memory> plain;
-        if (divided) {
-          right.emplace(devices_, streams_, count, b.size());
-        } else {
-          plain = Allocate(*devices_[count - 1], b.size());
-          ASSERT_TRUE(plain.ok());
-        }
-        void* const b_memory = divided ? right->memory() : plain->data();
+        const Place right(*this, count, divided, b.size()), out(*this, count, divided, bytes);
         Stream& stream = *streams_[divided ? 0 : count - 1];
         ASSERT_TRUE(BeginRequest(stream).ok());
         ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size()).ok());
-        ASSERT_TRUE(CopyToDevice(stream, b_memory, b.data(), b.size()).ok());
-        const Ran ran = Run(c, stream, left, b_memory, lda, ldb, count, divided);
-        ASSERT_FALSE(ran.bytes.empty());
-        if (expected.empty()) {
-          expected = ran.bytes;
-          CheckElements(c, ran, a_numbers, b_numbers, lda, ldb, random);
-        }
-        EXPECT_TRUE(ran.bytes == expected) << count << " devices, b " << divided;
-        EXPECT_LE(ran.stats.devices, static_cast<int>(count));
-        if (a.size() > 2 * count * unit && c.m > 128 * 2 * static_cast<std::int64_t>(count)) {
-          EXPECT_EQ(ran.stats.devices, static_cast<int>(count));
+        ASSERT_TRUE(CopyToDevice(stream, right.data(), b.data(), b.size()).ok());
+        ASSERT_TRUE(Zero(stream, out.data(), bytes).ok());
+        const auto stats = Get(RunMatmul(
+            stream, StridedView(left.data(), c.dtype, {c.m, c.k}, {lda, 1}),
+            StridedView(right.data(), c.dtype, {b_rows, b_columns}, {ldb, 1}), false, c.transpose_b,
+            c.out_dtype, out.data(), {.strategy = c.strategy, .team = &left}));
+        std::string got(bytes, '\0');
+        ASSERT_TRUE(CopyToHost(stream, got.data(), out.data(), bytes).ok());
+        for (const auto& other : streams_) EXPECT_TRUE(Synchronize(*other).ok());
+        if (expected.empty()) expected = got;
+        EXPECT_TRUE(got == expected) << count << " devices, b " << divided;
+        EXPECT_LE(stats.devices, static_cast<int>(count));
+        if (a.size() > 2 * count * devices_[0]->ShardUnit() &&
+            c.m > 128 * 2 * static_cast<std::int64_t>(count)) {
+          EXPECT_EQ(stats.devices, static_cast<int>(count));
         }
         ASSERT_TRUE(EndRequest(stream).ok());
       }
-    }
-  }
-
- private:
-  Ran Run(const ProductCase& c, Stream& stream, ShardedArray& left, const void* b, std::int64_t lda,
-          std::int64_t ldb, std::size_t count, bool divided) {
-    View x{.data = left.data(),
-           .dtype = c.dtype,
-           .shape = {.rank = 2, .dims = {c.m, c.k}},
-           .strides = {lda, 1}};
-    View y{.data = b,
-           .dtype = c.dtype,
-           .shape = {.rank = 2, .dims = {c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n}},
-           .strides = {ldb, 1}};
-    const std::size_t bytes = static_cast<std::size_t>(c.m * c.n) * SizeOf(c.out_dtype);
-    // The result where a is, or on the stream's device.
-    std::optional<ShardedArray> out;
-    absl::StatusOr<Memory> plain;
-    if (divided) {
-      out.emplace(devices_, streams_, count, bytes);
-    } else {
-      plain = Allocate(stream.device(), bytes);
-      EXPECT_TRUE(plain.ok());
-    }
-    void* const c_memory = divided ? out->memory() : plain->data();
-    EXPECT_TRUE(Zero(stream, c_memory, bytes).ok());
-    const absl::StatusOr<Stats> stats =
-        RunMatmul(stream, x, y, false, c.transpose_b, c.out_dtype, c_memory,
-                  {.strategy = c.strategy, .team = &left});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    if (!stats.ok()) return {};
-    Ran ran{std::string(bytes, '\0'), *stats};
-    EXPECT_TRUE(CopyToHost(stream, ran.bytes.data(), c_memory, bytes).ok());
-    for (const auto& other : streams_) EXPECT_TRUE(Synchronize(*other).ok());
-    return ran;
-  }
-
-  // Some elements against sums in f64, or exact ones of integers.
-  static void CheckElements(const ProductCase& c, const Ran& ran, const std::vector<double>& a,
-                            const std::vector<double>& b, std::int64_t lda, std::int64_t ldb,
-                            std::mt19937& random) {
-    for (int i = 0; i < 200; ++i) {
-      const std::int64_t row = i == 0 ? c.m - 1 : static_cast<std::int64_t>(random()) % c.m;
-      const std::int64_t column = i == 0 ? c.n - 1 : static_cast<std::int64_t>(random()) % c.n;
-      double sum = 0, magnitude = 0;
-      for (std::int64_t l = 0; l < c.k; ++l) {
-        const std::int64_t at = c.transpose_b ? column * ldb + l : l * ldb + column;
-        const double term =
-            a[static_cast<std::size_t>(row * lda + l)] * b[static_cast<std::size_t>(at)];
-        sum += term;
-        magnitude += std::abs(term);
-      }
-      const double got = DispatchDType(c.out_dtype, [&](auto element) {
-        std::memcpy(&element,
-                    &ran.bytes[static_cast<std::size_t>(row * c.n + column) * sizeof element],
-                    sizeof element);
-        return static_cast<double>(static_cast<ValueOf<decltype(element)>>(element));
-      });
-      const double rounding = std::abs(sum) * (SizeOf(c.out_dtype) == 2 ? 0x1p-8 : 0x1p-23);
-      EXPECT_LE(std::abs(got - sum), (ran.stats.roundoff + 0x1p-50) * magnitude + rounding + 1e-30)
-          << "[" << row << ", " << column << "]";
     }
   }
 };
 
 TEST_P(TeamProductTest, ProductsHaveTheBitsOfOneDevice) {
   std::mt19937 random(11);
-  const bool gpu = GetParam() == Backend::kCuda;
   constexpr std::pair<DType, DType> kTypes[] = {
       {DType::kF32, DType::kF32}, {DType::kF64, DType::kF64},  {DType::kBF16, DType::kBF16},
       {DType::kF16, DType::kF16}, {DType::kBF16, DType::kF32}, {DType::kI32, DType::kI64}};
   const auto between = [&](std::int64_t least, std::int64_t most) {
     return least + static_cast<std::int64_t>(random()) % (most - least + 1);
   };
-  for (int i = 0; i < (gpu ? 12 : 24); ++i) {
+  for (int i = 0; i < (gpu() ? 12 : 24); ++i) {
     const auto [dtype, out_dtype] = kTypes[i % 6];
     ProductCase c{dtype, out_dtype, 0, 0, 0, i % 4 >= 2, i % 3 == 2 ? between(1, 9) : 0, ""};
-    if (gpu) {
+    if (gpu()) {
       // Enough to be shared out. Half of the results have rows that TMA can write in pieces.
       c.m = between(2000, 2400), c.k = between(1100, 1300), c.n = between(250, 300) * 8 + i % 2 * 3;
     } else {
@@ -794,18 +633,17 @@ TEST_P(TeamProductTest, ProductsHaveTheBitsOfOneDevice) {
 
 TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   std::mt19937 random(12);
-  const bool gpu = GetParam() == Backend::kCuda;
   int compared = 0;
   for (const Strategy<MatmulProblem>* strategy : Strategies<MatmulProblem>()) {
     if (strategy->launch_shared == nullptr || strategy->backend != GetParam() ||
         !Missing(*strategy, *devices_[0]).empty())
       continue;
+    // What is enough to be shared out of a k of 8 are gigabytes.
+    if (gpu() && strategy->name == "outer_product") continue;
     for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
       if (!strategy->dtypes.Contains(dtype)) continue;
       ProductCase c{dtype, dtype, 333, 130, 77, compared % 2 == 0, 0, strategy->name};
-      if (gpu) c.m = 4096 + 300, c.n = 2304, c.k = 512;
-      // What is enough to be shared out of a k of 8 are gigabytes.
-      if (gpu && strategy->name == "outer_product") continue;
+      if (gpu()) c.m = 4096 + 300, c.n = 2304, c.k = 512;
       Compare(c, random);
       ++compared;
     }
@@ -813,32 +651,12 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   EXPECT_GE(compared, 3);
 }
 
-// What has left the range of the parts of tensor_f32x3 is computed again a tile at a time, and no
-// sum of another share changes.
+// Tiles of tensor_f32x3 are computed again, and no sum of another share changes.
 TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
-  const bool gpu = GetParam() == Backend::kCuda;
-  const std::int64_t m = gpu ? 4096 : 200, n = gpu ? 2048 : 70, k = gpu ? 600 : 90;
   std::mt19937 random(13);
-  std::vector<float> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
-  for (float& x : a) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
-  for (float& x : b) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
-  a[static_cast<std::size_t>((m / 2 + 5) * k + 7)] = 3e38f;
-  a[static_cast<std::size_t>((m - 1) * k)] = std::numeric_limits<float>::infinity();
-  std::vector<std::string> results;
-  for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
-    Stream& stream = *streams_[0];
-    ShardedArray left(devices_, streams_, count, a, stream);
-    ShardedArray right(devices_, streams_, count, b, stream);
-    std::string& got = results.emplace_back(static_cast<std::size_t>(m * n) * 4, '\0');
-    auto out = Allocate(stream.device(), got.size());
-    ASSERT_TRUE(out.ok());
-    const auto stats = RunMatmul(stream, ViewOf(left.data(), {m, k}), ViewOf(right.data(), {k, n}),
-                                 false, false, DType::kF32, out->data(), {.team = &left});
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    ASSERT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
-  }
-  EXPECT_TRUE(results[0] == results[1]);
-  EXPECT_TRUE(results[0] == results[2]);
+  ProductCase c{DType::kF32, DType::kF32, 200, 70, 90, false, 0, "", /*leaves_range=*/true};
+  if (gpu()) c.m = 4096, c.n = 2048, c.k = 600;
+  Compare(c, random);
 }
 
 // Products by ozaki_f64, whose GPUs tell each other whether their rows are for integers.
@@ -855,25 +673,19 @@ class TeamIntegersTest : public TeamTest {
     for (double& x : a_) x = any(random);
     for (double& x : b_) x = any(random);
   }
-  void TearDown() override {
-    for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
-  }
   // The result's bytes, by the first `count` GPUs for the stream of one of them.
   std::string Run(std::size_t count, std::size_t own) {
     Stream& stream = *streams_[own];
-    ShardedArray left(devices_, streams_, count, a_, stream);
-    ShardedArray right(devices_, streams_, count, b_, stream);
+    const ShardedArray right(streams_, count, b_, stream);
+    ShardedArray left(streams_, count, a_, stream);
     std::string got(static_cast<std::size_t>(kM * kN) * 8, '\0');
-    auto out = Allocate(stream.device(), got.size());
-    EXPECT_TRUE(out.ok());
+    const Memory out = Get(Allocate(stream.device(), got.size()));
     const View x = WholeView({DType::kF64, MakeShape({kM, kK})}, left.data());
     const View y = WholeView({DType::kF64, MakeShape({kK, kN})}, right.data());
-    const auto stats = RunMatmul(stream, x, y, false, false, DType::kF64, out->data(),
-                                 {.strategy = "ozaki_f64", .team = &left});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    if (!stats.ok()) return "";
-    EXPECT_EQ(stats->devices, static_cast<int>(count));
-    EXPECT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+    const auto stats = Get(RunMatmul(stream, x, y, false, false, DType::kF64, out.data(),
+                                     {.strategy = "ozaki_f64", .team = &left}));
+    EXPECT_EQ(stats.devices, static_cast<int>(count));
+    EXPECT_TRUE(CopyToHost(stream, got.data(), out.data(), got.size()).ok());
     for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
     return got;
   }
@@ -920,43 +732,33 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
 INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);
 
 TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
-  const bool gpu = GetParam() == Backend::kCuda;
-  const std::int64_t side = gpu ? 2048 : 128;
-  ShardedArray array(devices_, streams_, 2, static_cast<std::uint64_t>(side * side) * 4);
+  const std::int64_t side = gpu() ? 2048 : 128;
   Stream& stream = *streams_[0];
-  ASSERT_TRUE(BeginRequest(stream).ok());
-  ASSERT_TRUE(Zero(stream, array.memory(), static_cast<std::size_t>(side * side) * 4).ok());
-  auto plain = Allocate(stream.device(), static_cast<std::size_t>(side * side) * 4);
-  auto out = Allocate(stream.device(), static_cast<std::size_t>(side * side) * 4);
-  ASSERT_TRUE(plain.ok() && out.ok());
-  ASSERT_TRUE(Zero(stream, plain->data(), plain->size()).ok());
-  const View sharded = ViewOf(array.data(), {side, side}),
-             own = ViewOf(plain->data(), {side, side});
+  const std::vector<float> zeros(static_cast<std::size_t>(side * side));
+  ShardedArray array(streams_, 2, zeros, stream);
+  DeviceArray<float> plain(stream, zeros), out(stream, side * side);
+  const View sharded = array.view({side, side}), own = plain.view({side, side});
   const auto devices = [&](const View& a, const View& b, bool transpose_a,
                            std::string_view strategy) {
-    const auto stats = RunMatmul(stream, a, b, transpose_a, false, DType::kF32, out->data(),
-                                 {.strategy = strategy, .team = &array});
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    return stats.ok() ? stats->devices : 0;
+    return Get(RunMatmul(stream, a, b, transpose_a, false, DType::kF32, out.data(),
+                         {.strategy = strategy, .team = &array}))
+        .devices;
   };
   EXPECT_EQ(devices(sharded, own, false, ""), 2);
   EXPECT_EQ(devices(sharded, own, true, ""), 1) << "a transposed would be cut along k";
   EXPECT_EQ(devices(own, sharded, false, ""), 1);
-  if (!gpu) {
-    EXPECT_EQ(devices(sharded, own, false, "cpu_library"), 1);
-  }
-  View small = sharded;
-  small.shape[0] = 7;
-  if (gpu) {
+  if (gpu()) {
+    View small = sharded;
+    small.shape[0] = 7;
     EXPECT_EQ(devices(small, own, false, ""), 1);
+  } else {
+    EXPECT_EQ(devices(sharded, own, false, "cpu_library"), 1);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TeamProductTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(TeamProductTest);
 
-INSTANTIATE_TEST_SUITE_P(Devices, TeamTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         BackendName);
+TESSERA_BACKENDS(TeamTest);
 
 }  // namespace
 }  // namespace tessera::test
