@@ -1,8 +1,8 @@
 #include "client/async.h"
 
-#include "client/connection.h"
-#include "client/event_loop.h"
-#include "client/requests.h"
+#include "client/rpc/connection.h"
+#include "client/rpc/event_loop.h"
+#include "client/rpc/requests.h"
 
 namespace tessera {
 namespace {

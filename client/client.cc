@@ -8,15 +8,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/async.h"
-#include "client/connection.h"
-#include "client/event_loop.h"
-#include "client/guarded.h"
 #include "client/npy.h"
-#include "client/requests.h"
 #include "client/resident_buffer.h"
-#include "client/shared_transfers.h"
-#include "kernels/base/crc32c.h"
+#include "client/rpc/connection.h"
+#include "client/rpc/event_loop.h"
+#include "client/rpc/guarded.h"
+#include "client/rpc/requests.h"
+#include "client/transfers/shared_transfers.h"
 #include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
 
 namespace tessera {
 namespace {

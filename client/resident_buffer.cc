@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "client/connection.h"
-#include "client/event_loop.h"
+#include "client/rpc/connection.h"
+#include "client/rpc/event_loop.h"
 #include "kernels/base/error.h"
 
 namespace tessera {

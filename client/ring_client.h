@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/client.h"
-#include "kernels/base/ring.h"
+#include "kernels/client_and_server/ring.h"
 
 namespace tessera {
 

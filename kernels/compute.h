@@ -23,10 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/base/error.h"
-#include "kernels/device.h"
-#include "kernels/expression.h"
-#include "kernels/pace.h"
-#include "kernels/strategy.h"
+#include "kernels/choose/pace.h"
+#include "kernels/device/device.h"
+#include "kernels/expression/expression.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/choose/tuning.h"
 #include "kernels/compute.h"
-#include "kernels/map_cost.h"
-#include "kernels/share_out.h"
-#include "kernels/tuning.h"
+#include "kernels/expression/map_cost.h"
+#include "kernels/team/share_out.h"
 
 #define STRATEGIES_Dot(CPU, CUDA) \
   CPU(Dot, CpuSerial)             \

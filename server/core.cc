@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
-#include "server/convert.h"
-#include "server/log.h"
+#include "server/observe/log.h"
+#include "server/rpc/convert.h"
 
 namespace tessera {
 namespace {

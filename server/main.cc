@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "kernels/compute.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 #include "server/options.h"
 #include "server/process.h"
 #include "spdlog/spdlog.h"

@@ -19,8 +19,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/error.h"
-#include "kernels/base/word_lines.h"
-#include "kernels/host_memory.h"
+#include "kernels/client_and_server/word_lines.h"
+#include "kernels/device/host_memory.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/unix_socket.h"
+#include "server/net/unix_socket.h"
 
 namespace tessera {
 

@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "kernels/compute.h"
 #include "server/clock.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
 

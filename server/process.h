@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "server/options.h"
 
 namespace tessera {

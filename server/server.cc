@@ -15,9 +15,9 @@
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/error.h"
-#include "server/log.h"
-#include "server/metrics_text.h"
-#include "server/status_page.h"
+#include "server/observe/log.h"
+#include "server/status/metrics_text.h"
+#include "server/status/status_page.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
-#include "server/answers.h"
+#include "server/rpc/answers.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {

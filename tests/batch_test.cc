@@ -1,7 +1,7 @@
 // Batches have the bits of each problem alone, which other suites compare with exact results.
 #include <array>
 
-#include "kernels/batch.h"
+#include "kernels/same_bits/batch.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "google/protobuf/util/time_util.h"
-#include "kernels/base/crc32c.h"
+#include "kernels/client_and_server/crc32c.h"
 #include "server/clock.h"
 #include "tests/service_fixture.h"
 

@@ -1,4 +1,4 @@
-#include "server/buffer_store.h"
+#include "server/buffers/buffer_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "kernels/base/crc32c.h"
+#include "kernels/client_and_server/crc32c.h"
 #include "server/clock.h"
 #include "tests/fake_device.h"
 

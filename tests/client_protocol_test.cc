@@ -15,8 +15,8 @@
 
 #include "client/program_results.h"
 #include "google/rpc/error_details.pb.h"
-#include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {

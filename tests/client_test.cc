@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/address.h"
 #include "client/arrays.h"
 #include "client/async.h"
-#include "client/connection.h"
 #include "client/npy.h"
 #include "client/ring_client.h"
+#include "client/rpc/address.h"
+#include "client/rpc/connection.h"
 #include "kernels/base/error.h"
 #include "tests/client_fixture.h"
 #include "tests/fake_device.h"

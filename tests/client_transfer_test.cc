@@ -20,7 +20,7 @@
 
 #include "absl/time/clock.h"
 #include "kernels/base/error.h"
-#include "server/listener.h"
+#include "server/net/listener.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {

@@ -1,5 +1,5 @@
 // Connections that are made when their channel has gone.
-#include "server/closing_channel.h"
+#include "server/net/closing_channel.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -4,10 +4,10 @@
 #include <future>
 #include <limits>
 
-#include "server/call_queues.h"
-#include "server/convert.h"
-#include "server/operations.h"
-#include "server/unary_call.h"
+#include "server/calls/unary_call.h"
+#include "server/compute/operations.h"
+#include "server/rpc/call_queues.h"
+#include "server/rpc/convert.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {

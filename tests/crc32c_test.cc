@@ -1,4 +1,4 @@
-#include "kernels/base/crc32c.h"
+#include "kernels/client_and_server/crc32c.h"
 
 #include <gtest/gtest.h>
 

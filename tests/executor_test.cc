@@ -1,4 +1,4 @@
-#include "server/executor.h"
+#include "server/devices/executor.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -8,8 +8,8 @@
 #include <deque>
 #include <future>
 
-#include "server/chores.h"
 #include "server/clock.h"
+#include "server/devices/chores.h"
 #include "tests/described_device.h"
 #include "tests/fake_device.h"
 

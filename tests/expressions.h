@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/expression.h"
+#include "kernels/expression/expression.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

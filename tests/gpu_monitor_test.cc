@@ -1,5 +1,5 @@
 // What the page of metrics says of GPUs, by a stand-in for the driver's library.
-#include "server/gpu_monitor.h"
+#include "server/devices/gpu_monitor.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>

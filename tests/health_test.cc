@@ -1,5 +1,5 @@
 // What those who watch the health service hear. The client is gRPC's, over an in-process channel.
-#include "server/health.h"
+#include "server/status/health.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
-#include "server/call_queues.h"
-#include "server/stream_call.h"
+#include "server/rpc/call_queues.h"
+#include "server/rpc/stream_call.h"
 
 namespace tessera {
 namespace {

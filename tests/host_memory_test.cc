@@ -1,5 +1,5 @@
 // What the system says is free, in any version of control groups, and memory that is allocated.
-#include "kernels/host_memory.h"
+#include "kernels/device/host_memory.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // Connections: how many there may be, who is refused, and how they end.
-#include "server/listener.h"
+#include "server/net/listener.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "server/log.h"
+#include "server/observe/log.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -7,7 +7,7 @@
 #include <chrono>
 #include <sstream>
 
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 #include "server/clock.h"
 #include "spdlog/spdlog.h"
 #include "tests/test_server.h"

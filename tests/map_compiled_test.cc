@@ -2,7 +2,7 @@
 #include <chrono>
 
 #include "kernels/cuda/compile/compiler.h"
-#include "kernels/map_math.h"
+#include "kernels/expression/map_math.h"
 #include "tests/expressions.h"
 
 namespace tessera::test {

@@ -1,7 +1,7 @@
 // Expressions before Reduce and after Matmul have the bits of two steps; and truth values.
 #include <numeric>
 
-#include "kernels/matmul.h"
+#include "kernels/problem/matmul.h"
 #include "kernels/run/fold_map_axes.h"
 #include "tests/expressions.h"
 

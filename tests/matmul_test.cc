@@ -5,8 +5,8 @@
 #include <optional>
 #include <string_view>
 
-#include "kernels/cuda/matmul/hopper/stream_k.h"
-#include "kernels/matmul.h"
+#include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
+#include "kernels/problem/matmul.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

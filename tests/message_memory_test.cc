@@ -1,6 +1,6 @@
 // Compares the memory that MessageLayout predicts for a message with what protobuf allocates, and
 // the memory that a program reports, in addition to its message, with what it allocates.
-#include "server/message_memory.h"
+#include "server/rpc/message_memory.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -21,8 +21,8 @@
 #include "google/protobuf/text_format.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/compute/program_run.h"
 #include "server/core.h"
-#include "server/program_run.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 

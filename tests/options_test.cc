@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_split.h"
 #include "kernels/base/error.h"
-#include "server/home.h"
+#include "server/cluster/home.h"
 #include "tests/temporary_file.h"
 
 namespace tessera {

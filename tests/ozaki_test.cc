@@ -1,5 +1,5 @@
 // The arithmetic of ozaki_f64 on the host, against sums in long double.
-#include "kernels/cuda/matmul/hopper/ozaki.h"
+#include "kernels/cuda/matmul/hopper/ozaki/ozaki.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <optional>
 
-#include "kernels/matmul.h"
+#include "kernels/problem/matmul.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::ozaki {

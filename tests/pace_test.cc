@@ -1,11 +1,11 @@
 // What calls are expected to take: limits, estimates of whatever comes, and rates that are learned.
-#include "kernels/pace.h"
+#include "kernels/choose/pace.h"
 
 #include <cstdint>
 #include <initializer_list>
 
-#include "kernels/map_cost.h"
-#include "kernels/matmul.h"
+#include "kernels/expression/map_cost.h"
+#include "kernels/problem/matmul.h"
 #include "kernels/run/execute.h"
 #include "tests/described_device.h"
 #include "tests/fake_device.h"

@@ -1,10 +1,10 @@
-#include "server/prepared_operands.h"
+#include "server/buffers/prepared_operands.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 
-#include "server/buffer_store.h"
+#include "server/buffers/buffer_store.h"
 #include "server/clock.h"
 #include "tests/fake_device.h"
 

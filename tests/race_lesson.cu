@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::test {
 namespace {

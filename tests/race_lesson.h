@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 namespace tessera::test {
 

@@ -1,6 +1,6 @@
 // What the server tells of its services, in both versions of the protocol, and the end of streams
 // that rest. The client is gRPC's, over an in-process channel.
-#include "server/reflection.h"
+#include "server/status/reflection.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

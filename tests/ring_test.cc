@@ -1,5 +1,5 @@
 // Names with homes, and the metadata by which proxies find them.
-#include "kernels/base/ring.h"
+#include "kernels/client_and_server/ring.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/async_generic_service.h>

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "server/slots.h"
+#include "server/buffers/slots.h"
 #include "tests/fake_device.h"
 #include "tests/test_server.h"
 

@@ -1,5 +1,5 @@
 // Regions of shared memory: which files become one, what they cost, and when they end.
-#include "server/shared_region.h"
+#include "server/buffers/shared_region.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

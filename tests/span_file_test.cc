@@ -1,4 +1,4 @@
-#include "server/span_file.h"
+#include "server/observe/span_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

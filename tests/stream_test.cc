@@ -1,7 +1,7 @@
 // What a request may take and when it ends.
 #include <chrono>
 
-#include "kernels/guard.h"
+#include "kernels/device/guard.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
 

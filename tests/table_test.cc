@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kernels/map_cost.h"
-#include "kernels/pace.h"
-#include "kernels/tuning.h"
+#include "kernels/choose/pace.h"
+#include "kernels/choose/tuning.h"
+#include "kernels/expression/map_cost.h"
 #include "tests/described_device.h"
 #include "tests/kernel_fixture.h"
 

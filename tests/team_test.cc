@@ -3,8 +3,8 @@
 #include <random>
 #include <utility>
 
-#include "kernels/axis_slabs.h"
-#include "kernels/matmul_shares.h"
+#include "kernels/team/axis_slabs.h"
+#include "kernels/team/matmul_shares.h"
 #include "tests/expressions.h"
 
 namespace tessera::test {

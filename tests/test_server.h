@@ -20,7 +20,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/client_unary_call.h"
 #include "kernels/compute.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 #include "server/server.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 #include "tessera/v1/compute.grpc.pb.h"
@@ -53,7 +53,7 @@ inline Options TestOptions() {
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
-  options.warm_up = false;                       // a fake device may fail at its first work
+  options.warm_up = false;  // a fake device may fail at its first work
   options.drain_timeout = absl::Seconds(10);
   return options;
 }

@@ -1,4 +1,4 @@
-#include "server/trace.h"
+#include "server/rpc/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/base/crc32c.h"
+#include "kernels/client_and_server/crc32c.h"
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"
 

@@ -5,7 +5,7 @@
 
 #include "grpc/grpc.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "kernels/base/crc32c.h"
+#include "kernels/client_and_server/crc32c.h"
 #include "server/clock.h"
 #include "tests/service_fixture.h"
 

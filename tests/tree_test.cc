@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "kernels/fixed_tree.h"
+#include "kernels/same_bits/fixed_tree.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

@@ -1,5 +1,5 @@
 // Messages of uploads as UploadMessage reads them, against protobuf's own parser.
-#include "server/upload_message.h"
+#include "server/transfers/upload_message.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/bench/naive_device.h"
-#include "kernels/cuda/cublas_loader.h"
+#include "kernels/cuda/runtime/cublas_loader.h"
 
 namespace tessera::bench {
 namespace {

@@ -17,7 +17,7 @@
 #include "client/random_array.h"
 #include "client/slice.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

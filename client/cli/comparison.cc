@@ -19,7 +19,7 @@
 #include "client/cli/command.h"
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

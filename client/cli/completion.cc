@@ -16,7 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/command.h"
 #include "client/cli/completion_scripts.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

@@ -13,11 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "client/address.h"
 #include "client/cli/command.h"
+#include "client/rpc/address.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
-#include "kernels/base/word_lines.h"
+#include "kernels/client_and_server/printable.h"
+#include "kernels/client_and_server/word_lines.h"
 
 namespace tessera {
 namespace {

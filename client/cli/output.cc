@@ -23,7 +23,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

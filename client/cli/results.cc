@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/npy.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 

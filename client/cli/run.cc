@@ -27,10 +27,10 @@
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
 #include "client/expression_text.h"
-#include "client/requests.h"
+#include "client/rpc/requests.h"
 #include "google/protobuf/util/json_util.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
-#include "kernels/base/word_lines.h"
+#include "kernels/client_and_server/word_lines.h"
 
 namespace tessera {
 namespace {

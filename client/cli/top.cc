@@ -24,7 +24,7 @@
 #include "client/cli/command.h"
 #include "client/cli/gpu_figures.h"
 #include "client/cli/server_metrics.h"
-#include "kernels/base/printable.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {

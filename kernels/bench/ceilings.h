@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 namespace tessera::bench {
 

@@ -1,5 +1,5 @@
 #include "kernels/bench/ceilings_device.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::bench {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::bench {
 namespace {

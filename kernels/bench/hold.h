@@ -1,7 +1,7 @@
 // The start of a timed operation, put off until the host has enqueued all of it.
 #pragma once
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 namespace tessera::bench {
 

@@ -10,8 +10,8 @@
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
 
-#include "kernels/cuda/cublas_loader.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cublas_loader.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::bench {
 namespace {

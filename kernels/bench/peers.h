@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 namespace tessera::bench {
 

@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/batch.h"
-#include "kernels/matmul.h"
-#include "kernels/tuning.h"
+#include "kernels/choose/tuning.h"
+#include "kernels/problem/matmul.h"
+#include "kernels/same_bits/batch.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/peers.h"
 #endif

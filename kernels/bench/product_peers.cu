@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/matmul/shares.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera::bench {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
-#include "kernels/map_range.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/pieces.h"
 #include "kernels/run/stage.h"

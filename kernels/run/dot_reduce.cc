@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/batch.h"
+#include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
-#include "kernels/map_range.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/reduce.h"
 #include "kernels/run/stage.h"
+#include "kernels/same_bits/batch.h"
 
 namespace tessera {
 

@@ -17,9 +17,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
-#include "kernels/guard.h"
-#include "kernels/profiler_range.h"
-#include "kernels/share_out.h"
+#include "kernels/device/guard.h"
+#include "kernels/device/profiler_range.h"
+#include "kernels/team/share_out.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/map_range.h"
+#include "kernels/choose/map_range.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/pieces.h"
 #include "kernels/run/stage.h"

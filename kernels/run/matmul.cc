@@ -6,9 +6,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
-#include "kernels/map_range.h"
-#include "kernels/matmul.h"
+#include "kernels/problem/matmul.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/matrix_operand.h"
 #include "kernels/run/stage.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/strategy.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

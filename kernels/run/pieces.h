@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/device.h"
-#include "kernels/strategy.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
-#include "kernels/product_top_k.h"
+#include "kernels/problem/product_top_k.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/map_cost.h"
+#include "kernels/expression/map_cost.h"
 #include "kernels/run/execute.h"
 
 namespace tessera {

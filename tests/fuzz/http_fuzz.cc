@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "server/http_listener.h"
+#include "server/status/http_listener.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace tessera {

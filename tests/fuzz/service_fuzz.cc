@@ -12,7 +12,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/grpcpp.h"
 #include "kernels/compute.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 #include "server/server.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 #include "tessera/v1/compute.grpc.pb.h"

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "kernels/base/error.h"
-#include "server/tls.h"
+#include "server/net/tls.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/temporary_file.h"
 

@@ -1,5 +1,5 @@
 // The file of tokens, roles and tenants.
-#include "server/access.h"
+#include "server/access/access.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,7 +1,7 @@
 // The header traceparent.
 #include <algorithm>
 
-#include "server/trace.h"
+#include "server/rpc/trace.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -6,7 +6,7 @@
 
 #include "google/protobuf/stubs/logging.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "server/upload_message.h"
+#include "server/transfers/upload_message.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace tessera {

@@ -3,8 +3,8 @@
 //
 // Cost at n = 2^20 (f32): 12 MiB moved, 2^20 flops.
 #include "kernels/base/element.h"
-#include "kernels/cpu/chunks.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 namespace {

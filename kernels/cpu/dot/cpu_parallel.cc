@@ -7,8 +7,8 @@
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
 #include "kernels/base/element.h"
-#include "kernels/cpu/chunks.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 namespace {

@@ -6,8 +6,8 @@
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, a chain of 2^20 dependent additions: the adder's
 // latency (4 cycles), not memory, sets the pace.
 #include "kernels/base/element.h"
-#include "kernels/cpu/chunks.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 namespace {

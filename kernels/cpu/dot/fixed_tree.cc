@@ -4,9 +4,9 @@
 // Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
 // add in f32, 64 rows deep, so that vector instructions take twice as many elements as with double
 // accumulators. compensated adds in double, f64 in 17 operations per pair.
-#include "kernels/cpu/tree.h"
-#include "kernels/strategy.h"
-#include "kernels/tree_columns.h"
+#include "kernels/cpu/tree/tree.h"
+#include "kernels/problem/strategy.h"
+#include "kernels/same_bits/tree_columns.h"
 
 namespace tessera {
 namespace {

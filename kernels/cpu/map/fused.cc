@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cpu/chunks.h"
 #include "kernels/cpu/map/rows.h"
-#include "kernels/map_cost.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/gather.h"
-#include "kernels/map_math.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/gather.h"
+#include "kernels/expression/map_math.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

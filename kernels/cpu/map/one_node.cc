@@ -7,9 +7,9 @@
 // is needed at one time.
 #include <cstring>
 
-#include "kernels/cpu/chunks.h"
 #include "kernels/cpu/map/nodes.h"
-#include "kernels/map_cost.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 namespace {

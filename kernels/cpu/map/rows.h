@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "kernels/cpu/map/nodes.h"
-#include "kernels/device.h"
-#include "kernels/strategy.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/device.h"
-#include "kernels/strategy.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 namespace {

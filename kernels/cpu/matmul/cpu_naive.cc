@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/convert.h"
-#include "kernels/device.h"
-#include "kernels/matmul.h"
-#include "kernels/matmul_shares.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/matmul.h"
+#include "kernels/same_bits/convert.h"
+#include "kernels/team/matmul_shares.h"
 
 namespace tessera {
 namespace {

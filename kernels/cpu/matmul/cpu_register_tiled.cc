@@ -25,9 +25,9 @@
 // exists, and are not stored.
 #include <algorithm>
 
-#include "kernels/device.h"
-#include "kernels/matmul.h"
-#include "kernels/matmul_shares.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/matmul.h"
+#include "kernels/team/matmul_shares.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,9 @@
 // number of threads.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 16 partial values, depth 2^13 + 8 + 16.
-#include "kernels/cpu/chunks.h"
-#include "kernels/reduction.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/problem/strategy.h"
+#include "kernels/same_bits/reduction.h"
 
 namespace tessera {
 namespace {

@@ -2,9 +2,9 @@
 // operation.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops in one dependent chain.
-#include "kernels/cpu/chunks.h"
-#include "kernels/reduction.h"
-#include "kernels/strategy.h"
+#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/problem/strategy.h"
+#include "kernels/same_bits/reduction.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,9 @@
 //
 // Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
 // add in f32, 64 rows deep. compensated adds in double, f64 in 7 operations per element.
-#include "kernels/cpu/tree.h"
-#include "kernels/strategy.h"
-#include "kernels/tree_columns.h"
+#include "kernels/cpu/tree/tree.h"
+#include "kernels/problem/strategy.h"
+#include "kernels/same_bits/tree_columns.h"
 
 namespace tessera {
 namespace {

@@ -4,9 +4,9 @@
 // output is one chain in index order, the same bits for any number of threads.
 #include <algorithm>
 
-#include "kernels/device.h"
-#include "kernels/reduction.h"
-#include "kernels/strategy.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
+#include "kernels/same_bits/reduction.h"
 
 namespace tessera {
 namespace {

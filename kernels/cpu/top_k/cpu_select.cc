@@ -16,8 +16,8 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/device.h"
-#include "kernels/top_k.h"
+#include "kernels/device/device.h"
+#include "kernels/problem/top_k.h"
 
 namespace tessera {
 namespace {

@@ -20,8 +20,8 @@
 // written, 3 * 2^20 additions; 64 tiles to share out.
 #include <algorithm>
 
-#include "kernels/device.h"
-#include "kernels/reduction.h"
+#include "kernels/device/device.h"
+#include "kernels/same_bits/reduction.h"
 
 namespace tessera {
 namespace {

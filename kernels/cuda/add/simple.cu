@@ -8,8 +8,8 @@
 //
 // Right for any n: threads beyond the end do nothing, and n = 0 launches nothing. For any block
 // size and alignment: threads do not meet, and loads are scalar. out may be a or b.
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera {
 namespace {

@@ -16,8 +16,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/driver.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/driver.h"
 
 namespace tessera::compiled {
 namespace {

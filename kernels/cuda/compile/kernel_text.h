@@ -12,7 +12,7 @@
 #include <string>
 
 #include "kernels/base/dtype.h"
-#include "kernels/map.h"
+#include "kernels/problem/map.h"
 
 namespace tessera::compiled {
 

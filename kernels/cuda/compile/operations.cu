@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/map_math.h"
+#include "kernels/expression/map_math.h"
 
 namespace tessera {
 namespace {

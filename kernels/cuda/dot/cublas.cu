@@ -6,9 +6,9 @@
 // every order grows with n.
 //
 // Cost at n = 2^20, f32: 8 MiB read; two kernels of the library and one of ours.
-#include "kernels/cuda/cublas_loader.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cublas_loader.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "kernels/cpu/sum.h"
+#include "kernels/cpu/runtime/sum.h"
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {

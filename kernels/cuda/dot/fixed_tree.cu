@@ -19,7 +19,7 @@
 // so that a sum whose terms are 10^16 times larger than itself is still right to the last digits,
 // as long as no product underflows. 10 operations per pair of f64, where memory leaves an H200's SM
 // time for about 50.
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {

@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/lesson.cuh"
-#include "kernels/cuda/levels.cuh"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/lesson.cuh"
+#include "kernels/cuda/common/levels.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera {
 

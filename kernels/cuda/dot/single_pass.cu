@@ -18,7 +18,7 @@
 // are off a multiple of 16 by the same distance are read like aligned ones; otherwise each vector
 // costs a second load, from the L1 cache, and a shift. For 2^28 floats: at most 64 products are
 // added in single precision, the rest is double.
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {

@@ -27,9 +27,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/map_math.h"
-#include "kernels/strategy.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/expression/map_math.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera::chained {
 

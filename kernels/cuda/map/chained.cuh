@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/map/chain.cuh"
-#include "kernels/cuda/primitives.cuh"
 
 namespace tessera::chained {
 

@@ -15,11 +15,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/compile/compiler.h"
-#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/map/chain.cuh"
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/map_cost.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 

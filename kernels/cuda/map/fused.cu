@@ -14,7 +14,7 @@
 // Right for any n and block size: threads do not meet, and those beyond the end do nothing. Loads
 // and stores are scalar, for any alignment and any strides.
 #include "kernels/cuda/map/interpreter.cuh"
-#include "kernels/map_cost.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 namespace {

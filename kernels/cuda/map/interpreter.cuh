@@ -6,10 +6,10 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/map_math.h"
-#include "kernels/strategy.h"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/expression/map_math.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 // Right for any n and block size: threads do not meet, and those beyond the end do nothing; kernels
 // of a stream run in order.
 #include "kernels/cuda/map/interpreter.cuh"
-#include "kernels/map_cost.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 namespace {

@@ -27,7 +27,7 @@
 
 #include "kernels/cuda/map/chained.cuh"
 #include "kernels/cuda/map/interpreter.cuh"
-#include "kernels/map_cost.h"
+#include "kernels/expression/map_cost.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 // use. Included by .cu and .cc files.
 #pragma once
 
-#include "kernels/matmul.h"
+#include "kernels/problem/matmul.h"
 
 namespace tessera {
 

@@ -20,9 +20,9 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/cuda/cublas_loader.h"
-#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/cublas.h"
+#include "kernels/cuda/runtime/cublas_loader.h"
+#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,8 @@
 // `tensor_f64` as a part of other strategies.
 #pragma once
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/strategy.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

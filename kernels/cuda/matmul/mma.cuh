@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "kernels/base/element.h"
-#include "kernels/strategy.h"
+#include "kernels/problem/strategy.h"
 
 namespace tessera {
 

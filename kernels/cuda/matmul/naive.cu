@@ -13,10 +13,10 @@
 // meet. For any pitch, transpose and alignment: an operand is a base and two strides, and loads are
 // scalar. Each element is one chain of k fused multiply-adds, in f32 for 16-bit operands; integers
 // wrap.
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/shares.h"
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {

@@ -31,10 +31,10 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/shares.h"
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {

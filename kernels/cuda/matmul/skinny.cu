@@ -42,11 +42,11 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny_narrow.cuh"
 #include "kernels/cuda/matmul/skinny_sums.cuh"
-#include "kernels/cuda/overlap.cuh"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/overlap.cuh"
 
 namespace tessera {
 namespace {

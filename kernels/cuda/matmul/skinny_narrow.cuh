@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny.cuh"
-#include "kernels/cuda/primitives.cuh"
 
 namespace tessera::skinny {
 

@@ -40,11 +40,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/f64_tile.cuh"
-#include "kernels/cuda/matmul/hopper/tensor_map.cuh"
-#include "kernels/cuda/matmul/shares.cuh"
+#include "kernels/cuda/matmul/hopper/ptx/tensor_map.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {
 namespace {

@@ -27,11 +27,11 @@
 // (`tensor_bf16`) are faster there.
 #include <cstdint>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/shares.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/matmul.h"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/problem/matmul.h"
 
 namespace tessera {
 

@@ -41,10 +41,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/matmul/shares.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/primitives.cuh"
 
 namespace tessera {
 

@@ -38,11 +38,11 @@
 #include <limits>
 #include <string>
 
-#include "kernels/cuda/matmul/hopper/plan.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/plan.cuh"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/product_top_k/lists.cuh"
-#include "kernels/product_top_k.h"
-#include "kernels/top_k.h"
+#include "kernels/problem/product_top_k.h"
+#include "kernels/problem/top_k.h"
 
 namespace tessera {
 

@@ -24,7 +24,7 @@
 // Operations that do not round and integers are as in `fixed_tree`, and so are variances of the
 // smaller types, which are double already. 7 additions per f64, where memory leaves an H200's SM
 // time for about 25.
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {

@@ -23,7 +23,7 @@
 // chunk of identities. For any block size: threads share out 256 lanes. For any alignment: an
 // address that is not a multiple of 16 costs a second load, from the L1 cache, and a shift. For
 // 2^28 floats: at most 64 elements are added in single precision, the rest is double.
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {

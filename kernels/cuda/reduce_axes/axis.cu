@@ -46,9 +46,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/axis_slabs.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/common/vectors.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/team/axis_slabs.h"
 
 namespace tessera {
 namespace {

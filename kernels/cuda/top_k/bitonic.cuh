@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/primitives.cuh"
 
 namespace tessera {
 

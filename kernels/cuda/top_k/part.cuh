@@ -12,10 +12,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/cuda/loads.cuh"
+#include "kernels/cuda/common/loads.cuh"
+#include "kernels/cuda/common/vectors.cuh"
 #include "kernels/cuda/top_k/candidates.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
-#include "kernels/cuda/vectors.cuh"
 
 namespace tessera {
 

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/top_k.h"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/problem/top_k.h"
 
 namespace tessera {
 

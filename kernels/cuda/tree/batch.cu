@@ -12,7 +12,7 @@
 //
 // Cost of 1000 Dots of 4096 f32: 32 MB read by 1000 blocks, each of which has all of its 32 KiB in
 // flight; 24 KB of results over PCIe, and 32 KB of table where there is one.
-#include "kernels/batch.h"
+#include "kernels/same_bits/batch.h"
 
 #include <algorithm>
 

@@ -16,11 +16,11 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/loads.cuh"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/common/loads.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
-#include "kernels/tree_columns.h"
+#include "kernels/same_bits/tree_columns.h"
 
 namespace tessera {
 

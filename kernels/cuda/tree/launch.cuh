@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/choose/map_range.h"
 #include "kernels/cuda/tree/kernel.cuh"
-#include "kernels/map_range.h"
 
 namespace tessera {
 

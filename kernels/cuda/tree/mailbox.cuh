@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/fixed_tree.h"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/same_bits/fixed_tree.h"
 
 namespace tessera {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/fixed_tree.h"
-#include "kernels/tree_columns.h"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/same_bits/fixed_tree.h"
+#include "kernels/same_bits/tree_columns.h"
 
 namespace tessera {
 

@@ -37,8 +37,8 @@
 // are Fold::Wide; suffixes are kept as Fold::Acc, in the result itself where it is as wide.
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/overlap.cuh"
 #include "kernels/cuda/window_sum/window.cuh"
 
 namespace tessera {

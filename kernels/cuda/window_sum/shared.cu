@@ -25,7 +25,7 @@
 // move to double every kMaxChain elements and from piece to piece.
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/window_sum/window.cuh"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 // Right for any n and radius: a window ends where the array does. For any block size and alignment:
 // threads do not meet, and loads are scalar. Sums of floats move to double every kMaxChain
 // elements.
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/window_sum/window.cuh"
 
 namespace tessera {

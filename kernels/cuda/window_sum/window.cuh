@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "kernels/base/element.h"
-#include "kernels/cuda/primitives.cuh"
-#include "kernels/reduction.h"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/same_bits/reduction.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/matmul/hopper/plan.cuh"
-#include "kernels/cuda/matmul/shares.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/plan.cuh"
+#include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {
 

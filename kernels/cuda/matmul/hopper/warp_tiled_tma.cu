@@ -42,10 +42,10 @@
 // stored. For any pitch and alignment: TMA asks for multiples of 16 bytes; operands without are
 // copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds, in the same
 // order as in `naive`.
+#include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/matmul/hopper/stream_k.h"
 #include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/matmul/shares.h"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 

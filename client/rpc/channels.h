@@ -1,0 +1,136 @@
+// The connections of a client: a pool for each of its servers, and the choice among them. Not for
+// users of the library.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/rpc/methods.h"
+
+namespace tessera {
+
+// A channel with a connection of its own, and the stubs that call through it.
+struct PooledChannel {
+  PooledChannel(std::size_t number, std::shared_ptr<grpc::Channel> connection)
+      : server(number),
+        channel(std::move(connection)),
+        buffers(v1::BufferService::NewStub(channel)),
+        compute(v1::ComputeService::NewStub(channel)),
+        shared_memory(v1::SharedMemoryService::NewStub(channel)),
+        health(grpc::health::v1::Health::NewStub(channel)) {}
+
+  template <class Stub>
+  Stub& stub() const {
+    if constexpr (std::is_same_v<Stub, v1::BufferService::StubInterface>) {
+      return *buffers;
+    } else if constexpr (std::is_same_v<Stub, v1::ComputeService::StubInterface>) {
+      return *compute;
+    } else if constexpr (std::is_same_v<Stub, v1::SharedMemoryService::StubInterface>) {
+      return *shared_memory;
+    } else {
+      return *health;
+    }
+  }
+
+  const std::size_t server;
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::BufferService::StubInterface> buffers;
+  const std::unique_ptr<v1::ComputeService::StubInterface> compute;
+  const std::unique_ptr<v1::SharedMemoryService::StubInterface> shared_memory;
+  const std::unique_ptr<grpc::health::v1::Health::StubInterface> health;
+  std::atomic<int> calls{0};  // under way
+};
+
+// One call under way on a channel.
+class Lease {
+ public:
+  explicit Lease(PooledChannel* channel) : channel_(channel) { ++channel_->calls; }
+  PooledChannel& operator*() const { return *channel_; }
+  PooledChannel* operator->() const { return channel_.get(); }
+
+ private:
+  struct End {
+    void operator()(PooledChannel* channel) const { --channel->calls; }
+  };
+  std::unique_ptr<PooledChannel, End> channel_;
+};
+
+// Where a call may go, and where it has been. Servers go by their number in the list.
+struct Route {
+  std::optional<std::size_t> only;  // no other server
+  std::optional<std::size_t>
+      failed;              // where the last attempt failed; tried again if no other is left
+  std::size_t server = 0;  // of the last attempt
+  int attempts = 0;
+};
+
+// Thread safe. A client stays with one server until that fails: what it has stored is there.
+class Channels {
+ public:
+  using Make = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
+
+  // addresses: separated by commas. connections: the most that calls to one server are spread over,
+  // at least 1.
+  Channels(const std::string& addresses, int connections, Make make);
+
+  // A connected channel, that with the fewest calls under way; nothing as long as there is none. A
+  // connection is opened beside those that have something to do, and used once it stands.
+  // last_resort: also that of the server that failed.
+  std::optional<Lease> Pick(const Route& route, bool last_resort);
+  // The channel to wait for, when Pick has none: of the servers that may be taken by turns.
+  std::shared_ptr<grpc::Channel> Awaited(const Route& route, std::size_t turn);
+  // Whether a call of this route has more than one server to wait for.
+  bool HasChoice(const Route& route) const { return !route.only && servers_.size() > 1; }
+  // An attempt has failed there: new calls prefer others for a second.
+  void Failed(std::size_t server);
+
+  // Channel number i of a server, made when first asked for; transfers use as many as they have
+  // streams.
+  PooledChannel& channel(std::size_t server, std::size_t i);
+  // The server that the next call goes to.
+  std::size_t current() const { return current_; }
+  std::size_t servers() const { return servers_.size(); }
+  // For messages: the address of a route's one server, or all of them.
+  std::string Describe(const Route& route) const;
+
+  // A server has said when it made a buffer, by its own clock.
+  void SawBuffer(std::size_t server, absl::Time created);
+  // The first such moment of a server; absent: none yet.
+  std::optional<absl::Time> first_buffer(std::size_t server) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Server {
+    std::string address;
+    std::vector<std::unique_ptr<PooledChannel>> channels;  // guarded by mutex_
+    Clock::time_point avoid_until{};                       // guarded by mutex_
+    std::atomic<std::int64_t> first_buffer{0};  // in microseconds since 1970; 0: none yet
+  };
+
+  PooledChannel& Open(std::size_t server, std::size_t i);  // mutex_ is held
+  PooledChannel* LeastBusy(std::size_t server);            // mutex_ is held
+  bool Allowed(const Route& route, std::size_t server) const {
+    return !route.only || *route.only == server;
+  }
+
+  const std::size_t connections_;
+  const Make make_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  std::atomic<std::size_t> current_{0};
+  std::mutex mutex_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,470 @@
+#include "client/rpc/connection.h"
+
+#include <algorithm>
+#include <climits>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/rpc/address.h"
+#include "client/rpc/event_loop.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/ring.h"
+
+namespace tessera {
+namespace {
+
+// Of a server that asks for more patience than this, the wish is granted only in part.
+constexpr absl::Duration kLongestDelay = absl::Seconds(10);
+// Well above what a server puts into a message: chunks of 1 MiB, and inline results, which it keeps
+// below gRPC's default of 4 MiB.
+constexpr int kMaxReceiveBytes = 8 << 20;
+// How long a call that failed at one server waits for others before it goes back to that one.
+constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
+// How long a call waits for one of several servers before it looks at the next.
+constexpr absl::Duration kTurn = absl::Milliseconds(20);
+// How often a call that waits for a connection checks whether it has been cancelled.
+constexpr absl::Duration kCancelGlance = absl::Milliseconds(50);
+// The shortest time between two DNS lookups of a name. gRPC's default is 30 s.
+constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
+
+double Random(double low, double high) {
+  thread_local std::minstd_rand random(std::random_device{}());
+  return std::uniform_real_distribution<double>(low, high)(random);
+}
+
+// The pause before repetition number `failures` >= 1: doubles from 100 ms to 2 s, with jitter
+// against herds.
+absl::Duration Backoff(int failures) {
+  return std::min(absl::Milliseconds(100) * (1 << std::min(failures - 1, 10)), absl::Seconds(2)) *
+         Random(0.5, 1);
+}
+
+// The delay of a refusal's RetryInfo.
+std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
+  const auto metadata = ErrorMetadata(status);
+  const auto it = metadata.find(std::string(Retry::kRetryDelay));
+  std::int64_t ms = 0;
+  if (it == metadata.end() || !absl::SimpleAtoi(it->second, &ms)) return std::nullopt;
+  return absl::Milliseconds(ms);
+}
+
+// The connection or the bytes broke, not the request.
+bool IsTransient(const absl::Status& status) {
+  const std::string reason = ErrorReason(status);
+  // Without a reason it is the error of a source or a sink. After DEVICE_LOST and a restart the
+  // buffers are gone: repeating cannot help. UNREACHABLE has waited long enough.
+  if (absl::IsUnavailable(status)) {
+    return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE" &&
+           reason != "CERTIFICATE_REFUSED";
+  }
+  return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
+}
+
+// Sleeps until the duration has passed or a stop is requested.
+void SleepFor(absl::Duration duration, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any none;
+  std::unique_lock lock(mutex);
+  none.wait_for(lock, stop, absl::ToChronoNanoseconds(duration), [] { return false; });
+}
+
+// Returns gRPC's message about why a channel does not connect, or "" if it has not failed.
+std::string CauseOf(const PooledChannel& channel) {
+  if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
+  // gRPC does not wait for the connection here: the call fails with the connection's error.
+  grpc::ClientContext context;
+  context.set_deadline(After(kCancelGlance));
+  grpc::health::v1::HealthCheckResponse response;
+  const grpc::Status status = channel.health->Check(&context, {}, &response);
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
+}
+
+// Returns what a message of CauseOf means, or "" if the message is not known.
+absl::string_view Meaning(absl::string_view cause) {
+  struct Known {
+    absl::string_view part;  // of the message in gRPC 1.51, in lower case
+    absl::string_view meaning;
+  };
+  constexpr absl::string_view kRefused = "the certificate was refused";
+  static constexpr Known kKnown[] = {
+      {"certificate verify failed", kRefused},
+      {"certificate_verify_failed", kRefused},
+      {"not in peer certificate", kRefused},
+      {"hostname verification", kRefused},
+      {"dns resolution failed", "the name does not resolve"},
+      {"ssl_error", "the TLS handshake failed"},
+      {"ssl handshake", "the TLS handshake failed"},
+      {"proxy", "the proxy cannot connect to it"},
+      {"connection refused", "the connection is refused"},
+      {"no such file", "the socket does not exist"},
+      {"settings frame", "the server there does not answer, or does not speak HTTP/2"},
+      {"no route", "there is no route to it"},
+      {"unreachable", "its network is unreachable"},
+      {"socket closed", "the server closed the connection; it may require TLS"},
+      {"connection reset", "the server closed the connection; it may require TLS"},
+  };
+  const std::string text = absl::AsciiStrToLower(cause);
+  for (const auto& [part, meaning] : kKnown)
+    if (absl::StrContains(text, part)) return meaning;
+  return "";
+}
+
+}  // namespace
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  absl::Status error(code, status.error_message());
+
+  google::rpc::Status details;
+  if (!status.error_details().empty() && details.ParseFromString(status.error_details())) {
+    google::rpc::ErrorInfo info;
+    google::rpc::RetryInfo retry;
+    for (const google::protobuf::Any& detail : details.details()) {
+      if (detail.UnpackTo(&info)) {
+        error = MakeError(code, info.reason(), status.error_message());
+        for (const auto& [key, value] : info.metadata()) SetErrorMetadata(error, key, value);
+      }
+    }
+    for (const google::protobuf::Any& detail : details.details()) {
+      if (detail.UnpackTo(&retry)) {
+        const absl::Duration delay = absl::Seconds(retry.retry_delay().seconds()) +
+                                     absl::Nanoseconds(retry.retry_delay().nanos());
+        SetErrorMetadata(error, Retry::kRetryDelay,
+                         std::to_string(absl::ToInt64Milliseconds(delay)));
+      }
+    }
+  }
+  // The server gives every refusal of its own a reason; without one the connection is what failed.
+  if (code == absl::StatusCode::kUnavailable && ErrorReason(error).empty()) {
+    return MakeError(code, "CONNECTION_LOST",
+                     absl::StrCat("the connection broke: ", status.error_message()));
+  }
+  return error;
+}
+
+absl::Status OfUncancelled(absl::Status status) {
+  if (!absl::IsCancelled(status) || !ErrorReason(status).empty()) return status;
+  return MakeError(absl::StatusCode::kUnavailable, "CONNECTION_LOST",
+                   "the server cancelled the call as it stopped");
+}
+
+absl::Status Cancelled() { return absl::CancelledError("the caller cancelled the call"); }
+
+absl::Status WithDeadline(absl::Status status, absl::Duration timeout) {
+  if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("no answer within ", absl::FormatDuration(timeout), ", the call's deadline"));
+}
+
+absl::Status MovedFrom() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "MOVED_FROM",
+                   "the client has been moved from");
+}
+
+absl::Time ToTime(const google::protobuf::Timestamp& time) {
+  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+}
+
+gpr_timespec After(absl::Duration duration) {
+  // gpr counts nanoseconds in 64 bits.
+  if (duration >= absl::Hours(24 * 36500)) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(duration), GPR_TIMESPAN));
+}
+
+void Retry::Progress() {
+  failures_ = 0;
+  Moved();
+}
+
+std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {
+  ++failures_;
+  absl::Duration pause = Backoff(failures_);
+  const std::optional<absl::Duration> delay = RetryDelay(failure);
+  if (absl::IsResourceExhausted(failure) && delay) {
+    // The server did nothing: repeating is safe whatever the call.
+    if (!options_.retry_refused) return std::nullopt;
+    pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
+  } else {
+    // A server that stops has done nothing either, and its successor may be there by the next
+    // attempt; one that got damaged bytes has dropped them.
+    const bool safe =
+        idempotent_ || ErrorReason(failure) == "DRAINING" || absl::IsDataLoss(failure);
+    if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return std::nullopt;
+  }
+  if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return std::nullopt;
+  return pause;
+}
+
+bool Retry::Wait(const absl::Status& failure, const std::stop_token& stop) {
+  const std::optional<absl::Duration> pause = Pause(failure);
+  if (pause.has_value()) SleepFor(*pause, stop);
+  return pause.has_value();
+}
+
+// --- Attempts ------------------------------------------------------------------------------------
+
+Attempts::Attempts(Connection& connection, const Plan& plan)
+    : connection_(connection),
+      plan_(plan),
+      deadline_(After(plan.timeout)),
+      retry_(connection.options(), plan.idempotent, plan.patience) {
+  route_.only = plan.only;
+  AwaitConnection();
+}
+
+void Attempts::AwaitConnection() {
+  connect_limit_ = gpr_time_min(deadline_, After(connection_.options().connect_timeout));
+  last_resort_ = After(kOtherServers);
+}
+
+std::optional<Lease> Attempts::Pick() {
+  if (!connection_.refused().ok()) return std::nullopt;
+  const bool last_resort = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), last_resort_) >= 0;
+  return connection_.channels().Pick(route_, last_resort);
+}
+
+std::shared_ptr<grpc::Channel> Attempts::Awaited() {
+  return connection_.channels().Awaited(route_, turn_++);
+}
+
+gpr_timespec Attempts::WaitLimit() const {
+  if (!connection_.channels().HasChoice(route_)) return connect_limit_;
+  return gpr_time_min(connect_limit_, After(kTurn));
+}
+
+absl::Status Attempts::Unreachable() const {
+  if (!connection_.refused().ok()) return connection_.refused();
+  const bool now = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) >= 0;
+  // A refused certificate is not expected to change soon, so that the call need not wait.
+  if (!now && (connection_.options().tls_ca.empty() || connection_.channels().HasChoice(route_)))
+    return absl::OkStatus();
+  absl::Status why = connection_.WhyUnreachable(route_);
+  return now || ErrorReason(why) == "CERTIFICATE_REFUSED" ? why : absl::OkStatus();
+}
+
+void Attempts::Begin(const PooledChannel& channel) {
+  route_.server = channel.server;
+  ++route_.attempts;
+  if (plan_.stay) Stay();
+}
+
+gpr_timespec Attempts::AttemptDeadline() const {
+  if (!plan_.idempotent || !connection_.channels().HasChoice(route_)) return deadline_;
+  return gpr_time_min(deadline_, After(connection_.options().attempt_timeout));
+}
+
+std::optional<absl::Duration> Attempts::Pause(absl::Status& status) {
+  if (absl::IsDeadlineExceeded(status) && plan_.idempotent &&
+      connection_.channels().HasChoice(route_) &&
+      gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) < 0) {
+    status = MakeError(absl::StatusCode::kUnavailable, "SERVER_SILENT",
+                       absl::StrCat("no answer for ",
+                                    absl::FormatDuration(connection_.options().attempt_timeout)));
+  }
+  const std::optional<absl::Duration> pause = retry_.Pause(status);
+  status = WithDeadline(std::move(status), plan_.timeout);
+  if (absl::IsUnavailable(status)) {
+    connection_.channels().Failed(route_.server);
+    route_.failed = route_.server;
+  }
+  AwaitConnection();
+  return pause;
+}
+
+bool Attempts::Wait(absl::Status& status) {
+  if (plan_.cancel.stop_requested()) {
+    status = Cancelled();
+    return false;
+  }
+  const std::optional<absl::Duration> pause = Pause(status);
+  if (pause.has_value()) SleepFor(*pause, plan_.cancel);
+  return pause.has_value();
+}
+
+// --- Connections ---------------------------------------------------------------------------------
+
+void Connection::AddRoute(grpc::ClientContext& context, std::string_view buffer) const {
+  if (!options_.send_route || buffer.empty()) return;
+  // What no buffer can be named may not be a header either; the server says what is wrong with it.
+  const bool valid = std::all_of(buffer.begin(), buffer.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
+  });
+  if (valid) context.AddMetadata("tessera-route", std::string(RouteOf(buffer)));
+}
+
+Connection::Connection(ClientOptions options, absl::Status refused)
+    : options_(std::move(options)),
+      credentials_(MakeCredentials(options_)),
+      authorization_(options_),
+      refused_([&] {
+        const std::vector<absl::string_view> servers =
+            absl::StrSplit(options_.server, ',', absl::SkipWhitespace());
+        if (servers.empty()) refused.Update(CheckAddress(options_.server));
+        for (const absl::string_view server : servers) {
+          const absl::string_view address = absl::StripAsciiWhitespace(server);
+          refused.Update(CheckAddress({address.data(), address.size()}));
+        }
+        refused.Update(credentials_.status());
+        refused.Update(authorization_.status());
+        return refused;
+      }()),
+      channels_(options_.server, options_.connections,
+                [this](const std::string& address) {
+                  grpc::ChannelArguments arguments;
+                  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+                  // Channels to one server share a connection unless each has its own pool.
+                  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+                  // gRPC's own pauses grow to two minutes, far beyond the patience of
+                  // connect_timeout.
+                  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+                  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+                  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+                  // Retries find a server whose address has changed.
+                  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
+                                   static_cast<int>(absl::ToInt64Milliseconds(kLookUpAgain)));
+                  // gRPC ends a cancelled stream only when the socket has taken what is being
+                  // written. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
+                  // the connection: gRPC sets it to the second argument where the first one asks
+                  // for pings, and the first of those would come after 24 days.
+                  if (options_.stall_timeout < absl::Hours(24)) {
+                    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX - 1);
+                    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                                     static_cast<int>(absl::ToInt64Milliseconds(
+                                         std::max(options_.stall_timeout, absl::Seconds(1)))));
+                  }
+                  // A proxy named by the environment would read what is not encrypted, tokens too.
+                  const std::optional<Proxy> proxy = ProxyFor(address);
+                  if (options_.tls_ca.empty() || (proxy && proxy->excepted))
+                    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+                  if (!options_.tls_server_name.empty())
+                    arguments.SetSslTargetNameOverride(options_.tls_server_name);
+                  return grpc::CreateCustomChannel(TargetOf(address), *credentials_, arguments);
+                }),
+      events_(std::make_unique<EventLoop>()) {}
+
+Connection::~Connection() = default;
+
+bool Connection::MayHaveRestarted(const absl::Status& status, std::size_t server) const {
+  return absl::IsNotFound(status) && ErrorReason(status) == "BUFFER_NOT_FOUND" &&
+         channels_.first_buffer(server).has_value();
+}
+
+absl::Status Connection::WithRestart(const absl::Status& status, std::size_t server,
+                                     absl::Time start) const {
+  if (start <= *channels_.first_buffer(server)) return status;
+  const std::string since = absl::FormatTime(start, absl::UTCTimeZone());
+  absl::Status explained =
+      MakeError(status.code(), ErrorReason(status),
+                absl::StrCat(status.message(), "; the server was started again at ", since,
+                             ", which ended the buffers it had"));
+  for (const auto& [key, value] : ErrorMetadata(status)) SetErrorMetadata(explained, key, value);
+  SetErrorMetadata(explained, "server_start", since);
+  return explained;
+}
+
+absl::Status Connection::ExplainMissing(const absl::Status& status, std::size_t server) {
+  if (!MayHaveRestarted(status, server)) return status;
+  const auto info = Call(v1::GetServerInfoRequest(), {.timeout = kExplainTimeout}, server);
+  return info.ok() ? WithRestart(status, server, ToTime(info->start_time())) : status;
+}
+
+absl::Status Connection::WhyUnreachable(const Route& route) {
+  const std::string servers = channels_.Describe(route);
+  std::string cause;
+  for (std::size_t server = 0; server < channels_.servers() && cause.empty(); ++server)
+    if (!route.only || *route.only == server) cause = CauseOf(channels_.channel(server, 0));
+  const absl::string_view meaning = Meaning(cause);
+  std::string text = absl::StrCat("no server answers at ", servers);
+  const char* reason = "UNREACHABLE";
+  if (absl::StrContains(meaning, "certificate")) {
+    reason = "CERTIFICATE_REFUSED";
+    text = absl::StrCat("the server's certificate at ", servers, " was refused: ",
+                        "it is not signed by the given CA, not for this name, or has expired");
+  } else if (!meaning.empty()) {
+    absl::StrAppend(&text, ": ", meaning);
+  }
+  std::optional<Proxy> proxy;
+  if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
+  if (proxy && !proxy->excepted)
+    absl::StrAppend(&text, ", through the proxy ", proxy->value, " of ", proxy->variable);
+  absl::Status status =
+      MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
+  if (!cause.empty()) SetErrorMetadata(status, "cause", cause);
+  return status;
+}
+
+absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
+                                          const std::stop_token& cancel) {
+  if (!refused_.ok()) return refused_;
+  PooledChannel& channel = channels_.channel(server, i);
+  const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
+  do {
+    if (cancel.stop_requested()) return Cancelled();
+    const gpr_timespec glance =
+        cancel.stop_possible() ? gpr_time_min(limit, After(kCancelGlance)) : limit;
+    if (channel.channel->WaitForConnected(glance)) return Lease(&channel);
+  } while (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), limit) < 0);
+  return WhyUnreachable({.only = server});
+}
+
+absl::StatusOr<Lease> Connection::Connect(Attempts& attempts) {
+  for (;;) {
+    if (attempts.cancel().stop_requested()) return Cancelled();
+    if (std::optional<Lease> channel = attempts.Pick()) return *std::move(channel);
+    if (absl::Status status = attempts.Unreachable(); !status.ok()) return status;
+    gpr_timespec limit = attempts.WaitLimit();
+    if (attempts.cancel().stop_possible()) limit = gpr_time_min(limit, After(kCancelGlance));
+    const std::shared_ptr<grpc::Channel> awaited = attempts.Awaited();
+    awaited->WaitForStateChange(awaited->GetState(true), limit);
+  }
+}
+
+StallGuard::StallGuard(grpc::ClientContext* context, absl::Duration timeout,
+                       const std::stop_token& cancel)
+    : timeout_(timeout),
+      token_(cancel),
+      cancel_(token_, [context] { context->TryCancel(); }),
+      thread_([this, context] { Watch(context); }) {}
+
+StallGuard::~StallGuard() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  end_.notify_one();
+  thread_.join();
+}
+
+void StallGuard::Watch(grpc::ClientContext* context) {
+  // Beyond any transfer, and short enough to be added to a point in time.
+  const auto timeout = absl::ToChronoNanoseconds(std::min(timeout_, absl::Hours(24 * 36500)));
+  std::unique_lock lock(mutex_);
+  for (Clock::time_point last = last_;; last = last_) {
+    if (end_.wait_until(lock, last + timeout, [this] { return ended_; })) return;
+    if (last != last_.load()) continue;
+    stalled_ = true;
+    context->TryCancel();
+    return;
+  }
+}
+
+absl::Status StallGuard::Explain(absl::Status status) const {
+  if (token_.stop_requested() && absl::IsCancelled(status)) return Cancelled();
+  if (!stalled_ || status.ok()) return status;
+  return MakeError(absl::StatusCode::kDeadlineExceeded, "STALLED",
+                   absl::StrCat("no progress for ", absl::FormatDuration(timeout_)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,286 @@
+// Beneath Client: the choice of a channel, the repetition of calls, and errors from the wire.
+// Not for users of the library.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/client.h"
+#include "client/rpc/channels.h"
+#include "client/rpc/credentials.h"
+#include "client/rpc/requests.h"
+
+namespace tessera {
+
+// The status of a call with the reason and metadata of its google.rpc.ErrorInfo, and the delay of
+// its RetryInfo as metadata "retry_delay_ms".
+absl::Status FromGrpc(const grpc::Status& status);
+// The error of a call that nobody here has cancelled. gRPC cancels those that meet a server's end,
+// which is a lost connection like others.
+absl::Status OfUncancelled(absl::Status status);
+// The error of a call that the caller has cancelled.
+absl::Status Cancelled();
+// Returns the error with a message that names the deadline if that deadline has caused it, and any
+// other error unchanged.
+absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
+// FAILED_PRECONDITION / MOVED_FROM.
+absl::Status MovedFrom();
+
+absl::Time ToTime(const google::protobuf::Timestamp& time);
+
+// How long an answer waits for the reason why a buffer is missing.
+inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
+
+// A moment so far from now, by a clock that nobody sets.
+gpr_timespec After(absl::Duration duration);
+
+// Decides whether a call or a transfer is repeated after a failure. A call that the server refused
+// for lack of room (with a RetryInfo) is repeated for as long as `patience` lasts. A call that
+// broke (no connection, damaged bytes) is repeated only if it is idempotent, at most kMaxFailures
+// times in a row without progress. Not thread safe.
+class Retry {
+ public:
+  // Where FromGrpc leaves the delay that a server asks for, in an error's metadata.
+  static constexpr std::string_view kRetryDelay = "retry_delay_ms";
+  static constexpr int kMaxFailures = 5;
+
+  Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
+      : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
+
+  // Patience begins anew.
+  void Moved() { since_ = Clock::now(); }
+  // The failures before it do not count any more, either.
+  void Progress();
+  // How long to wait before the next attempt; nothing: the failure is final.
+  std::optional<absl::Duration> Pause(const absl::Status& failure);
+  // Sleeps for the duration that Pause returns, or until a stop is requested. Returns false at once
+  // if the failure is final.
+  bool Wait(const absl::Status& failure, const std::stop_token& stop = {});
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const ClientOptions& options_;
+  const bool idempotent_;
+  const absl::Duration patience_;
+  Clock::time_point since_;
+  int failures_ = 0;
+};
+
+class Connection;
+class EventLoop;
+
+// The course of one call over its attempts: the next channel, how long to wait for one, and whether
+// a failure is final. The blocking and the asynchronous calls differ only in how they wait. Not
+// thread safe.
+class Attempts {
+ public:
+  struct Plan {
+    absl::Duration timeout;   // of all attempts together
+    absl::Duration patience;  // with one that makes no progress, as in Retry
+    bool idempotent = false;
+    bool stay = false;  // whether all attempts go to the server of the first one
+    std::optional<std::size_t> only = std::nullopt;  // no other server
+    std::stop_token cancel = {};                     // used by blocking calls only
+  };
+
+  Attempts(Connection& connection, const Plan& plan);
+
+  // A channel for the next attempt. Nothing: await a change of Awaited() until WaitLimit(), and ask
+  // again, or the status of Unreachable().
+  std::optional<Lease> Pick();
+  std::shared_ptr<grpc::Channel> Awaited();
+  gpr_timespec WaitLimit() const;
+  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Returns at
+  // once the error of Connection::refused, and UNAVAILABLE / CERTIFICATE_REFUSED if there is only
+  // one server. Returns OK otherwise.
+  absl::Status Unreachable() const;
+
+  // Before an attempt through the channel.
+  void Begin(const PooledChannel& channel);
+  // Of a unary call's attempt.
+  gpr_timespec AttemptDeadline() const;
+  // After an attempt that failed: how long to pause before the next one; nothing: `status` is
+  // final.
+  std::optional<absl::Duration> Pause(absl::Status& status);
+  // Sleeps for the duration that Pause returns, or until the call is cancelled. Returns false at
+  // once if the failure is final.
+  bool Wait(absl::Status& status);
+  const std::stop_token& cancel() const { return plan_.cancel; }
+  void Progress() { retry_.Progress(); }
+  // From here on no other server than that of the last attempt.
+  void Stay() { route_.only = route_.server; }
+
+  const Route& route() const { return route_; }
+  gpr_timespec deadline() const { return deadline_; }
+
+ private:
+  void AwaitConnection();
+
+  Connection& connection_;
+  const Plan plan_;
+  const gpr_timespec deadline_;
+  Retry retry_;
+  Route route_;
+  std::size_t turn_ = 0;
+  gpr_timespec connect_limit_{};
+  gpr_timespec last_resort_{};  // from then on the server that failed will do
+};
+
+// Thread safe.
+class Connection {
+ public:
+  // refused: unless OK, the error that every call fails with.
+  explicit Connection(ClientOptions options, absl::Status refused = absl::OkStatus());
+  ~Connection();
+
+  const ClientOptions& options() const { return options_; }
+  // Returns why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No
+  // channel is made in that case.
+  const absl::Status& refused() const { return refused_; }
+  // Says who calls, before a call begins.
+  void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
+  // Says which buffer a call is about, where proxies are to know that.
+  void AddRoute(grpc::ClientContext& context, std::string_view buffer) const;
+  Channels& channels() { return channels_; }
+  // Of asynchronous calls.
+  EventLoop& events() { return *events_; }
+
+  // Waits until channel i of a server is connected. Fails with the errors of Attempts::Unreachable,
+  // or with CANCELLED.
+  absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
+                                const std::stop_token& cancel);
+  // Returns why the servers of a route do not answer: UNAVAILABLE / CERTIFICATE_REFUSED or
+  // UNREACHABLE {server, cause}.
+  absl::Status WhyUnreachable(const Route& route);
+  // Waits until any server that the attempts may go to is connected.
+  absl::StatusOr<Lease> Connect(Attempts& attempts);
+
+  // Runs attempt(context, channel) until it succeeds, fails for good, or the deadline comes.
+  template <class Attempt>
+  absl::Status Repeat(Attempts& attempts, Attempt&& attempt) {
+    for (;;) {
+      absl::StatusOr<Lease> channel = Connect(attempts);
+      if (!channel.ok()) return channel.status();
+      grpc::ClientContext context;
+      Authorize(context);
+      attempts.Begin(**channel);
+      context.set_deadline(attempts.AttemptDeadline());
+      const std::stop_callback cancel(attempts.cancel(), [&] { context.TryCancel(); });
+      absl::Status status = OfUncancelled(FromGrpc(attempt(&context, **channel)));
+      if (status.ok() || !attempts.Wait(status)) return status;
+    }
+  }
+
+  template <class Request>
+  Attempts::Plan PlanOf(const Request& request, const CallOptions& call,
+                        std::optional<std::size_t> only) const {
+    const absl::Duration limit = call.timeout.value_or(options_.timeout);
+    return {.timeout = limit,
+            .patience = limit,
+            .idempotent = IsSafeToRepeat(request),
+            .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
+            .only = only,
+            .cancel = call.cancel};
+  }
+
+  // One unary call; whether it is repeated, the table of client/methods.h says. only: of that
+  // server. route: where it went in the end.
+  template <class Request>
+  absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,
+                                           std::optional<std::size_t> only = std::nullopt,
+                                           Route* route = nullptr) {
+    using Unary = Method<Request>;
+    Attempts attempts(*this, PlanOf(request, call, only));
+    ResponseOf<Request> response;
+    const absl::Status status =
+        Repeat(attempts, [&](grpc::ClientContext* context, PooledChannel& channel) {
+          CountSent(request.ByteSizeLong());
+          AddRoute(*context, BufferOf(request));
+          return (channel.stub<typename Unary::Stub>().*Unary::kCall)(context, request, &response);
+        });
+    if (route != nullptr) *route = attempts.route();
+    if (!status.ok()) {
+      return kReadsBuffers<Request> ? ExplainMissing(status, attempts.route().server) : status;
+    }
+    Received(attempts.route().server, response);
+    return response;
+  }
+
+  // Whether BUFFER_NOT_FOUND may be due to a restart of the server, which its start would tell.
+  bool MayHaveRestarted(const absl::Status& status, std::size_t server) const;
+  // A BUFFER_NOT_FOUND says so, with metadata "server_start", if the server has been started again
+  // since it first told this client of a buffer. start: when that was.
+  absl::Status WithRestart(const absl::Status& status, std::size_t server, absl::Time start) const;
+  // Asks the server for it.
+  absl::Status ExplainMissing(const absl::Status& status, std::size_t server);
+
+  // Takes note of an answer.
+  template <class Response>
+  void Received(std::size_t server, const Response& response) {
+    CountReceived(response.ByteSizeLong());
+    if constexpr (requires { response.buffer().create_time(); }) {
+      if (response.buffer().has_create_time()) {
+        channels_.SawBuffer(server, ToTime(response.buffer().create_time()));
+      }
+    }
+  }
+  void CountSent(std::size_t bytes) { sent_ += bytes; }
+  void CountReceived(std::size_t bytes) { received_ += bytes; }
+  Traffic traffic() const { return {sent_, received_}; }
+
+ private:
+  const ClientOptions options_;
+  const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials_;
+  Authorization authorization_;
+  const absl::Status refused_;
+  Channels channels_;
+  std::atomic<std::uint64_t> sent_{0};
+  std::atomic<std::uint64_t> received_{0};
+  const std::unique_ptr<EventLoop> events_;  // ends before the channels
+};
+
+// Cancels a stream that makes no progress for a time, or that its caller cancels; an infinite time
+// is no limit. The sides of a broken network may otherwise wait for each other for many minutes.
+class StallGuard {
+ public:
+  StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);
+  ~StallGuard();
+  void Progress() { last_ = Clock::now(); }
+  // `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED when the guard was what ended the stream.
+  absl::Status Explain(absl::Status status) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void Watch(grpc::ClientContext* context);
+
+  const absl::Duration timeout_;
+  const std::stop_token token_;
+  const std::stop_callback<std::function<void()>> cancel_;
+  std::atomic<Clock::time_point> last_{Clock::now()};
+  std::atomic<bool> stalled_{false};
+  std::mutex mutex_;
+  std::condition_variable end_;
+  bool ended_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace tessera

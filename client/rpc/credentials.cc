@@ -1,0 +1,148 @@
+#include "client/rpc/credentials.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <fstream>
+#include <ios>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/rpc/address.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/word_lines.h"
+
+namespace tessera {
+namespace {
+
+absl::Status Bad(std::string_view message, const std::string& file) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CREDENTIALS", message,
+                   {{"file", file}});
+}
+
+constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+
+absl::Status ReadFile(const std::string& file, std::string& text) {
+  if (file.empty()) return absl::OkStatus();
+  std::ifstream in(file, std::ios::binary);
+  text.assign(kLargestFile + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (in.bad() || text.empty()) {
+    return Bad(absl::StrCat("cannot read ", file, ", or it is empty"), file);
+  }
+  if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
+  text.erase(0, text.size() - BehindByteOrderMark(text).size());
+  return absl::OkStatus();
+}
+
+// Checks that gRPC can use the certificates and the key: gRPC itself reports errors only in its
+// log.
+absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
+  using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
+  using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
+  using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
+  const auto open = [](const std::string& text) {
+    return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), BIO_free);
+  };
+  const auto certificate = [&](const std::string& text) {
+    return Certificate(PEM_read_bio_X509(open(text).get(), nullptr, nullptr, nullptr), X509_free);
+  };
+  const auto no_password = [](char*, int, int, void*) { return -1; };
+  absl::Status status;
+  if (certificate(ssl.pem_root_certs) == nullptr)
+    status = Bad(absl::StrCat(options.tls_ca, " has no certificate in PEM"), options.tls_ca);
+  if (status.ok() && !ssl.pem_cert_chain.empty()) {
+    const Certificate own = certificate(ssl.pem_cert_chain);
+    const Key key(
+        PEM_read_bio_PrivateKey(open(ssl.pem_private_key).get(), nullptr, no_password, nullptr),
+        EVP_PKEY_free);
+    if (own == nullptr) {
+      status = Bad(absl::StrCat(options.tls_cert, " has no certificate in PEM"), options.tls_cert);
+    } else if (key == nullptr) {
+      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM without a password"),
+                   options.tls_key);
+    } else if (X509_check_private_key(own.get(), key.get()) != 1) {
+      status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
+                   options.tls_key);
+    }
+  }
+  ERR_clear_error();  // gRPC reads the same per-thread error queue
+  return status;
+}
+
+constexpr std::size_t kLongestToken = 1024;
+constexpr std::chrono::seconds kTokenAge{1};
+
+// The metadata of a token; file: where it comes from.
+absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
+  token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
+  if (token.empty() || token.size() > kLongestToken ||
+      !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
+    return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
+  return absl::StrCat("Bearer ", token);
+}
+
+}  // namespace
+
+Authorization::Authorization(const ClientOptions& options) : file_(options.token_file) {
+  std::string token = options.token;
+  if (!file_.empty()) status_ = ReadFile(file_, token);
+  has_token_ = !token.empty() || !file_.empty();
+  if (!has_token_ || !status_.ok()) return;
+  if (options.tls_ca.empty() && !StaysHere(options.server)) {
+    status_ = Bad(absl::StrCat("a token would be sent in clear to ", options.server,
+                               ": no CA of the server's certificate is given"),
+                  file_);
+    return;
+  }
+  absl::StatusOr<std::string> value = Bearer(token, file_);
+  status_ = value.status();
+  if (value.ok()) value_ = *std::move(value);
+  read_ = std::chrono::steady_clock::now();
+}
+
+void Authorization::AddTo(grpc::ClientContext& context) {
+  if (!has_token_) return;
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!file_.empty() && now - read_ >= kTokenAge) {
+    read_ = now;
+    std::string token;
+    // A file that is just being replaced leaves the token that is there.
+    if (ReadFile(file_, token).ok()) {
+      if (absl::StatusOr<std::string> value = Bearer(token, file_); value.ok())
+        value_ = *std::move(value);
+    }
+  }
+  context.AddMetadata("authorization", value_);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
+    const ClientOptions& options) {
+  if (options.tls_cert.empty() != options.tls_key.empty())
+    return Bad("a client's certificate and its key go together",
+               options.tls_cert.empty() ? options.tls_key : options.tls_cert);
+  if (options.tls_ca.empty()) {
+    if (!options.tls_cert.empty())
+      return Bad("a client's certificate needs the CA of the server's", options.tls_cert);
+    return grpc::InsecureChannelCredentials();
+  }
+  grpc::SslCredentialsOptions ssl;
+  for (auto [file, text] : {std::pair(&options.tls_ca, &ssl.pem_root_certs),
+                            std::pair(&options.tls_cert, &ssl.pem_cert_chain),
+                            std::pair(&options.tls_key, &ssl.pem_private_key)}) {
+    if (absl::Status status = ReadFile(*file, *text); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckPem(options, ssl); !status.ok()) return status;
+  return grpc::SslCredentials(ssl);
+}
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+#include "client/rpc/event_loop.h"
+
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kGlance = absl::Milliseconds(50);
+
+}  // namespace
+
+void AsyncCallBase::Start(absl::Status refused) {
+  const std::lock_guard lock(mutex_);
+  std::optional<absl::Status> end;
+  if (!refused.ok()) {
+    end = std::move(refused);
+  } else if (cancelled_) {
+    end = Cancelled();
+  } else {
+    end = Connect();
+  }
+  if (!end) return;
+  // Its callback runs where all do.
+  end_ = *std::move(end);
+  SetAlarm(State::kEnding, absl::ZeroDuration());
+}
+
+void AsyncCallBase::Cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  if (state_ == State::kCalling && context_) context_->TryCancel();
+  if (state_ == State::kPausing) alarm_->Cancel();
+}
+
+void AsyncCallBase::SetAlarm(State state, absl::Duration delay) {
+  state_ = state;
+  alarm_.emplace();
+  alarm_->Set(loop_.queue(), After(delay), this);
+}
+
+std::optional<absl::Status> AsyncCallBase::Connect() {
+  channel_ = attempts_.Pick();
+  if (channel_) {
+    state_ = State::kCalling;
+    attempts_.Begin(**channel_);
+    context_.emplace();
+    connection_.Authorize(*context_);
+    context_->set_deadline(attempts_.AttemptDeadline());
+    Send(&*context_, **channel_);
+    return std::nullopt;
+  }
+  if (absl::Status status = attempts_.Unreachable(); !status.ok()) return status;
+  state_ = State::kConnecting;
+  const std::shared_ptr<grpc::Channel> awaited = attempts_.Awaited();
+  // Not longer than a cancelled call may still take.
+  const gpr_timespec limit = gpr_time_min(attempts_.WaitLimit(), After(kGlance));
+  awaited->NotifyOnStateChange(awaited->GetState(true), limit, loop_.queue(), this);
+  return std::nullopt;
+}
+
+std::optional<absl::Status> AsyncCallBase::Answered() {
+  EndAttempt();
+  channel_.reset();
+  absl::Status status = FromGrpc(answer_);
+  if (status.ok()) return status;
+  if (cancelled_) return Cancelled();
+  status = OfUncancelled(std::move(status));
+  const std::optional<absl::Duration> pause = attempts_.Pause(status);
+  if (!pause) return status;
+  SetAlarm(State::kPausing, *pause);
+  return std::nullopt;
+}
+
+void AsyncCallBase::Proceed(bool) {
+  std::optional<absl::Status> end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kCalling) {
+      end = Answered();
+    } else if (state_ == State::kEnding) {
+      end = std::move(end_);
+    } else if (cancelled_) {
+      end = Cancelled();
+    } else {
+      end = Connect();
+    }
+  }
+  if (!end) return;
+  Done(*std::move(end));
+  loop_.Remove(this);
+}
+
+EventLoop::~EventLoop() {
+  CancelAll();
+  queue_.Shutdown();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    Run();
+  }
+}
+
+void EventLoop::Run() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.Next(&tag, &ok)) static_cast<AsyncCallBase*>(tag)->Proceed(ok);
+}
+
+void EventLoop::Add(const std::shared_ptr<AsyncCallBase>& call) {
+  const std::lock_guard lock(mutex_);
+  calls_.insert(call);
+  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+}
+
+void EventLoop::Remove(AsyncCallBase* call) {
+  // The last reference may be this one: it goes when the lock is released.
+  const std::shared_ptr<AsyncCallBase> kept = call->shared_from_this();
+  const std::lock_guard lock(mutex_);
+  calls_.erase(kept);
+  if (calls_.empty()) empty_.notify_all();
+}
+
+void EventLoop::CancelAll() {
+  std::unique_lock lock(mutex_);
+  while (!calls_.empty()) {
+    const std::vector<std::shared_ptr<AsyncCallBase>> calls(calls_.begin(), calls_.end());
+    lock.unlock();
+    for (const auto& call : calls) {
+      if (!call->must_end()) call->Cancel();
+    }
+    lock.lock();
+    // Callbacks may have begun others meanwhile.
+    empty_.wait_for(lock, std::chrono::milliseconds(20), [this] { return calls_.empty(); });
+  }
+}
+
+}  // namespace tessera

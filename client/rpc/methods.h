@@ -1,0 +1,101 @@
+// The unary methods of the protocol, by the type of their request: who answers them, with what, and
+// whether one may be sent again when nobody knows whether it was carried out. Not for users of the
+// library.
+//
+// What is sent again, and when (Retry in client/connection.h decides, after AIP-194):
+//   UNAVAILABLE (a broken connection, a server that stops)        only what is safe to repeat
+//   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               any: the server did nothing
+//   RESOURCE_EXHAUSTED with a RetryInfo                            any: the server did nothing
+//   anything else, DEADLINE_EXCEEDED included                      nothing
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <type_traits>
+
+#include "client/rpc/requests.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+#include "tessera/v1/compute.grpc.pb.h"
+#include "tessera/v1/shared_memory.grpc.pb.h"
+
+namespace tessera {
+
+enum class Repeatable {
+  kAlways,        // it reads, or sets what it would set again
+  kNever,         // it makes a buffer
+  kUnlessSpec,    // it makes a buffer if the request has its spec
+  kUnlessStored,  // it makes a buffer if its result, or that of a step, has a target
+  kWithVersion,   // it changes one buffer for good, if the request says which, and only where it is
+};
+
+template <class Request>
+struct Method;
+
+#define TESSERA_METHOD(NAMESPACE, SERVICE, NAME, REPEATABLE)          \
+  template <>                                                         \
+  struct Method<NAMESPACE::NAME##Request> {                           \
+    using Stub = NAMESPACE::SERVICE::StubInterface;                   \
+    using Response = NAMESPACE::NAME##Response;                       \
+    static constexpr auto kCall = &Stub::NAME;                        \
+    static constexpr auto kPrepare = &Stub::PrepareAsync##NAME;       \
+    static constexpr Repeatable kRepeatable = Repeatable::REPEATABLE; \
+  };
+
+TESSERA_METHOD(v1, BufferService, CreateBuffer, kNever)
+TESSERA_METHOD(v1, BufferService, GetBuffer, kAlways)
+TESSERA_METHOD(v1, BufferService, ListBuffers, kAlways)
+TESSERA_METHOD(v1, BufferService, SealBuffer, kWithVersion)
+TESSERA_METHOD(v1, BufferService, UpdateBuffer, kAlways)
+TESSERA_METHOD(v1, BufferService, CopyBuffer, kNever)
+TESSERA_METHOD(v1, BufferService, ImportBuffer, kNever)
+TESSERA_METHOD(v1, BufferService, DeleteBuffer, kWithVersion)
+TESSERA_METHOD(v1, ComputeService, Dot, kAlways)
+TESSERA_METHOD(v1, ComputeService, Reduce, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, Matmul, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, Add, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, WindowSum, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, Map, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, TopK, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, Execute, kUnlessStored)
+TESSERA_METHOD(v1, ComputeService, ListStrategies, kAlways)
+TESSERA_METHOD(v1, ComputeService, GetServerInfo, kAlways)
+TESSERA_METHOD(v1, SharedMemoryService, GetSharedMemory, kAlways)
+TESSERA_METHOD(v1, SharedMemoryService, UploadShared, kUnlessSpec)
+TESSERA_METHOD(v1, SharedMemoryService, DownloadShared, kAlways)
+#undef TESSERA_METHOD
+
+// Its messages have names of their own.
+template <>
+struct Method<grpc::health::v1::HealthCheckRequest> {
+  using Stub = grpc::health::v1::Health::StubInterface;
+  using Response = grpc::health::v1::HealthCheckResponse;
+  static constexpr auto kCall = &Stub::Check;
+  static constexpr auto kPrepare = &Stub::PrepareAsyncCheck;
+  static constexpr Repeatable kRepeatable = Repeatable::kAlways;
+};
+
+template <class Request>
+using ResponseOf = typename Method<Request>::Response;
+
+// Whether the call reads buffers by name, which may be gone since the server was started again.
+template <class Request>
+inline constexpr bool kReadsBuffers =
+    std::is_same_v<typename Method<Request>::Stub, v1::ComputeService::StubInterface> ||
+    std::is_same_v<Request, v1::CopyBufferRequest>;
+
+template <class Request>
+bool IsSafeToRepeat(const Request& request) {
+  constexpr Repeatable kRepeatable = Method<Request>::kRepeatable;
+  if constexpr (kRepeatable == Repeatable::kUnlessStored) {
+    return !Stores(request);
+  } else if constexpr (kRepeatable == Repeatable::kUnlessSpec) {
+    return !request.has_spec();
+  } else if constexpr (kRepeatable == Repeatable::kWithVersion) {
+    return request.version() != 0;
+  } else {
+    return kRepeatable == Repeatable::kAlways;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,251 @@
+#include "client/rpc/requests.h"
+
+#include <algorithm>
+#include <string>
+#include <variant>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// result: a field of the request that has none yet.
+template <class Field>
+void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
+  if (buffer) {
+    v1::BufferTarget& target = *result()->mutable_buffer();
+    target.set_name(buffer->name);
+    if (buffer->ttl) *target.mutable_ttl() = ToMessage(*buffer->ttl);
+    target.set_replace(buffer->replace);
+    for (const std::string& device : buffer->placement) target.add_placement(device);
+  } else if (scratch) {
+    result()->set_scratch(true);
+  }
+}
+
+// The fields that every operation's request has.
+template <class Request>
+void SetOptions(const OperationOptions& options, Request& request) {
+  request.set_strategy(options.strategy);
+  const Launch& launch = options.launch;
+  if (launch.block_size != 0 || launch.grid_size != 0 || launch.items_per_thread != 0) {
+    request.mutable_launch()->set_block_size(launch.block_size);
+    request.mutable_launch()->set_grid_size(launch.grid_size);
+    request.mutable_launch()->set_items_per_thread(launch.items_per_thread);
+  }
+  request.set_timing(options.timing);
+  if constexpr (requires { request.mutable_result(); }) {
+    SetResult(options.target, options.scratch, [&] { return request.mutable_result(); });
+  }
+}
+
+template <class Request>
+Request Binary(const Operand& a, const Operand& b, const OperationOptions& options) {
+  Request request;
+  *request.mutable_a() = ToMessage(a);
+  *request.mutable_b() = ToMessage(b);
+  SetOptions(options, request);
+  return request;
+}
+
+}  // namespace
+
+google::protobuf::Duration ToMessage(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<std::int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+v1::Operand ToMessage(const Operand& operand) {
+  v1::Operand proto;
+  if (const auto* name = std::get_if<std::string>(&operand.source)) {
+    proto.set_buffer(*name);
+    proto.set_version(operand.version);
+  } else if (const auto* step = std::get_if<ProgramStep>(&operand.source)) {
+    proto.set_step(step->number);
+    proto.set_output(step->output);
+  } else {
+    *proto.mutable_tensor() = std::get<v1::Tensor>(operand.source);
+  }
+  if (operand.view) *proto.mutable_view() = *operand.view;
+  return proto;
+}
+
+namespace {
+
+template <class Request>
+void SetExpression(const OperationOptions& options, Request& request) {
+  if (options.expression) *request.mutable_expression() = *options.expression;
+  for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
+}
+
+}  // namespace
+
+v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
+  return Binary<v1::DotRequest>(a, b, options);
+}
+
+v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
+                                bool keep_dims, const OperationOptions& options) {
+  v1::ReduceRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_op(static_cast<v1::ReduceOp>(op));
+  request.mutable_axes()->Add(axes.begin(), axes.end());
+  request.set_keep_dims(keep_dims);
+  SetOptions(options, request);
+  SetExpression(options, request);
+  return request;
+}
+
+v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
+                                bool transpose_b, std::optional<DType> out_dtype,
+                                const OperationOptions& options) {
+  auto request = Binary<v1::MatmulRequest>(a, b, options);
+  request.set_transpose_a(transpose_a);
+  request.set_transpose_b(transpose_b);
+  if (out_dtype) request.set_out_dtype(ToMessage(*out_dtype));
+  SetExpression(options, request);
+  return request;
+}
+
+v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
+  return Binary<v1::AddRequest>(a, b, options);
+}
+
+v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
+                                      const OperationOptions& options) {
+  v1::WindowSumRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_radius(radius);
+  SetOptions(options, request);
+  return request;
+}
+
+v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
+                            std::optional<int> axis, const OperationOptions& options) {
+  v1::TopKRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_k(k);
+  request.set_smallest(smallest);
+  if (axis) request.set_axis(*axis);
+  SetOptions(options, request);
+  SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
+  SetResult(options.indices_target, options.indices_scratch,
+            [&] { return request.mutable_indices(); });
+  return request;
+}
+
+v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
+                          const OperationOptions& options) {
+  v1::MapRequest request;
+  for (const Operand& operand : operands) *request.add_operands() = ToMessage(operand);
+  *request.mutable_expression() = expression;
+  SetOptions(options, request);
+  return request;
+}
+
+absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                                  std::optional<DType> dtype,
+                                                  const std::string& device) {
+  const std::string* name = std::get_if<std::string>(&source.source);
+  if (name == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                     "only a resident buffer can be copied");
+  }
+  v1::CopyBufferRequest request;
+  request.set_source(*name);
+  if (source.view) *request.mutable_view() = *source.view;
+  request.set_name(target.name);
+  if (dtype) request.set_dtype(ToMessage(*dtype));
+  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
+  request.set_replace(target.replace);
+  request.set_device(device);
+  for (const std::string& one : target.placement) request.add_placement(one);
+  return request;
+}
+
+absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response) {
+  if (!response.ok()) return response.status();
+  if (response->results_size() == steps) return absl::OkStatus();
+  return absl::InternalError("the server's answer does not have a result for every step");
+}
+
+bool Stores(const v1::ExecuteRequest& request) {
+  return std::any_of(request.steps().begin(), request.steps().end(), [](const v1::Step& step) {
+    return Stores(step.reduce()) || Stores(step.matmul()) || Stores(step.add()) ||
+           Stores(step.window_sum()) || Stores(step.map()) || Stores(step.top_k());
+  });
+}
+
+// --- Programs ---
+
+ProgramStep Program::Dot(const Operand& a, const Operand& b, const OperationOptions& options) {
+  *Next().mutable_dot() = DotRequest(a, b, options);
+  return Last();
+}
+
+ProgramStep Program::Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes,
+                            bool keep_dims, const OperationOptions& options) {
+  *Next().mutable_reduce() = ReduceRequest(op, x, axes, keep_dims, options);
+  return Last();
+}
+
+ProgramStep Program::Matmul(const Operand& a, const Operand& b, bool transpose_a, bool transpose_b,
+                            std::optional<DType> out_dtype, const OperationOptions& options) {
+  *Next().mutable_matmul() = MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options);
+  return Last();
+}
+
+ProgramStep Program::Add(const Operand& a, const Operand& b, const OperationOptions& options) {
+  *Next().mutable_add() = AddRequest(a, b, options);
+  return Last();
+}
+
+ProgramStep Program::WindowSum(const Operand& x, std::int64_t radius,
+                               const OperationOptions& options) {
+  *Next().mutable_window_sum() = WindowSumRequest(x, radius, options);
+  return Last();
+}
+
+ProgramStep Program::TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
+                          const OperationOptions& options) {
+  *Next().mutable_top_k() = TopKRequest(x, k, smallest, axis, options);
+  return Last();
+}
+
+ProgramStep Program::Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                         const OperationOptions& options) {
+  *Next().mutable_map() = MapRequest(operands, expression, options);
+  return Last();
+}
+
+bool Program::has_target() const { return Stores(request_); }
+
+std::string_view BufferOf(const v1::ExecuteRequest& request) {
+  const auto of_step = [](const v1::Step& step) -> std::string_view {
+    switch (step.operation_case()) {
+      case v1::Step::kDot:
+        return BufferOf(step.dot());
+      case v1::Step::kReduce:
+        return BufferOf(step.reduce());
+      case v1::Step::kMatmul:
+        return BufferOf(step.matmul());
+      case v1::Step::kAdd:
+        return BufferOf(step.add());
+      case v1::Step::kWindowSum:
+        return BufferOf(step.window_sum());
+      case v1::Step::kMap:
+        return BufferOf(step.map());
+      case v1::Step::kTopK:
+        return BufferOf(step.top_k());
+      default:
+        return {};
+    }
+  };
+  for (const v1::Step& step : request.steps())
+    if (const std::string_view name = of_step(step); !name.empty()) return name;
+  return {};
+}
+
+}  // namespace tessera

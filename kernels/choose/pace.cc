@@ -1,0 +1,416 @@
+#include "kernels/choose/pace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/compute.h"
+#include "kernels/expression/map_cost.h"
+#include "kernels/problem/top_k.h"
+
+namespace tessera {
+namespace {
+
+// --- What a device of the kind does in a second, before anything has been measured ---
+
+// For each thread of a CPU or SM of a GPU.
+struct Rates {
+  double memory;  // bytes from memory, at best
+  double cached;  // bytes that a strategy reads again, which caches serve
+  double flops;
+  double atomic;  // seconds, of the whole device on one address
+  double step;    // seconds, one of a chain of dependent operations
+};
+constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
+// Of an H200: 4.75 TB/s in all; loads of `naive` at 20 TB/s. The steps of reductions are those that
+// one thread or the host does at the end.
+constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
+// A step along k: loads from shared memory or the first-level cache, which the next one waits for.
+constexpr double kCudaMatmulStep = 70e-9;
+// What one thread reads in a second when there are too few to fill the device: a few loads at a
+// time, each of which takes about 0.6 us.
+constexpr double kCudaThread = 20e6;
+constexpr double kCudaBlocks = 32;  // that an SM holds at once
+constexpr double kUsualBlock = 256;
+// More threads than this do not read faster from one host's memory.
+constexpr double kMemoryThreads = 10;
+
+// No strategy is so much faster or slower than its model says: what was measured is a disturbance.
+constexpr double kMostWrong = 1000;
+
+// --- Where a rate stands ---
+
+constexpr int kMostStrategies = 32;                   // of an operation
+constexpr int kStrategiesEach = 2 * kMostStrategies;  // apart those of narrow problems
+constexpr int kOps = 16;                              // a power of two above every ReduceOp
+constexpr int kKinds = (static_cast<int>(kDTypeInfos.size()) + 1) * kOps;
+
+constexpr int kCopy = 0;
+// Copies come first, then one operation after the other.
+template <class Problem>
+constexpr int kFirstStrategy = [] {
+  int first = 0, next = 0;
+  ForEachOperation([&]<class P>() {
+    next += kStrategiesEach;
+    if (std::is_same_v<P, Problem>) first = next;
+  });
+  return first;
+}();
+constexpr int kStrategies = [] {
+  int end = kStrategiesEach;
+  ForEachOperation([&]<class P>() { end += kStrategiesEach; });
+  return end;
+}();
+
+// Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
+template <class Problem>
+bool IsNarrow(const Problem&) {
+  return false;
+}
+template <>
+bool IsNarrow(const ReduceAxesProblem& p) {
+  return p.inner < 16;
+}
+template <>
+bool IsNarrow(const MatmulProblem& p) {
+  return std::min({p.m, p.n, p.k}) < 32;
+}
+
+// Strategies that are not in the table share the last place.
+template <class Problem>
+int IndexOf(const Strategy<Problem>& strategy, const Problem& problem) {
+  const auto all = Strategies<Problem>();
+  const auto at = std::find(all.begin(), all.end(), &strategy) - all.begin();
+  return kFirstStrategy<Problem> + (IsNarrow(problem) ? kMostStrategies : 0) +
+         static_cast<int>(std::min<std::ptrdiff_t>(at, kMostStrategies - 1));
+}
+
+template <class Problem>
+int KindOf(const Problem& p) {
+  int kind = static_cast<int>(p.dtype) * kOps;
+  if constexpr (requires { p.op; }) kind += static_cast<int>(p.op);
+  return kind;
+}
+
+int KindOfCopy(const View& view, DType to) {
+  return static_cast<int>(view.dtype) * kOps + static_cast<int>(to);
+}
+
+// --- Problems that no 64-bit figure of a cost model describes ---
+
+// A problem whose costs fit, and by how much they are to be multiplied.
+template <class Problem>
+struct Scaled {
+  Problem problem;
+  double scale = 1;
+};
+
+// Costs are at most a few dozen times the elements or products that these allow.
+constexpr double kMostElements = 0x1p44;
+constexpr double kMostProducts = 0x1p54;
+
+// Halves the longest of the extents until their product is no more than `most`.
+double Halve(std::initializer_list<std::int64_t*> extents, double most) {
+  double scale = 1;
+  while (true) {
+    double product = 1;
+    std::int64_t* longest = *extents.begin();
+    for (std::int64_t* extent : extents) {
+      product *= std::max(1.0, static_cast<double>(*extent));
+      if (*extent > *longest) longest = extent;
+    }
+    if (product <= most) return scale;
+    *longest /= 2;
+    scale *= 2;
+  }
+}
+
+template <class Problem>
+Scaled<Problem> ScaleDown(Problem p) {
+  const double scale = Halve({&p.n}, kMostElements);
+  return {p, scale};
+}
+template <>
+Scaled<ReduceAxesProblem> ScaleDown(ReduceAxesProblem p) {
+  const double scale = Halve({&p.outer, &p.length, &p.inner}, kMostElements);
+  return {p, scale};
+}
+template <>
+Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
+  const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
+  return {p, scale};
+}
+// The time of some strategies grows with n * radius, of others with n: the radius stays what it is,
+// as long as it is one that any memory holds.
+template <>
+Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
+  double scale = Halve({&p.n}, kMostElements);
+  p.radius = std::min(p.radius, std::max<std::int64_t>(0, p.n - 1));
+  while (static_cast<double>(p.n) * (2 * static_cast<double>(p.radius) + 1) > 0x1p58) {
+    p.n /= 2;
+    scale *= 2;
+  }
+  return {p, scale};
+}
+template <>
+Scaled<TopKProblem> ScaleDown(TopKProblem p) {
+  const double scale = Halve({&p.rows, &p.n}, kMostElements);
+  p.k = std::min(p.k, std::max<std::int64_t>(1, p.n));
+  p.inner = 1;
+  return {p, scale};
+}
+
+// Bytes that any algorithm moves: operands once, and the result.
+double LeastBytes(const DotProblem& p) {
+  return 2.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const ReduceProblem& p) {
+  return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const ReduceAxesProblem& p) {
+  const double outputs = static_cast<double>(p.outer) * static_cast<double>(p.inner);
+  return outputs * (static_cast<double>(p.length) * static_cast<double>(SizeOf(p.dtype)) +
+                    static_cast<double>(SizeOf(ResultDType(p.op, p.dtype))));
+}
+double LeastBytes(const MatmulProblem& p) {
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n),
+             k = static_cast<double>(p.k);
+  return (m + n) * k * static_cast<double>(SizeOf(p.dtype)) +
+         m * n * static_cast<double>(SizeOf(p.out_dtype));
+}
+double LeastBytes(const AddProblem& p) {
+  return 3.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const WindowSumProblem& p) {
+  return static_cast<double>(p.n) *
+         static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
+}
+
+double LeastBytes(const MapProblem& p) {
+  return static_cast<double>(OperandBytes(p)) +
+         static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const TopKProblem& p) {
+  return static_cast<double>(p.rows) * static_cast<double>(p.n) *
+             static_cast<double>(SizeOf(p.dtype)) +
+         static_cast<double>(TopKOutBytes(p));
+}
+
+// Returns the seconds that one thread of a CPU needs to load an element of a view that is not
+// contiguous, row by row.
+double FindSeconds(const View& view) {
+  constexpr double kLine = 64, kPageBytes = 4096, kNearCache = 1 << 19;
+  const auto size = static_cast<double>(SizeOf(view.dtype));
+  const int rank = view.shape.rank;
+  // Bytes from an element to its nearest neighbour, to the next element of its row, and in all.
+  double closest = kPageBytes, innermost = size, all = size;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
+    closest = std::min(closest, innermost);
+    all += static_cast<double>(view.shape[i] - 1) * innermost;
+  }
+  const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
+  // Neighbours in a row, or in a few short rows, share cache lines that are in a near cache.
+  const bool near = innermost < kLine || (columns < 16 && closest < kLine);
+  const double element = near                   ? 0.4e-9
+                         : all < kNearCache     ? 1.3e-9
+                         : closest < kPageBytes ? 8e-9
+                                                : 18e-9;
+  return element + 1.5e-9 / columns;
+}
+
+// Returns the cost of an element of a fold on a CPU, in additions.
+double FoldWeight(ReduceOp op, DType dtype) {
+  const bool wide = dtype == DType::kF64;
+  if (IsDeviation(op)) return wide ? 7 : 4;
+  if (IsArg(op)) return 4;
+  return wide && op == ReduceOp::kNormL2 ? 5 : 1;
+}
+
+double Bounded(double value, double least, double most) {
+  return std::min(std::max(value, least), most);
+}
+
+}  // namespace
+
+Pace::Pace(const DeviceInfo& info)
+    : backend_(info.backend),
+      units_(std::max(1, info.multiprocessors)),
+      slots_(new Slot[static_cast<std::size_t>(kStrategies) * kKinds]()) {}
+
+template <class Problem>
+Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& problem,
+                          double units) const {
+  const auto [p, scale] = ScaleDown(problem);
+  const Cost cost = strategy.cost(p);
+  const auto bytes = static_cast<double>(cost.bytes), depth = static_cast<double>(cost.depth);
+  const double least = LeastBytes(p);
+  const bool cpu = backend_ == Backend::kCpu;
+  const Rates& rates = cpu ? kCpuRates : kCudaRates;
+  Model model;
+  model.memory = least / (rates.memory * (cpu ? std::min(units, kMemoryThreads) : units)) +
+                 std::max(0.0, bytes - least) / (rates.cached * units);
+  model.work = static_cast<double>(cost.flops) / (rates.flops * units) +
+               static_cast<double>(cost.atomics) * rates.atomic;
+  if (cpu) {
+    double step = rates.step;
+    if constexpr (std::is_same_v<Problem, ReduceProblem> ||
+                  std::is_same_v<Problem, ReduceAxesProblem>) {
+      // Along an axis each addition waits for the one before; in other folds they overlap.
+      constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
+      model.work *= kWaits * FoldWeight(p.op, p.dtype);
+      step *= FoldWeight(p.op, p.dtype);
+    }
+    // What one core does after the other, however many there are.
+    model.work = std::max(model.work, depth * step);
+    if constexpr (std::is_same_v<Problem, MapProblem>) {
+      // Rates that were measured with contiguous operands do not include this cost.
+      for (int i = 0; i < p.program->operands; ++i) {
+        const View& view = p.operands[static_cast<std::size_t>(i)];
+        if (view.shape.rank > 0 && !view.contiguous())
+          model.latency += static_cast<double>(p.n) * FindSeconds(view) / units;
+      }
+    }
+  } else {
+    constexpr bool kMatmul = std::is_same_v<Problem, MatmulProblem>;
+    model.latency = depth * (kMatmul ? kCudaMatmulStep : rates.step);
+    if (p.launch.block_size != 0 || p.launch.grid_size != 0) {
+      const double most = kCudaBlocks * units;
+      const double blocks =
+          p.launch.grid_size == 0 ? most : std::min(most, 1.0 * p.launch.grid_size);
+      const double threads =
+          blocks * (p.launch.block_size == 0 ? kUsualBlock : 1.0 * p.launch.block_size);
+      model.latency += bytes / (threads * kCudaThread);
+    }
+  }
+  return {model.work * scale, model.memory * scale, model.latency * scale};
+}
+
+Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
+  const double elements = static_cast<double>(view.elements());
+  const auto size = static_cast<double>(SizeOf(view.dtype));
+  const bool cpu = backend_ == Backend::kCpu;
+  const Rates& rates = cpu ? kCpuRates : kCudaRates;
+  Model model;
+  if (cpu && !view.contiguous()) {
+    // One thread does it. The latency keeps the estimate from falling below half of the work after
+    // faster views have been measured.
+    model.work = elements * FindSeconds(view);
+    model.latency = model.work / 2;
+  } else if (cpu && to == view.dtype) {
+    model.work = elements * 0.4e-9 + 2 * elements * size / rates.memory;
+  } else if (!cpu && (to == view.dtype || !view.contiguous())) {
+    // Bytes that one element fetches, at most a sector: neighbours along any axis share one.
+    double closest = 32;
+    for (int i = 0; i < view.shape.rank; ++i) {
+      const auto stride = static_cast<double>(view.strides[static_cast<std::size_t>(i)]);
+      if (view.shape[i] > 1) closest = std::min(closest, std::abs(stride) * size);
+    }
+    model.work = elements * (size + std::max(size, closest)) / (rates.memory * units_);
+  }
+  if (to != view.dtype) {
+    const double converted = elements * (size + static_cast<double>(SizeOf(to)));
+    model.work += cpu ? elements * 1.5e-9 / units_ : converted / (rates.memory * units_);
+  }
+  return model;
+}
+
+double Pace::Seconds(const Model& model, const Rate& rate) {
+  const double factor = rate.base == 0 ? 1.0 : static_cast<double>(rate.factor);
+  return std::max({factor * model.work, model.memory, model.latency});
+}
+
+// Of a kind that has not been measured: the slowest of those that have been, of the strategy.
+Pace::Rate Pace::RateOf(int strategy, int kind) const {
+  const Slot* slots = &slots_[static_cast<std::size_t>(strategy) * kKinds];
+  const Rate own = slots[kind].load(std::memory_order_relaxed);
+  if (own.base != 0) return own;
+  Rate slowest;
+  for (int k = 0; k < kKinds; ++k) {
+    const Rate other = slots[k].load(std::memory_order_relaxed);
+    if (other.base != 0 && other.factor > slowest.factor) slowest = other;
+  }
+  return slowest;
+}
+
+void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
+  if (!(seconds >= kMatters) || !(model.work >= kMatters / 10) || seconds < 2 * model.latency)
+    return;
+  Slot& slot = slots_[static_cast<std::size_t>(strategy) * kKinds + static_cast<std::size_t>(kind)];
+  const double seen = Bounded(seconds / model.work, 1 / kMostWrong, kMostWrong);
+  Rate old = slot.load(std::memory_order_relaxed);
+  Rate next;
+  do {
+    if (old.base == 0) {
+      next = {static_cast<float>(seen), static_cast<float>(seen)};
+    } else {
+      const auto base = static_cast<double>(old.base), factor = static_cast<double>(old.factor);
+      const double moved = factor * std::pow(Bounded(seen / factor, 0.25, 3), 0.25);
+      next = {old.base, static_cast<float>(Bounded(moved, base / kMostApart, base * kMostApart))};
+    }
+  } while (!slot.compare_exchange_weak(old, next, std::memory_order_relaxed));
+}
+
+void Pace::Forget(int strategy, int kind) {
+  Slot& slot = slots_[static_cast<std::size_t>(strategy) * kKinds + static_cast<std::size_t>(kind)];
+  Rate old = slot.load(std::memory_order_relaxed);
+  Rate next;
+  do {
+    if (old.base == 0) return;
+    next = {old.base, old.factor * std::pow(old.base / old.factor, 0.125f)};
+  } while (!slot.compare_exchange_weak(old, next, std::memory_order_relaxed));
+}
+
+template <class Problem>
+double Pace::Estimate(const Strategy<Problem>& strategy, const Problem& problem) const {
+  return Seconds(ModelOf(strategy, problem, units_),
+                 RateOf(IndexOf(strategy, problem), KindOf(problem)));
+}
+
+template <class Problem>
+void Pace::Learn(const Strategy<Problem>& strategy, const Problem& problem, double seconds) {
+  Update(IndexOf(strategy, problem), KindOf(problem), ModelOf(strategy, problem, units_), seconds);
+}
+
+template <class Problem>
+void Pace::Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
+                     const Problem& large, double large_seconds) {
+  const double units = backend_ == Backend::kCpu ? 1 : units_;
+  const double work = ModelOf(strategy, large, units).work - ModelOf(strategy, small, units).work;
+  const double seconds = large_seconds - small_seconds;
+  // If several times the work takes less than a quarter longer, the time is mostly overhead.
+  if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
+  const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
+  slots_[static_cast<std::size_t>(IndexOf(strategy, large)) * kKinds +
+         static_cast<std::size_t>(KindOf(large))]
+      .store({factor, factor}, std::memory_order_relaxed);
+}
+
+template <class Problem>
+void Pace::Forget(const Strategy<Problem>& strategy, const Problem& problem) {
+  Forget(IndexOf(strategy, problem), KindOf(problem));
+}
+
+double Pace::EstimateCopy(const View& view, DType to) const {
+  return Seconds(ModelOfCopy(view, to), RateOf(kCopy, KindOfCopy(view, to)));
+}
+
+void Pace::LearnCopy(const View& view, DType to, double seconds) {
+  Update(kCopy, KindOfCopy(view, to), ModelOfCopy(view, to), seconds);
+}
+
+void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopy, KindOfCopy(view, to)); }
+
+#define INSTANTIATE(Operation)                                                                   \
+  template double Pace::Estimate(const Strategy<Operation##Problem>&, const Operation##Problem&) \
+      const;                                                                                     \
+  template void Pace::Learn(const Strategy<Operation##Problem>&, const Operation##Problem&,      \
+                            double);                                                             \
+  template void Pace::Calibrate(const Strategy<Operation##Problem>&, const Operation##Problem&,  \
+                                double, const Operation##Problem&, double);                      \
+  template void Pace::Forget(const Strategy<Operation##Problem>&, const Operation##Problem&);
+TESSERA_OPERATIONS(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace tessera

@@ -1,0 +1,275 @@
+// Strategies run on small problems before the first request, for what a first call costs (a
+// kernel's code is loaded when it is first launched, a library's handle made) and for how fast they
+// are.
+#include <algorithm>
+#include <cstddef>
+#include <ctime>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/compute.h"
+#include "kernels/device/guard.h"
+#include "kernels/expression/map_cost.h"
+#include "kernels/problem/matmul.h"
+
+namespace tessera {
+namespace {
+
+// Of two sizes: large enough that their difference is work, small enough that all strategies
+// together take next to no time, and on a CPU that none shares its work out to other threads.
+struct Sizes {
+  std::int64_t elements;  // of vectors
+  std::int64_t m, n, k;
+  std::int64_t side;  // of narrow products, of kFew strategies
+};
+constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
+constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
+                kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
+constexpr std::int64_t kRadius = 8, kFew = 2, kTopKRows = 8, kTopK = 32;
+
+// Device memory for the operands and results of the largest problem, full of zeros.
+struct Arena {
+  Memory a, b, out;
+};
+
+template <class Problem>
+Problem MakeProblem(const Sizes&, DType, const Arena&, bool narrow);
+template <>
+DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  DotProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  return p;
+}
+template <>
+ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  ReduceProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.x = arena.a.data();
+  return p;
+}
+template <>
+ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
+  ReduceAxesProblem p;
+  p.dtype = dtype;
+  // Short rows, or rows that lie pages apart.
+  p.inner = narrow ? 1 : 1024;
+  p.length = narrow ? 16 : s.elements / p.inner;
+  p.outer = s.elements / (p.inner * p.length);
+  p.x = arena.a.data();
+  p.out = arena.out.data();
+  return p;
+}
+template <>
+MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
+  MatmulProblem p;
+  p.dtype = p.out_dtype = dtype;
+  p.m = narrow ? kFew : s.m;
+  p.n = p.ldb = narrow ? s.side : s.n;
+  p.k = p.lda = narrow ? s.side : s.k;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  p.c = arena.out.data();
+  return p;
+}
+template <>
+AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  AddProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  p.out = arena.out.data();
+  return p;
+}
+template <>
+WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  WindowSumProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.radius = kRadius;
+  p.x = arena.a.data();
+  p.out = arena.out.data();
+  return p;
+}
+
+template <>
+MapProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  return WarmUpMap(s.elements, dtype, arena.a.data(), arena.out.data());
+}
+template <>
+TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  TopKProblem p;
+  p.dtype = dtype;
+  p.rows = kTopKRows;
+  p.n = s.elements / kTopKRows;
+  p.k = kTopK;
+  p.x = arena.a.data();
+  p.values = arena.out.data();
+  p.indices = static_cast<std::int64_t*>(arena.b.data());
+  return p;
+}
+
+// Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.
+template <class Problem>
+constexpr bool kHasNarrow =
+    std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
+
+// A few steps along k, for a strategy that takes no more.
+template <class Problem>
+void Suit(const Strategy<Problem>& strategy, Problem& p) {
+  if constexpr (std::is_same_v<Problem, MatmulProblem>)
+    if (!Refusal(strategy, p).empty()) p.k = p.lda = kFew;
+}
+
+class WarmUpRun {
+ public:
+  WarmUpRun(Stream& stream, Pace& pace)
+      : stream_(stream), pace_(pace), cpu_(stream.device().info().backend == Backend::kCpu) {}
+
+  const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
+  const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
+
+  // Also what a stream itself needs: its first copies in both directions.
+  absl::Status MakeArena() {
+    const Sizes& s = large();
+    const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
+    const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(double);
+    std::vector<unsigned char> zeros(std::min<std::size_t>(bytes, 1 << 20));
+    for (Memory* memory : {&arena_.a, &arena_.b, &arena_.out}) {
+      absl::StatusOr<Memory> allocated = Allocate(stream_.device(), bytes);
+      if (!allocated.ok()) return allocated.status();
+      *memory = *std::move(allocated);
+    }
+    for (const Memory* memory : {&arena_.a, &arena_.b}) {
+      for (std::size_t at = 0; at < bytes; at += zeros.size()) {
+        absl::Status status =
+            CopyToDevice(stream_, static_cast<unsigned char*>(memory->data()) + at, zeros.data(),
+                         std::min(zeros.size(), bytes - at));
+        if (!status.ok()) return status;
+      }
+    }
+    return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
+  }
+
+  // One problem on the default strategy.
+  template <class Problem>
+  absl::Status Default() {
+    Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
+    const Strategy<Problem>* strategy = Choose(p, stream_.device());
+    return strategy == nullptr ? absl::OkStatus() : Run(*strategy, p).status();
+  }
+
+  // A sum of what an expression makes, in each type: the code for it is loaded a type at a time.
+  absl::Status SumsOfExpressions() {
+    if (cpu_) return absl::OkStatus();
+    for (DType dtype : kAllDTypes) {
+      const MapProblem map = MakeProblem<MapProblem>(small(), dtype, arena_, false);
+      const ReduceProblem p = {.dtype = dtype, .n = map.n, .map = &map};
+      const Strategy<ReduceProblem>* strategy = Choose(p, stream_.device());
+      if (strategy == nullptr || !strategy->reads_views || Run(*strategy, p).ok()) continue;
+      if (stream_.device().lost()) return Synchronize(stream_);
+    }
+    return absl::OkStatus();
+  }
+
+  template <class Problem>
+  absl::Status EveryStrategy() {
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (!Missing(*strategy, stream_.device()).empty()) continue;
+      for (bool narrow : {false, true}) {
+        if (narrow && !kHasNarrow<Problem>) continue;
+        bool first = true;
+        for (DType dtype : kAllDTypes) {
+          if (!strategy->dtypes.Contains(dtype)) continue;
+          if constexpr (std::is_same_v<Problem, MatmulProblem>)
+            if (!IsMatmulPair(dtype, dtype)) continue;
+          Problem little = MakeProblem<Problem>(small(), dtype, arena_, narrow);
+          Problem much = MakeProblem<Problem>(large(), dtype, arena_, narrow);
+          Suit(*strategy, little);
+          Suit(*strategy, much);
+          if (!Refusal(*strategy, little).empty() || !Refusal(*strategy, much).empty()) continue;
+          // kAllDTypes begins with F32.
+          const bool every = cpu_ || Choose(little, stream_.device()) == strategy ||
+                             Choose(much, stream_.device()) == strategy;
+          if (!first && !every) continue;
+          first = false;
+          for (ReduceOp op : Ops<Problem>(every)) {
+            if constexpr (requires { little.op; }) little.op = much.op = op;
+            Measure(*strategy, little, much);
+            if (stream_.device().lost()) return Synchronize(stream_);
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  template <class Problem>
+  static std::vector<ReduceOp> Ops(bool every) {
+    if constexpr (requires(Problem p) { p.op; }) {
+      if (every) return {kAllReduceOps.begin(), kAllReduceOps.end()};
+    }
+    return {ReduceOp::kSum};
+  }
+
+  // Seconds that the strategy takes, in a request of its own.
+  template <class Problem>
+  absl::StatusOr<double> Run(const Strategy<Problem>& strategy, Problem p) {
+    if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
+    const double start = Now();
+    absl::Status status = Guard(stream_.device(), [&] {
+      if constexpr (requires { p.result; }) p.result = stream_.result();
+      strategy.launch(p, stream_);
+      stream_.Synchronize();
+    });
+    if (!status.ok()) return status;
+    return Now() - start;
+  }
+
+  // A CPU's strategies run on this thread, whose own time leaves out what else the host does.
+  double Now() const {
+    timespec now{};
+    clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+
+  template <class Problem>
+  void Measure(const Strategy<Problem>& strategy, const Problem& little, const Problem& much) {
+    // The first of each loads code and makes room; the better of two is the one less disturbed.
+    if (!Run(strategy, little).ok() || !Run(strategy, much).ok()) return;
+    const absl::StatusOr<double> small_seconds = Run(strategy, little);
+    const absl::StatusOr<double> once = Run(strategy, much), again = Run(strategy, much);
+    if (!small_seconds.ok() || !once.ok() || !again.ok()) return;
+    pace_.Calibrate(strategy, little, *small_seconds, much, std::min(*once, *again));
+  }
+
+  Stream& stream_;
+  Pace& pace_;
+  const bool cpu_;
+  Arena arena_;
+};
+
+}  // namespace
+
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy) {
+  WarmUpRun run(stream, pace);
+  absl::Status status = run.MakeArena();
+  if (!status.ok()) return status;
+  if (!every_strategy) {
+    status.Update(run.Default<DotProblem>());
+    status.Update(run.Default<ReduceProblem>());
+    status.Update(run.Default<MatmulProblem>());
+    return stream.device().lost() ? status : BeginRequest(stream);
+  }
+  ForEachOperation([&]<class Problem>() { status.Update(run.EveryStrategy<Problem>()); });
+  status.Update(run.SumsOfExpressions());
+  if (!status.ok()) return status;
+  return BeginRequest(stream);
+}
+
+}  // namespace tessera

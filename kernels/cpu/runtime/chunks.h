@@ -1,0 +1,46 @@
+// How the parallel CPU strategies share out an array: fixed chunks, one partial result a chunk,
+// combined in index order. The chunks depend on n alone, so the bits do not depend on the number of
+// threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/device/device.h"
+
+namespace tessera {
+
+// Large enough to hide the cost of handing out work (a few microseconds), small enough to balance
+// 2^20 elements over 16 threads: 256 KiB of f32.
+inline constexpr std::int64_t kChunk = std::int64_t{1} << 16;
+
+constexpr std::int64_t Chunks(std::int64_t n) { return (n + kChunk - 1) / kChunk; }
+
+// partial(begin, end) -> P for each chunk, then combine(P, P) from left to right. identity for n ==
+// 0. Leaves chunks out once the stream has been stopped.
+template <class P, class Partial, class Combine>
+P FoldChunks(const Stream& stream, std::int64_t n, P identity, const Partial& partial,
+             const Combine& combine) {
+  const std::int64_t chunks = Chunks(n);
+  if (chunks == 0) return identity;
+  if (chunks == 1) return partial(std::int64_t{0}, n);
+  std::vector<P> partials(static_cast<std::size_t>(chunks), identity);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    if (stream.stopped()) continue;
+    partials[static_cast<std::size_t>(c)] = partial(c * kChunk, std::min(n, (c + 1) * kChunk));
+  }
+  P all = partials[0];
+  for (std::size_t c = 1; c < partials.size(); ++c) all = combine(all, partials[c]);
+  return all;
+}
+
+// f(begin, end) for one chunk after the other, until the stream is stopped.
+template <class F>
+void ForChunks(const Stream& stream, std::int64_t n, const F& f) {
+  for (std::int64_t begin = 0; begin < n && !stream.stopped(); begin += kChunk)
+    f(begin, std::min(n, begin + kChunk));
+}
+
+}  // namespace tessera

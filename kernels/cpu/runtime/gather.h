@@ -1,0 +1,70 @@
+// Elements of a view on the host, in row-major order, from anywhere in it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
+
+namespace tessera {
+
+// The same elements in the same order, with extents of 1 dropped and neighbouring axes that one
+// stride walks through made one: so that rows are as long as they can be. Empty views stay as they
+// are.
+inline View Merged(const View& view) {
+  View merged{.data = view.data, .dtype = view.dtype, .shape = {}, .strides = {}};
+  if (view.elements() == 0) return view;
+  for (int i = 0; i < view.shape.rank; ++i) {
+    const std::int64_t extent = view.shape[i];
+    const std::int64_t stride = view.strides[static_cast<std::size_t>(i)];
+    if (extent == 1) continue;
+    const int last = merged.shape.rank - 1;
+    if (last >= 0 && merged.strides[static_cast<std::size_t>(last)] == extent * stride) {
+      merged.shape[last] *= extent;
+      merged.strides[static_cast<std::size_t>(last)] = stride;
+    } else {
+      merged.shape[last + 1] = extent;
+      merged.strides[static_cast<std::size_t>(merged.shape.rank)] = stride;
+      ++merged.shape.rank;
+    }
+  }
+  return merged;
+}
+
+// Writes elements [first, first + count) of a Merged view to out. T has the size of its elements.
+template <class T>
+void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* out) {
+  if (count == 0) return;
+  const int rank = view.shape.rank;
+  const auto* base = static_cast<const T*>(view.data);
+  const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
+  const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
+  // An odometer over the outer axes, and where it stands.
+  std::array<std::int64_t, kMaxRank> index{};
+  std::int64_t offset = 0;
+  std::int64_t rest = first / row;
+  for (int axis = rank - 2; axis >= 0; --axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    index[a] = rest % view.shape[axis];
+    rest /= view.shape[axis];
+    offset += index[a] * view.strides[a];
+  }
+  std::int64_t begin = first % row;
+  while (true) {
+    const std::int64_t end = std::min(row, begin + count);
+    for (std::int64_t i = begin; i < end; ++i) *out++ = base[offset + i * stride];
+    count -= end - begin;
+    if (count == 0) return;
+    begin = 0;
+    for (int axis = rank - 2; axis >= 0; --axis) {
+      const auto a = static_cast<std::size_t>(axis);
+      offset += view.strides[a];
+      if (++index[a] < view.shape[axis]) break;
+      offset -= view.strides[a] * view.shape[axis];
+      index[a] = 0;
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,268 @@
+// A chunk goes through memory from front to back, row by row, with its W columns in the L1
+// cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
+// out by OpenMP; the tree says how their values meet. Of an operand that is not contiguous a row is
+// copied to the stack before it is used, and of one that a map computes it is computed there: the
+// same elements in the same places, the same bits.
+//
+// Compiled without contraction of a * b + c, and twice where processors may lack a fused
+// multiply-add: with it, an error-free product costs two instructions; without, std::fma computes
+// the same bits in the C library.
+#include "kernels/cpu/tree/tree.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/cpu/map/rows.h"
+#include "kernels/cpu/runtime/gather.h"
+#include "kernels/same_bits/tree_columns.h"
+
+namespace tessera {
+namespace {
+
+template <class C>
+struct Operands {
+  const typename C::Element* x[C::kOperands];
+  const View* view[C::kOperands];  // Merged; null where x is contiguous
+  MapRows* map = nullptr;          // what computes x[0]; null where it is in memory
+};
+
+// One row of the operands: where it stands, or a copy.
+template <class C>
+struct Row {
+  using T = typename C::Element;
+  const T* x[C::kOperands];
+  T copy[C::kOperands][kTreeRow<T>];
+
+  void Load(const Operands<C>& in, std::int64_t first, std::int64_t count) {
+    for (int o = 0; o < C::kOperands; ++o) {
+      if (in.map != nullptr) {
+        in.map->Run(first, count, copy[o]);
+        x[o] = copy[o];
+      } else if (in.view[o] == nullptr) {
+        x[o] = in.x[o] + first;
+      } else {
+        GatherRange(*in.view[o], first, count, copy[o]);
+        x[o] = copy[o];
+      }
+    }
+  }
+};
+
+template <class C>
+inline void StepAt(typename C::Column& column, const Row<C>& in, int i, int row, bool mirror) {
+  if constexpr (C::kOperands == 2) {
+    C::Step(column, in.x[0][i], in.x[1][i], row, mirror);
+  } else {
+    C::Step(column, in.x[0][i], row, mirror);
+  }
+}
+
+// The halving tree over `count` values, a power of two, in place to values[0].
+template <class C>
+inline void FoldHalving(typename C::Wide* values, int count) {
+  for (int half = count / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) values[i] = C::Combine(values[i], values[i + half]);
+}
+
+// The value of the chunk [begin, end).
+template <class C>
+inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std::int64_t end,
+                                  bool mirror) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  typename C::Column columns[kRow];
+  Row<C> elements;
+  Wide lanes[kTreeLanes];
+  for (Wide& lane : lanes) lane = C::Identity();
+  for (std::int64_t top = begin; top < end; top += std::int64_t{kTreeSegmentRows} * kRow) {
+    const std::int64_t bottom = std::min(end, top + std::int64_t{kTreeSegmentRows} * kRow);
+    const int used = static_cast<int>(std::min<std::int64_t>(kRow, bottom - top));
+    elements.Load(in, top, used);
+    for (int j = 0; j < used; ++j) columns[j] = C::Start(elements.x[0][j]);
+    for (int j = used; j < kRow; ++j) columns[j] = C::Start(T{});
+    int row = 0;
+    for (std::int64_t at = top; at < bottom; at += kRow, ++row) {
+      if (row > 0) elements.Load(in, at, std::min<std::int64_t>(kRow, bottom - at));
+      if (bottom - at >= kRow) {
+#pragma omp simd
+        for (int j = 0; j < kRow; ++j) StepAt<C>(columns[j], elements, j, row, mirror);
+      } else {
+        const int left = static_cast<int>(bottom - at);
+#pragma omp simd
+        for (int j = 0; j < left; ++j) StepAt<C>(columns[j], elements, j, row, mirror);
+      }
+    }
+    for (int lane = 0; lane < kTreeLanes; ++lane) {
+      Wide wide[V];
+      for (int k = 0; k < V; ++k)
+        wide[k] = C::Widen(columns[lane * V + k], {top + lane * V + k, bottom});
+      FoldHalving<C>(wide, V);
+      lanes[lane] = C::Combine(lanes[lane], wide[0]);
+    }
+  }
+  FoldHalving<C>(lanes, kTreeLanes);
+  return lanes[0];
+}
+
+template <class C>
+using ChunkFunction = typename C::Wide (*)(const Operands<C>&, std::int64_t, std::int64_t, bool);
+
+#if defined(__x86_64__) && defined(__GNUC__)
+template <class C>
+__attribute__((target("avx2,fma"), flatten)) typename C::Wide FoldChunkFused(const Operands<C>& in,
+                                                                             std::int64_t begin,
+                                                                             std::int64_t end,
+                                                                             bool mirror) {
+  return FoldChunk<C>(in, begin, end, mirror);
+}
+template <class C>
+ChunkFunction<C> BestFoldChunk() {
+  static const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return fused ? FoldChunkFused<C> : FoldChunk<C>;
+}
+#else
+template <class C>
+ChunkFunction<C> BestFoldChunk() {
+  return FoldChunk<C>;
+}
+#endif
+
+int Thread() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+int MostThreads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// The values of the shares' chunks, which follow each other, one behind the other. map: what
+// computes x[0], or null.
+template <class C>
+void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
+                std::span<const TeamShare> shares, typename C::Wide* values) {
+  // Below this there is not enough work to share out.
+  constexpr std::int64_t kShared = std::int64_t{1} << 16;
+  const std::int64_t first = shares.front().first;
+  const std::int64_t n = std::min(tree.n, shares.back().end * tree.chunk) - first * tree.chunk;
+  const ChunkFunction<C> fold = BestFoldChunk<C>();
+  std::vector<std::unique_ptr<MapRows>> rows;  // of each thread
+  if (map != nullptr) {
+    rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));
+    for (auto& one : rows) one = std::make_unique<MapRows>(*map, *shares.front().stream);
+  }
+  for (const TeamShare& share : shares) {
+#pragma omp parallel for schedule(static) if (n > kShared)
+    for (std::int64_t c = share.first; c < share.end; ++c) {
+      if (share.stream->stopped()) continue;
+      Operands<C> operands = in;
+      if (map != nullptr) operands.map = rows[static_cast<std::size_t>(Thread())].get();
+      values[c - first] =
+          fold(operands, c * tree.chunk, std::min(tree.n, (c + 1) * tree.chunk), mirror);
+    }
+  }
+}
+
+// Step 5. value(c): of chunk c.
+template <class C, class F>
+void FinishChunks(const F& value, const Tree& tree, ReduceOp op, Scalar* result) {
+  typename C::Wide total = value(0);
+  if (tree.chunks > 1) {
+    typename C::Wide lanes[kTreeLanes];
+    for (typename C::Wide& lane : lanes) lane = C::Identity();
+    for (std::int64_t c = 0; c < tree.chunks; ++c) {
+      typename C::Wide& lane = lanes[c % kTreeLanes];
+      lane = C::Combine(lane, value(c));
+    }
+    FoldHalving<C>(lanes, kTreeLanes);
+    total = lanes[0];
+  }
+  C::Finish(total, op, tree.n, IsMirrored(op), result);
+}
+
+// shares: all chunks, in order.
+template <class C>
+void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::int64_t n,
+              Scalar* result, std::span<const TeamShare> shares) {
+  const Tree tree = FixedTree(n, sizeof(typename C::Element));
+  std::vector<typename C::Wide> chunks(static_cast<std::size_t>(tree.chunks));
+  FoldChunks<C>(in, map, tree, IsMirrored(op), shares, chunks.data());
+  const auto value = [&](std::int64_t c) { return chunks[static_cast<std::size_t>(c)]; };
+  FinishChunks<C>(value, tree, op, result);
+}
+
+// A view as the fold reads it, or null.
+class MergedView {
+ public:
+  explicit MergedView(const View* view) {
+    if (view != nullptr) view_ = Merged(*view);
+  }
+  const View* get() const { return view_.has_value() ? &*view_ : nullptr; }
+
+ private:
+  std::optional<View> view_;
+};
+
+// f(operands) by the problem's operands.
+template <class C, class F>
+void WithOperands(const ReduceProblem& p, const F& f) {
+  const MergedView x(p.x_view);
+  f(Operands<C>{{static_cast<const typename C::Element*>(p.x)}, {x.get()}});
+}
+template <class C, class F>
+void WithOperands(const DotProblem& p, const F& f) {
+  using T = typename C::Element;
+  const MergedView a(p.a_view), b(p.b_view);
+  f(Operands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}});
+}
+
+// f(kind) with the kind that folds dtype for op.
+template <class F>
+void DispatchKind(ReduceOp op, DType dtype, bool compensated, const F& f) {
+  DispatchDType(dtype, [&](auto t) {
+    using T = decltype(t);
+    compensated ? DispatchColumns<T, true>(op, f) : DispatchColumns<T, false>(op, f);
+  });
+}
+template <class F>
+void DispatchDotKind(DType dtype, bool compensated, const F& f) {
+  DispatchDType(dtype, [&](auto t) {
+    using T = decltype(t);
+    compensated ? f(DotColumnsType<T, true>()) : f(DotColumnsType<T, false>());
+  });
+}
+
+}  // namespace
+
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares) {
+  DispatchKind(p.op, p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldTree(in, p.map, p.op, p.n, p.result, shares); });
+  });
+}
+
+void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares) {
+  DispatchDotKind(p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldTree(in, nullptr, ReduceOp::kSum, p.n, p.result, shares); });
+  });
+}
+
+}  // namespace tessera

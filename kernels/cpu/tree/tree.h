@@ -1,0 +1,18 @@
+// The tree of kernels/fixed_tree.h on the CPU, for the strategies fixed_tree and compensated: the
+// kinds of kernels/tree_columns.h step by step as on a GPU, the same bits.
+#pragma once
+
+#include <span>
+
+#include "kernels/device/device.h"
+#include "kernels/problem/strategy.h"
+
+namespace tessera {
+
+// Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views, that of
+// Reduce a map. shares:
+// all chunks, in order. Leaves chunks out once the stream of their share has been stopped.
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);
+void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares);
+
+}  // namespace tessera

@@ -1,0 +1,71 @@
+// Reductions by levels of launches: the blocks of a level leave one value each, the next level
+// folds those, and a level of one block leaves the result. The end of a launch is the barrier
+// between blocks that a kernel does not have.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cuda/common/lesson.cuh"
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace tessera {
+
+// Blocks of a level over n values: at least one, which writes the result of an empty input.
+constexpr std::int64_t LevelBlocks(std::int64_t n, std::int64_t per_block) {
+  return n == 0 ? 1 : CeilDiv(n, per_block);
+}
+
+// What follows the first level over n elements.
+struct LaterLevels {
+  int count = 0;
+  std::int64_t values = 0;  // written by all levels but the last, and read again
+};
+
+constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
+  LaterLevels later;
+  for (std::int64_t blocks = LevelBlocks(n, per_block); blocks > 1;
+       blocks = LevelBlocks(blocks, per_block)) {
+    ++later.count;
+    later.values += blocks;
+  }
+  return later;
+}
+
+// Of levels in which a block folds two cells per thread in place. Cells of the first level have
+// acc_bytes, those of the others wide_bytes.
+constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::size_t acc_bytes,
+                                   std::size_t wide_bytes) {
+  const LaterLevels later = MakeLaterLevels(n, 2 * block);
+  const std::int64_t depth = CeilLog2(2 * block);
+  return {.grid = {.block_size = block},
+          .narrow_steps = depth,
+          .wide_steps = later.count * depth,
+          // A cell is written once, and every step touches three.
+          .extra_bytes = 4 * (static_cast<std::uint64_t>(n) * acc_bytes +
+                              static_cast<std::uint64_t>(later.values) * wide_bytes)};
+}
+
+// first(blocks, to) launches the level over the elements, next(blocks, from, n, to) a level over n
+// values of the one before. Levels use two arrays in turn: the blocks of a level end in any order,
+// so none may write what another still reads. REQUIRES: per_block > 1.
+template <class Wide, class First, class Next>
+void RunLevels(std::int64_t n, std::int64_t per_block, CudaStream& stream, First first, Next next) {
+  std::int64_t blocks = LevelBlocks(n, per_block);
+  const auto values = [&stream](std::int64_t count) {
+    return static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(count) * sizeof(Wide)));
+  };
+  Wide* to = values(blocks);
+  Wide* from = values(LevelBlocks(blocks, per_block));
+  first(static_cast<unsigned>(blocks), to);
+  while (blocks > 1) {
+    std::swap(from, to);
+    const std::int64_t left = blocks;
+    blocks = LevelBlocks(left, per_block);
+    next(static_cast<unsigned>(blocks), from, left, to);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,182 @@
+// Strided n-dimensional view -> contiguous array, for elements of 1, 2, 4 and 8 bytes: one thread
+// an output element, so that stores coalesce and loads do as far as the view allows. The host first
+// merges neighbouring dimensions that one stride walks through, which leaves most views with two or
+// three.
+//
+// A transposed matrix is the exception worth a kernel of its own: its loads would touch a cache
+// line an element. Tiles go through shared memory, read along one dimension and written along the
+// other.
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
+#include "kernels/cuda/runtime/shards.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kTile = 32;
+constexpr int kTileRows = 8;  // threads along the slow dimension of a tile
+constexpr int kBlock = 256;
+
+// The view after merging: extents of 1 are gone, and no two neighbours can be walked with one
+// stride.
+struct Layout {
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> extents{};
+  std::array<std::int64_t, kMaxRank> strides{};
+};
+
+Layout Merge(const View& view) {
+  Layout layout;
+  for (int i = 0; i < view.shape.rank; ++i) {
+    const std::int64_t extent = view.shape[i];
+    const std::int64_t stride = view.strides[static_cast<std::size_t>(i)];
+    if (extent == 1) continue;
+    const auto next = static_cast<std::size_t>(layout.rank);
+    if (next > 0 && layout.strides[next - 1] == extent * stride) {
+      layout.extents[next - 1] *= extent;
+      layout.strides[next - 1] = stride;
+    } else {
+      layout.extents[next] = extent;
+      layout.strides[next] = stride;
+      ++layout.rank;
+    }
+  }
+  return layout;
+}
+
+// The layout as a kernel argument. Index: std::uint32_t where it holds the number of elements,
+// because a division of 64 bits costs four times one of 32.
+template <class Index>
+struct KernelLayout {
+  int rank;
+  Index extents[kMaxRank];
+  std::int64_t strides[kMaxRank];
+};
+
+template <class E, class Index>
+__global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index first, Index n,
+                               E* out) {
+  const std::int64_t thread = GridThread();
+  if (thread >= static_cast<std::int64_t>(n)) return;
+  Index rest = first + static_cast<Index>(thread);
+  std::int64_t offset = 0;
+#pragma unroll
+  for (int i = kMaxRank - 1; i > 0;
+       --i) {  // unrolled over the most there can be: no indexing of parameters at run time
+    if (i < layout.rank) {
+      const Index quotient = rest / layout.extents[i];
+      offset += static_cast<std::int64_t>(rest - quotient * layout.extents[i]) * layout.strides[i];
+      rest = quotient;
+    }
+  }
+  offset += static_cast<std::int64_t>(rest) * layout.strides[0];
+  out[thread] = in[offset];
+}
+
+// out[rows, columns] = in, whose element [r, c] stands at r + c * pitch.
+template <class E>
+__global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t columns,
+                               std::int64_t pitch, E* out) {
+  // One column more than is used: then the cells of a column lie in different banks.
+  __shared__ E tile[kTile][kTile + 1];
+  const std::int64_t column_tiles = (columns + kTile - 1) / kTile;
+  const std::int64_t row = blockIdx.x / column_tiles * kTile;
+  const std::int64_t column = blockIdx.x % column_tiles * kTile;
+  const int x = static_cast<int>(threadIdx.x);
+  for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
+    if (row + x < rows && column + y < columns) tile[y][x] = in[row + x + (column + y) * pitch];
+  }
+  __syncthreads();  // the tile is complete before it is read the other way
+  for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
+    if (row + y < rows && column + x < columns) out[(row + y) * columns + column + x] = tile[x][y];
+  }
+}
+
+template <class E, class Index>
+void GatherIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
+                   cudaStream_t stream) {
+  KernelLayout<Index> argument{};
+  argument.rank = layout.rank;
+  for (std::size_t i = 0; i < kMaxRank; ++i) {
+    argument.extents[i] = static_cast<Index>(layout.extents[i]);
+    argument.strides[i] = layout.strides[i];
+  }
+  const auto blocks = static_cast<unsigned>(CeilDiv(n, kBlock));
+  GatherElements<E, Index><<<blocks, kBlock, 0, stream>>>(in, argument, static_cast<Index>(first),
+                                                          static_cast<Index>(n), out);
+  CUDA_CHECK_LAUNCH(GatherElements);
+}
+
+// Elements [first, first + n).
+template <class E>
+void GatherAnyIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
+                      cudaStream_t stream) {
+  if (first + n <= std::numeric_limits<std::uint32_t>::max()) {
+    GatherIndexed<E, std::uint32_t>(in, layout, first, n, out, stream);
+  } else {
+    GatherIndexed<E, std::uint64_t>(in, layout, first, n, out, stream);
+  }
+}
+
+template <class E>
+void GatherElementsOf(const View& view, E* out, cudaStream_t stream) {
+  const auto* in = static_cast<const E*>(view.data);
+  const std::int64_t n = view.elements();
+  if (n == 0) return;
+  const Layout layout = Merge(view);
+  if (layout.rank == 0 || (layout.rank == 1 && layout.strides[0] == 1)) {
+    CopyByShards(out, in, static_cast<std::size_t>(n) * sizeof(E), cudaMemcpyDeviceToDevice,
+                 stream);
+  } else if (layout.rank == 2 && layout.strides[0] == 1 && layout.extents[0] >= kTile &&
+             layout.extents[1] >= kTile) {
+    const std::int64_t tiles =
+        CeilDiv(layout.extents[0], kTile) * CeilDiv(layout.extents[1], kTile);
+    TransposeTiles<E><<<static_cast<unsigned>(tiles), dim3(kTile, kTileRows), 0, stream>>>(
+        in, layout.extents[0], layout.extents[1], layout.strides[1], out);
+    CUDA_CHECK_LAUNCH(TransposeTiles);
+  } else {
+    GatherAnyIndexed(in, layout, 0, n, out, stream);
+  }
+}
+
+template <class E>
+void GatherRangeOf(const View& view, std::int64_t first, std::int64_t count, E* out,
+                   cudaStream_t stream) {
+  if (count > 0)
+    GatherAnyIndexed(static_cast<const E*>(view.data), Merge(view), first, count, out, stream);
+}
+
+}  // namespace
+
+void GatherAsync(const View& view, void* out, cudaStream_t stream) {
+  switch (SizeOf(view.dtype)) {
+    case 1:
+      return GatherElementsOf(view, static_cast<std::uint8_t*>(out), stream);
+    case 2:
+      return GatherElementsOf(view, static_cast<std::uint16_t*>(out), stream);
+    case 4:
+      return GatherElementsOf(view, static_cast<std::uint32_t*>(out), stream);
+    default:
+      return GatherElementsOf(view, static_cast<std::uint64_t*>(out), stream);
+  }
+}
+
+void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
+                      cudaStream_t stream) {
+  switch (SizeOf(view.dtype)) {
+    case 1:
+      return GatherRangeOf(view, first, count, static_cast<std::uint8_t*>(out), stream);
+    case 2:
+      return GatherRangeOf(view, first, count, static_cast<std::uint16_t*>(out), stream);
+    case 4:
+      return GatherRangeOf(view, first, count, static_cast<std::uint32_t*>(out), stream);
+    default:
+      return GatherRangeOf(view, first, count, static_cast<std::uint64_t*>(out), stream);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,231 @@
+// Matmul on Hopper's tensor cores: the kernel of the strategies `tensor_bf16`, `tensor_f16`,
+// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut. ptx.cuh
+// and wgmma.cuh have the instructions one by one.
+//
+// Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
+//
+// - The warps of a block have different work. One warpgroup fetches: a single thread of it tells
+//   TMA which boxes of a and b to bring. The others, one for 64 rows of the tile,
+//   multiply: wgmma reads both operands from shared memory itself, so that no operand passes
+//   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
+//   thread. Since a fetching thread needs few registers and a multiplying one many, the former
+//   give theirs away.
+// - They meet at barriers, two for each of kStages k-tiles: "full", which the arriving bytes
+//   complete, and "empty", at which consumers arrive when wgmma has read the k-tile. So up to
+//   kStages k-tiles are on their way, also those of the block's next tile while this one's results
+//   are being written.
+//
+//      producer   wait empty[s], fetch k-tile s --+                  +--> next round
+//                                               v                  |
+//      consumers               wait full[s], multiply k-tile s, arrive at empty[s]
+//
+// - A k-tile is 128 bytes deep, and its 16-byte vectors are swizzled in each row. TMA and tensor
+//   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
+// - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
+//   that transposes cost nothing. f32 has to lie with k along the rows, but for one operand that
+//   may come through registers instead (MultiplyTurned).
+// - Blocks are persistent: as many as there are SMs, each computing tile after tile, in the order
+//   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns. The
+//   way to the first multiplication is short: a small product takes little longer than that.
+// - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
+//   for both.
+// - Results take the way back through shared memory, a consumer's box by box, from where the copy
+//   engine writes whole lines.
+// - When the tiles are too few for the SMs, they are smaller, or k is cut into pieces
+//   whose sums a second kernel adds, always in the same order. When they are many, but not a
+//   multiple of the SMs, some of them are cut in two: see stream_k.h.
+//
+// Right for any m, n and k: TMA reads zeros outside a matrix, and does not write what would lie
+// outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and results
+// without them go by way of scratch memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cuda/matmul/hopper/gemm/epilogue.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/mainloop.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/operands.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/stream_k.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/tuning.cuh"
+#include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/runtime/overlap.cuh"
+
+namespace tessera {
+
+template <class C, bool kMnA, bool kMnB>
+__global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThreads, 1)
+    MatmulTensor(const __grid_constant__ CUtensorMap a_map,
+                 const __grid_constant__ CUtensorMap b_map,
+                 const __grid_constant__ CUtensorMap c_map,
+                 const __grid_constant__ TensorWork work) {
+  using T = typename C::T;
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  const std::uint32_t k_tiles =
+      (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
+  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
+  const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
+  const int cluster = static_cast<int>(blockIdx.x) / C::kCluster;
+  const int clusters = static_cast<int>(gridDim.x) / C::kCluster;
+
+  // One warp makes the barriers. The others meanwhile find out where the block begins: that takes
+  // nearly a thousand cycles, since no cache has the parameters yet, and would be all waited for.
+  if (threadIdx.x == C::kThreads - kWarpSize) {
+    PrefetchMap(&a_map);
+    PrefetchMap(&b_map);
+    PrefetchMap(&c_map);
+    pipeline.Init();
+  }
+  Piece piece = PieceOf(work.sharing, cluster, clusters, 0);
+  TensorPlace place(work, piece);
+  if constexpr (C::kCluster == 1) {
+    __syncthreads();  // the barriers are made
+  } else {
+    ClusterBarrier();  // in all blocks
+  }
+  WaitForKernelBefore();
+
+  if (warpgroup == C::kConsumers) {
+    if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
+    if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
+      Abreast abreast(work.steps_of_all, work.steps);
+      for (int i = 1; piece.k_tiles != 0; ++i) {
+        FetchKTiles<C, kMnA, kMnB>(a_map, b_map, work, place, rank, abreast, pipeline);
+        piece = PieceOf(work.sharing, cluster, clusters, i);
+        place = TensorPlace(work, piece);
+      }
+      abreast.Leave();
+      AllowNextKernel();
+    } else if (work.sharing.shared != 0) {
+      const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / kWarpSize;
+      if (warp >= 1 && warp <= C::kConsumers) PassMessages<C>(work, cluster, clusters, warp - 1);
+    }
+  } else {
+    if constexpr (C::kConsumers > 1) TakeRegisters<232>();
+    const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+    const std::uint32_t staging =
+        k_tiles + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
+    const auto next = [&](int i) {
+      piece = PieceOf(work.sharing, cluster, clusters, i);
+      place = TensorPlace(work, piece);
+    };
+    for (int i = 1; piece.k_tiles != 0; next(i++)) {
+      float d[C::kColumns / 2];
+      if constexpr (kIsTurned<C, kMnA>) {
+        MultiplyTurned<C>(place.k_tiles, warpgroup, thread, pipeline, d);
+      } else if constexpr (C::kParts == 1) {
+        MultiplyKTiles<C, kMnA, kMnB>(place.k_tiles, warpgroup, thread, pipeline, d);
+      } else {
+        MultiplyParts<C, kMnA, kMnB>(place.k_tiles, warpgroup, thread, pipeline, d);
+      }
+      if (!piece.ends) {
+        StorePartial<C>(d, work, warpgroup, thread);
+        continue;
+      }
+      if (!piece.starts) AddPartial<C>(d, work, warpgroup, thread);
+      if constexpr (C::kParts > 1) {
+        bool finite = true;
+#pragma unroll
+        for (float sum : d) finite = finite && fabsf(sum) <= std::numeric_limits<float>::max();
+        if (!finite) *work.nonfinite = 1;
+      }
+      const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
+      const int column = place.column_tile * C::kColumns;
+      if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
+        StoreTile<C, float, kIsTurned<C, kMnA>>(d, c_map, staging, row, column, place.split);
+      } else if constexpr (sizeof(T) == 2) {
+        StoreTile<C, T, false>(d, c_map, staging, row, column, place.split);
+      }
+    }
+    if (thread == 0) WaitForStoresToRead();
+  }
+  // No block leaves while another may still write into its shared memory.
+  if constexpr (C::kCluster > 1) ClusterBarrier();
+}
+
+// --- Launch ---
+
+// Clusters of so many blocks that run on a GPU at a time, for a kernel that has an SM to itself.
+// The blocks of one lie in one of the groups of SMs that make a GPU, and those differ in size.
+template <class... Parameters>
+int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
+                    int blocks, const CudaStream& stream) {
+  if (blocks <= 2) return stream.device().info().multiprocessors / blocks;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+  return count;
+}
+
+// How the work is cut: into which tiles, and k into how many pieces, or tiles into parts for two
+// clusters.
+struct TensorPlan {
+  int tile = 0;  // an index into the strategy's tiles
+  int splits = 1;
+  bool shares = false;
+  double time = std::numeric_limits<double>::infinity();
+};
+
+// c: [splits, m, pitch], of O.
+template <class C, bool kMnA, bool kMnB, class O>
+void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+                  const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,
+                  std::int64_t pitch, unsigned* nonfinite, CudaStream& stream) {
+  using T = typename C::T;
+  const auto map = [](const TensorOperand<T>& x, bool mn_major) {
+    return MakeTensorMap<T>(x.data, C::kParts, x.rows, x.columns, x.pitch,
+                            mn_major ? C::kDepth : C::kGroupRows, mn_major ? 128 : C::kRowBytes);
+  };
+  const CUtensorMap a_map = map(a, kMnA), b_map = map(b, kMnB);
+
+  TensorWork work{};
+  const auto [rows, columns] = kIsTurned<C, kMnA> ? std::pair(p.n, p.m) : std::pair(p.m, p.n);
+  work.rows = static_cast<int>(rows);
+  work.columns = static_cast<int>(columns);
+  work.row_tiles = static_cast<int>(CeilDiv(rows, C::kRows * C::kCluster));
+  const auto column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
+  const int group_rows = std::min(tuning::kGroupedRows / (C::kRows * C::kCluster), work.row_tiles);
+  work.tiles = Divisor(work.row_tiles * column_tiles);
+  work.group_tiles = Divisor(group_rows * column_tiles);
+  work.group_rows = Divisor(group_rows);
+  work.last_rows = Divisor((work.row_tiles - 1) % group_rows + 1);
+  work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
+  const std::int64_t split_k_tiles = CeilDiv(work.k_tiles, plan.splits);
+  const std::int64_t splits = CeilDiv(work.k_tiles, split_k_tiles);
+  const std::int64_t pieces = std::int64_t{work.tiles.value()} * splits;
+  const std::int64_t clusters =
+      std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
+  work.sharing = plan.shares ? ShareTiles(pieces, split_k_tiles, clusters)
+                             : WholeTiles(pieces, split_k_tiles, clusters);
+  work.steps = StepsAbreast(work.sharing, clusters);
+  work.steps_of_all = stream.Tickets() + CudaStream::kTickets - 1;
+  if (work.sharing.shared != 0) {
+    work.partials = static_cast<float*>(stream.Scratch(
+        static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));
+    work.written = stream.Tickets();
+  }
+  work.nonfinite = nonfinite;
+  work.floats = std::is_same_v<O, float>;
+  const CUtensorMap c_map = MakeTensorMap<O>(c, splits, p.m, p.n, pitch, /*box_rows=*/64,
+                                             /*row_bytes=*/128);
+
+  const auto kernel = MatmulTensor<C, kMnA, kMnB>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  LaunchOverlapping(kernel,
+                    {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
+                    stream, a_map, b_map, c_map, work);
+}
+
+}  // namespace tessera

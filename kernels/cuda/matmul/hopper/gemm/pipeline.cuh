@@ -1,0 +1,125 @@
+// The pipeline of the tensor kernel: a ring of stages with full and empty barriers, and the
+// producer that fills it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/matmul/hopper/gemm/abreast.cuh"
+#include "kernels/cuda/matmul/hopper/gemm/tile.cuh"
+
+namespace tessera {
+
+// The k-tiles in shared memory, as one thread goes through them.
+template <class C>
+class TensorPipeline {
+ public:
+  // k-tiles, barriers: addresses of kStages k-tiles, and of as many "full" and "empty" barriers.
+  __device__ TensorPipeline(std::uint32_t k_tiles, std::uint32_t barriers)
+      : k_tiles_(k_tiles), barriers_(barriers) {}
+
+  __device__ int stage() const { return stage_; }
+  __device__ std::uint32_t a() const { return k_tiles_ + stage_ * C::kStageBytes; }
+  __device__ std::uint32_t b() const { return a() + C::kBytesA; }
+  __device__ std::uint32_t full() const { return barriers_ + stage_ * 8; }
+  __device__ std::uint32_t empty(int stage) const { return barriers_ + (C::kStages + stage) * 8; }
+
+  __device__ void Init() const {
+    for (int s = 0; s < C::kStages; ++s) {
+      BarrierInit(barriers_ + s * 8, 1);
+      BarrierInit(empty(s), C::kConsumers * C::kCluster);
+    }
+    BarrierInitFence();
+  }
+  // New barriers are in the phase of parity 0: the first round waits for full, not for empty.
+  __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
+  __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
+  // A consumer is done with the k-tile: whoever fills it waits for all who read it, in every block
+  // that it is copied to. thread: of the warpgroup.
+  __device__ void Release(int stage, int thread) const {
+    if constexpr (C::kCluster == 1) {
+      if (thread == 0) BarrierArrive(empty(stage));
+    } else {
+      if (thread < C::kCluster) BarrierArriveAt(empty(stage), static_cast<unsigned>(thread));
+    }
+  }
+  __device__ void Next() {
+    if (++stage_ == C::kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  std::uint32_t k_tiles_, barriers_;
+  int stage_ = 0;
+  unsigned parity_ = 0;
+};
+
+// The fetching thread: brings the k-tiles of one piece of work. rank: of the block in its cluster.
+template <class C, bool kMnA, bool kMnB>
+__device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
+                            const TensorWork& work, const TensorPlace& place, int rank,
+                            Abreast& abreast, TensorPipeline<C>& pipeline) {
+  constexpr int kWidthA = C::BoxWidth(kMnA), kWidthB = C::BoxWidth(kMnB);
+  constexpr int kBytesA = C::BoxBytes(kMnA), kBytesB = C::BoxBytes(kMnB);
+  constexpr int kBoxesA = C::kRows / kWidthA, kBoxesB = C::kColumns / kWidthB;
+  constexpr int kShare = kBoxesB / C::kCluster;  // boxes of b that a block fetches, for all
+  static_assert(!C::kBatch || C::kParts == 1);
+  const int first_part = C::kBatch ? place.split : 0;
+  const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
+  const int column = place.column_tile * C::kColumns;
+  // Boxes outside a matrix stay away: TMA takes longer to make zeros than to fetch elements, and
+  // what is computed with old ones instead is stored nowhere. But of several parts it is looked at,
+  // for infinities.
+  const auto inside = [](int boxes, int width, int first, int extent) {
+    return max(0, min(boxes, (extent - first + width - 1) / width));
+  };
+  const int boxes_a = inside(kBoxesA, kWidthA, row, work.rows);
+  const int boxes_b = inside(kBoxesB, kWidthB, column, work.columns);
+  // all: every box, without asking.
+  const auto fetch = [&](auto all) {
+    const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
+    for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
+      if (k_tile % kStepKTiles == 0) abreast.Step();
+      const int k = ((C::kBatch ? 0 : place.first_k_tile) + k_tile) * C::kDepth;
+      pipeline.WaitUntilEmpty();
+      BarrierExpect(pipeline.full(), bytes);
+#pragma unroll
+      for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+        for (int box = 0; box < kBoxesA; ++box) {
+          if (!all && box >= boxes_a) break;
+          const int y = row + box * kWidthA;
+          LoadBox(pipeline.a() + part * C::kPartA + box * kBytesA, &a_map, kMnA ? y : k,
+                  kMnA ? k : y, first_part + part, pipeline.full());
+        }
+      }
+#pragma unroll
+      for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kShare; ++i) {
+          const int box = rank * kShare + i;
+          if (!all && box >= boxes_b) break;
+          const std::uint32_t to = pipeline.b() + part * C::kPartB + box * kBytesB;
+          const int x = column + box * kWidthB;
+          if constexpr (C::kCluster == 1) {
+            LoadBox(to, &b_map, kMnB ? x : k, kMnB ? k : x, first_part + part, pipeline.full());
+          } else {
+            LoadBoxMulticast(to, &b_map, kMnB ? x : k, kMnB ? k : x, first_part + part,
+                             pipeline.full(), (1u << C::kCluster) - 1);
+          }
+        }
+      }
+    }
+  };
+  // Whether the last boxes begin inside. Not asked of the counts: nvcc 13.0 makes of
+  // max(0, min(x, 4)) == 4 a minimum that also compares, and compares x <= 4.
+  if (C::kParts > 1 ||
+      (row + C::kRows - kWidthA < work.rows && column + C::kColumns - kWidthB < work.columns)) {
+    fetch(std::true_type());
+  } else {
+    fetch(std::false_type());
+  }
+}
+
+}  // namespace tessera

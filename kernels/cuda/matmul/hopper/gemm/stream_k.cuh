@@ -1,0 +1,81 @@
+// Stream-K: sums of a tile that pass from one cluster to the next.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/matmul/hopper/gemm/tile.cuh"
+
+namespace tessera {
+
+// One thread waits until another worker has set the flag, and clears it for the next launch.
+__device__ inline void WaitForPartial(std::uint32_t* written) {
+  std::uint32_t set = 0;
+  while (set == 0)
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(written) : "memory");
+  *written = 0;
+}
+__device__ inline void AnnouncePartial(std::uint32_t* written) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
+}
+
+// Between a consumer and its messenger: a warp of the fetching warpgroup that tells other blocks
+// that sums are stored, or waits for theirs, so that the consumer need not wait for memory. Where
+// they meet, one side arrives and the other waits: bar.sync asks that all who wait at a barrier
+// stand at the same instruction.
+template <class C>
+inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;  // that meet
+
+// A thread's sums, as vectors kWarpgroup apart, of those that a block's consumer leaves behind.
+template <class C>
+__device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
+  constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
+  return reinterpret_cast<float4*>(work.partials) +
+         (std::int64_t{block} * C::kConsumers + consumer) * kPacks + thread;
+}
+
+// Leaves the sums of the first part of a tile to the next cluster.
+template <class C, int kCount>
+__device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, int consumer,
+                             int thread) {
+  float4* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4, to += C::kWarpgroup)
+    __stcg(to, make_float4(d[i], d[i + 1], d[i + 2], d[i + 3]));
+  NamedBarrierArrive(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
+}
+
+// Adds those that the cluster before has left.
+template <class C, int kCount>
+__device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consumer, int thread) {
+  NamedBarrier(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
+  const float4* from =
+      PartialOf<C>(work, static_cast<int>(blockIdx.x) - C::kCluster, consumer, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4, from += C::kWarpgroup) {
+    const float4 pack = __ldcg(from);
+    d[i] += pack.x, d[i + 1] += pack.y, d[i + 2] += pack.z, d[i + 3] += pack.w;
+  }
+}
+
+// What a messenger tells and waits for, in the order of its consumer's pieces.
+template <class C>
+__device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
+  const bool speaks = threadIdx.x % kWarpSize == 0;
+  std::uint32_t* const written =
+      work.written + static_cast<int>(blockIdx.x) * C::kConsumers + consumer;
+  for (int i = work.sharing.rounds;; ++i) {
+    const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
+    if (piece.k_tiles == 0) return;
+    if (!piece.ends) {
+      NamedBarrier(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
+      if (speaks) AnnouncePartial(written);
+    }
+    if (!piece.starts) {
+      if (speaks) WaitForPartial(written - C::kCluster * C::kConsumers);
+      __syncwarp();
+      NamedBarrierArrive(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,351 @@
+// Matmul of f64 by integers on the tensor cores of Hopper, within the error bound of plain f64.
+//
+// Against `tensor_f64`: the tensor cores multiply signed bytes at thirty times the rate of f64
+// (1979 against 67 tera-operations a second in the H200's data sheet), and exactly. So rows of a
+// and columns of b become integers, and those become residues modulo 14 small numbers, whose
+// products are done in bytes (the second scheme of Ozaki, Uchino and Imamura). The Chinese
+// remainder theorem finds the one integer below half of the moduli's product, 2^110, that has the
+// residues of the 14 results:
+//
+//      a ── 2^e, round ──> integers ──> residues ─┐
+//                                                 ├─ 14 products, residues ──> 2^-(e+f) integer = c
+//      b ── 2^f, round ──> integers ──> residues ─┘
+//
+// At the rates above 14 products of bytes take half the time of one of f64. Only the rounding to
+// integers and the last one to f64 are not exact, so that the order of sums, tiles and SMs plays no
+// part in the bits of a result.
+//
+// How large the integers may be: with P the product of the moduli, rows of a and columns of b are
+// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum passes P / 2
+// (Cauchy and Schwarz). The exponent is the largest for which there is room, so that a scaled row
+// is longer than R / 2. Its elements are about 2^54 / sqrt(k).
+//
+// What rounding costs: with x and y a scaled row and column, and d and f what is rounded away from
+// their elements, at most 1/2 each, the integer is off by
+//
+//      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
+//
+// with s and t their norms. That is the same however small the terms are, while plain f64 is off by
+// k u sum |x y| at most, with u = 2^-53: where one large element of x meets a zero of y, nothing
+// may be left of the others. So this strategy looks at its operands first. |x| and the vector of
+// ones form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is
+// no larger than the sum of those two. Where each cosine is at least g, and g^2 >= 1/2,
+//
+//      sum |x y|  >=  s t (2 g^2 - 1)
+//
+// The first is most of the second where s and t are R / 2, so with (2 g^2 - 1) R^2 (k - 2) u >=
+// 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left
+// for what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024,
+// 0.503 for 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. `tensor_f64` computes the
+// whole product where any row of a or column of b has less (a third of the uniform numbers are
+// zeros, or elements are of very different sizes), holds an infinity or NaN, or has a norm beyond
+// 2^450 or below 2^-450. The device decides, by a flag that every kernel looks at; a product that
+// is computed so takes one pass over the operands longer. Rows of zeros are exact.
+//
+// The error that is to be expected is below that of plain f64, too. Root of the mean square over
+// 300 sums and more, relative to sum |x y|, by this arithmetic on a CPU, and by a chain of fused
+// multiply-adds:
+//
+//                                     this strategy             plain f64
+//        k                            1024        16384         1024        16384
+//        normal                       3.7e-17     3.4e-17       5.3e-17     5.5e-17
+//        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
+//        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
+//
+// The kernels: residue_rows.cuh makes residues of the operands, residue_products.cuh multiplies
+// them. Reconstruct adds up residues times weights, in three parts of an f64 each so that nothing
+// is rounded, and takes the multiple of P away. Residues take 14 bytes per element: those of as
+// many columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either
+// at least (BandsOf).
+//
+// Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
+// rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23
+// GB of those of the results written and read, 0.13 GB of results. Scratch memory of 0.7 GB; 5.6 GB
+// for side 16384.
+//
+// Right for any m, n and k, all transposes, pitches and alignments.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/matmul/f64_product.h"
+#include "kernels/cuda/matmul/hopper/ozaki/residue_products.cuh"
+#include "kernels/cuda/matmul/hopper/ozaki/residue_rows.cuh"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
+
+namespace tessera {
+namespace {
+
+using namespace ozaki;
+
+// --- Results ---
+
+// c[rows, columns], in rows of `pitch`, from the residues that MultiplyResidues has left: a thread
+// takes a vector of each modulus, eight elements of each of two rows.
+__global__ void __launch_bounds__(kThreads)
+    Reconstruct(const uint4* residues, std::int64_t row_tiles, std::int64_t column_tiles,
+                const std::int32_t* row_exponents, const std::int32_t* column_exponents,
+                const __grid_constant__ Table table, const unsigned* plain, std::int64_t rows,
+                std::int64_t columns, bool packable, double* c, std::int64_t pitch) {
+  if (*plain != 0) return;
+  using C = ByteTile;
+  constexpr int kBlocksOfTile = kTileVectors / kThreads;
+  const std::int64_t tile = blockIdx.x / kBlocksOfTile;
+  const int vector = static_cast<int>(blockIdx.x % kBlocksOfTile * kThreads + threadIdx.x);
+  const int thread = vector % C::kWarpgroup, v = vector / C::kWarpgroup % kVectors;
+  const int consumer = vector / (C::kWarpgroup * kVectors);
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const std::int64_t row =
+      tile / column_tiles * C::kRows + consumer * C::kGroupRows + warp * 16 + lane / 4;
+  const std::int64_t column = tile % column_tiles * C::kColumns + 32 * v + lane % 4 * 2;
+  if (row >= rows || column >= columns) return;
+
+  uint4 loaded[kModuli];
+#pragma unroll
+  for (int modulus = 0; modulus < kModuli; ++modulus)
+    loaded[modulus] = residues[(modulus * row_tiles * column_tiles + tile) * kTileVectors + vector];
+  const bool second_row = row + 8 < rows;
+  const std::int32_t exponents[2] = {row_exponents[row], second_row ? row_exponents[row + 8] : 0};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const std::int64_t x = column + 8 * j;
+    if (x >= columns) return;
+    WeightedSum sums[4];
+#pragma unroll
+    for (int modulus = 0; modulus < kModuli; ++modulus) {
+      const uint4& words = loaded[modulus];
+      const std::uint32_t word = j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[i].Add(static_cast<std::int8_t>(word >> 8 * i), table.weights[modulus]);
+    }
+    const bool second_column = x + 1 < columns;
+    const std::int32_t column_exponent[2] = {column_exponents[x],
+                                             second_column ? column_exponents[x + 1] : 0};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && !second_row) break;
+      double* const to = c + (row + 8 * half) * pitch + x;
+      double pair[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        pair[i] =
+            sums[2 * half + i].Value(table) * PowerOfTwo(-exponents[half] - column_exponent[i]);
+      StoreClipped(pair, 0, second_column ? 2 : 1, packable, to);
+    }
+  }
+}
+
+// --- Launch ---
+
+// Rows of a and columns of b whose residues there are at a time, in whole tiles: of b up to 2^28
+// elements, of a and c up to 2^26, and a tile of each at least.
+struct Bands {
+  std::int64_t rows, columns;
+};
+Bands BandsOf(const MatmulProblem& p) {
+  const auto band = [](std::int64_t extent, std::int64_t elements, std::int64_t depth,
+                       std::int64_t tile) {
+    return std::max<std::int64_t>(1, std::min(CeilDiv(extent, tile), elements / depth / tile)) *
+           tile;
+  };
+  const std::int64_t columns =
+      band(p.n, std::int64_t{1} << 28, std::max(p.k, std::int64_t{1} << 14), kTileColumns);
+  return {band(p.m, std::int64_t{1} << 26, std::max(p.k, columns), kClusterRows), columns};
+}
+
+// Where things are in scratch memory.
+struct Places {
+  std::size_t plain, a_sums, a_exponents, b_sums, b_exponents, a, b, c, end;
+};
+Places PlacesOf(const MatmulProblem& p) {
+  const Bands bands = BandsOf(p);
+  const auto pieces = static_cast<std::size_t>(Pieces(p.k));
+  const auto m = static_cast<std::size_t>(p.m), n = static_cast<std::size_t>(p.n);
+  std::size_t end = 0;
+  const auto place = [&end](std::size_t bytes) {
+    const std::size_t begin = end;
+    end += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  Places places{};
+  places.plain = place(sizeof(unsigned));
+  places.a_sums = place(m * pieces * sizeof(RowSums));
+  places.a_exponents = place(m * sizeof(std::int32_t));
+  places.b_sums = place(n * pieces * sizeof(RowSums));
+  places.b_exponents = place(n * sizeof(std::int32_t));
+  places.a = place(ResidueBytes(bands.rows, p.k));
+  places.b = place(ResidueBytes(bands.columns, p.k));
+  places.c = place(static_cast<std::size_t>(kModuli * bands.rows * bands.columns));
+  places.end = end;
+  return places;
+}
+
+// A product whose operands are scaled, once the stream has come so far.
+struct ScaledProduct {
+  MatmulProblem p;
+  Places places;
+  std::byte* scratch;
+  unsigned* plain;  // set where a row or a column does not meet the bound
+  Scaled a, b;
+};
+
+std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
+
+// memory: scratch memory, of ScratchOf(p) bytes.
+ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
+  const Places places = PlacesOf(p);
+  auto* const scratch = static_cast<std::byte*>(memory);
+  auto* const plain = reinterpret_cast<unsigned*>(scratch + places.plain);
+  const auto scale = [&](const Operand<double>& x, std::size_t sums, std::size_t exponents) {
+    return EnqueueScale(x, p.k, reinterpret_cast<RowSums*>(scratch + sums),
+                        reinterpret_cast<std::int32_t*>(scratch + exponents), plain, stream);
+  };
+  stream.Zero(plain, sizeof(unsigned));
+  const Scaled a = scale(OperandA<double>(p), places.a_sums, places.a_exponents);
+  const Scaled b = scale(OperandB<double>(p), places.b_sums, places.b_exponents);
+  return {p, places, scratch, plain, a, b};
+}
+
+void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
+  const auto& [p, places, scratch, plain, a, b] = scaled;
+  const Bands bands = BandsOf(p);
+  auto* const a_data = reinterpret_cast<std::int8_t*>(scratch + places.a);
+  auto* const b_data = reinterpret_cast<std::int8_t*>(scratch + places.b);
+  auto* const c_data = reinterpret_cast<uint4*>(scratch + places.c);
+  auto* const c = static_cast<double*>(p.c);
+  Residues a_residues{};
+  for (std::int64_t column = 0; column < p.n; column += bands.columns) {
+    const std::int64_t columns = std::min(bands.columns, p.n - column);
+    const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
+    for (std::int64_t row = 0; row < p.m; row += bands.rows) {
+      const std::int64_t rows = std::min(bands.rows, p.m - row);
+      // All rows of a, where there is room for them, are converted once.
+      if (column == 0 || rows < p.m)
+        a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
+      EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
+      const std::int64_t row_tiles = CeilDiv(rows, kClusterRows) * ByteTile::kCluster;
+      const std::int64_t column_tiles = CeilDiv(columns, kTileColumns);
+      const std::int64_t blocks = row_tiles * column_tiles * (kTileVectors / kThreads);
+      double* const to = c + row * p.n + column;
+      Reconstruct<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(
+          c_data, row_tiles, column_tiles, a.exponents + row, b.exponents + column, kTable, plain,
+          rows, columns, IsPackable<double>(to, p.n), to, p.n);
+      CUDA_CHECK_LAUNCH(Reconstruct);
+    }
+  }
+  MultiplyF64IfWanted(p, plain, stream);
+}
+
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  if (MayMeet(BoundOf(p.k), p.k)) {
+    EnqueueProduct(EnqueueScales(p, stream.Scratch(ScratchOf(p)), stream), stream);
+  } else {
+    MultiplyF64IfWanted(p, nullptr, stream);
+  }
+}
+
+// --- Several GPUs ---
+
+__global__ void AnyOf(unsigned* flags, int count) {
+  unsigned any = 0;
+  for (int i = 0; i < count; ++i) any |= flags[i];
+  flags[0] = any;
+}
+
+// Where a row of one share does not meet the bound, all shares are for `tensor_f64`: the bits shall
+// not depend on which rows are in whose share. So all flags meet on one GPU before anybody goes on.
+void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare> shares,
+                CudaStream& own) {
+  const std::size_t count = shares.size();
+  auto* const flags = static_cast<unsigned*>(own.Scratch(count * sizeof(unsigned)));
+  for (std::size_t i = 0; i < count; ++i) {
+    OnDeviceOf(*shares[i].stream, [&] {
+      Cuda(*shares[i].stream).CopyToPeer(own, flags + i, scaled[i].plain, sizeof(unsigned));
+    });
+    if (shares[i].stream != &own) own.WaitFor(*shares[i].stream);
+  }
+  AnyOf<<<1, 1, 0, Cuda(own).handle()>>>(flags, static_cast<int>(count));
+  CUDA_CHECK_LAUNCH(AnyOf);
+  for (std::size_t i = 0; i < count; ++i)
+    own.CopyToPeer(*shares[i].stream, scaled[i].plain, flags, sizeof(unsigned));
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
+  }
+}
+
+// Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any
+// is multiplied.
+void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_stream) {
+  CudaStream& own = Cuda(any_stream);
+  std::vector<std::unique_ptr<ProductShare>> parts(shares.size());
+  const auto for_all = [&](auto f) {
+    for (std::size_t i = 0; i < shares.size(); ++i)
+      OnDeviceOf(*shares[i].stream, [&] { f(i, Cuda(*shares[i].stream)); });
+  };
+  const bool may_meet = MayMeet(BoundOf(p.k), p.k);
+  std::vector<void*> memory(shares.size());
+  for_all([&](std::size_t i, CudaStream& stream) {
+    // Before b takes what there is, which can be read where it is.
+    if (may_meet) memory[i] = stream.Scratch(ScratchOf(RowsOf(p, shares[i])));
+    parts[i] =
+        std::make_unique<ProductShare>(p, shares[i], /*round=*/0, /*rate=*/1, i, shares.size());
+  });
+  std::vector<ScaledProduct> scaled;
+  for_all([&](std::size_t i, CudaStream& stream) {
+    parts[i]->Next();
+    const MatmulProblem& part = parts[i]->problem();
+    if (may_meet) {
+      scaled.push_back(EnqueueScales(part, memory[i], stream));
+    } else {
+      MultiplyF64IfWanted(part, nullptr, stream);
+    }
+  });
+  if (!may_meet) return;
+  if (shares.size() > 1) ShareFlags(scaled, shares, own);
+  for_all([&](std::size_t i, CudaStream& stream) { EnqueueProduct(scaled[i], stream); });
+}
+
+// --- Models ---
+
+Cost CostOf(const MatmulProblem& p) {
+  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
+  const auto k = static_cast<std::uint64_t>(p.k);
+  const Bands bands = BandsOf(p);
+  const auto times_a =
+      static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
+  // Operands are read for the sums and to be converted, a for every band of columns
+  // unless there is room for all of its rows.
+  Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
+  cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
+                           MatmulTileLoads(p, kClusterRows, kTileColumns));
+  cost.depth = k / 32 + 1;  // an instruction adds up as many steps
+  return cost;
+}
+
+}  // namespace
+
+extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
+    .name = "ozaki_f64",
+    .summary = "f64 as integers, by 14 products of bytes on Hopper's tensor cores, as exact as f64",
+    .source =
+        "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
+        "floating-point matrix multiplication using an integer modular technique, 2025",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF64),
+    .min_compute_capability = 90,
+    .deterministic = true,
+    .roundoff = MatmulChainRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .launch_shared = EnqueueShared,
+    .missing = TensorMissing,
+    .refuses = TensorRefusal,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

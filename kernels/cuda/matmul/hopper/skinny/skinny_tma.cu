@@ -1,0 +1,353 @@
+// Matmul with few rows or few columns as in `skinny`, fetched by Hopper's TMA.
+//
+// In `skinny` every warp copies, waits for the k-tile and multiplies, and after each k-tile of 8 or
+// 16 KiB the whole block meets at a barrier: while it does, nobody asks for more. Here one thread
+// keeps TMA busy with k-tiles of 32 KiB, as many as shared memory holds, and the warps that
+// multiply meet it at the k-tiles' own barriers, each on its own (see gemm.cuh). About 200 KiB are
+// on their way to an SM at any time, whatever its warps are doing.
+//
+// - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k
+//   into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly, as many
+//   blocks as it takes to give all SMs the same:
+//
+//         k ->
+//       | block 0  | block 1  |   tile 0
+//       | block 2  | block 3  |   tile 1
+//
+//   Then each adds up one part of the tile's results: the others store their sums of it in its
+//   shared memory, and it adds them in the order of k. Nothing takes the way through global memory,
+//   and no second kernel has to begin after the first has ended.
+// - Blocks are persistent for further tiles, fetched already while the results of one are being
+// added.
+// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 per lane, and a
+//   part of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own,
+//   and one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20
+//   reads for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end
+//   of a tile.
+// - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the k-tile.
+//
+// Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles of 128
+// k-tiles, half a tile a block. The small operand is read again for every tile, from the L2: with
+// 16 vectors that is an eighth of the traffic.
+//
+// Right for any m, n and k of which m or n is at most 32: TMA reads zeros outside a matrix, and
+// results beyond the edges are not stored. A large operand whose address or pitch is no multiple of
+// 16 bytes is left to `skinny`; a small one is copied. The sums of an element are added in an order
+// that the shape and the device decide.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "kernels/cuda/matmul/hopper/skinny/skinny_sums.cuh"
+
+namespace tessera {
+
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what TMA cannot read
+
+namespace {
+
+using namespace skinny_tma;
+
+// Orders the block's k-tiles of one tile.
+template <class C>
+__device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
+                          const Share& share, int tile, TensorPipeline<C>& pipeline) {
+  constexpr int kBoxDepth = kBoxRow / int{sizeof(typename C::T)};
+  const int row = tile * C::kWide;
+  for (int k_tile = share.first; k_tile < share.end; ++k_tile, pipeline.Next()) {
+    const int k = k_tile * C::kDepth;
+    pipeline.WaitUntilEmpty();
+    BarrierExpect(pipeline.full(), C::kBytes);
+#pragma unroll
+    for (int i = 0; i < C::kWideBoxes; ++i) {
+      const std::uint32_t to = pipeline.a() + i * C::kWideBoxBytes;
+      if constexpr (C::kAlongK) {
+        LoadBox(to, &wide_map, k + i * kBoxDepth, row, 0, pipeline.full());
+      } else {
+        LoadBox(to, &wide_map, row + i * kBoxDepth, k, 0, pipeline.full());
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < C::kThinBoxes; ++i)
+      LoadBox(pipeline.b() + i * C::kThinBoxBytes, &thin_map,
+              C::kThinAlongK ? k + i * kBoxDepth : 0, C::kThinAlongK ? 0 : k, 0, pipeline.full());
+  }
+}
+
+// The warpgroup of the fetching thread. It has to take part in every barrier of the cluster, and
+// does so late, a tile's k-tiles ahead of the others.
+template <class C, class Out>
+__device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
+                      const Work<Out>& work, TensorPipeline<C> pipeline) {
+  const Share share(work);
+  for (int tile = share.tile; tile < work.tiles; tile += share.step) {
+    if (threadIdx.x == C::kMultiplying) FetchTile<C>(wide_map, thin_map, share, tile, pipeline);
+    __syncwarp();
+    if (tile != share.tile) {
+      ClusterWait();  // the tile before: its sums are there
+      ClusterArrive();
+    }
+    ClusterWait();  // the cluster runs, or the sums of the tile before are read
+    ClusterArrive();
+  }
+  ClusterWait();
+}
+
+// Calls f(std::integral_constant) for 0, kStep, ... below kEnd.
+template <int kStep, int kEnd, int kAt = 0, class F>
+__device__ void ForEachOf(F&& f) {
+  if constexpr (kAt < kEnd) {
+    f(std::integral_constant<int, kAt>{});
+    ForEachOf<kStep, kEnd, kAt + kStep>(f);
+  }
+}
+
+template <class C, class Out>
+__device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> pipeline) {
+  using Sums = std::conditional_t<C::kHalves, TensorSums<C>, VectorSums<C>>;
+  constexpr int kBarrier = 1;  // of the consumers
+  const Share share(work);
+  const int thread = static_cast<int>(threadIdx.x);
+  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  const int warp = __shfl_sync(kFullMask, thread / kWarpSize, 0), lane = thread % kWarpSize;
+  // [blocks of the cluster][results that this block adds up]
+  const float* const received = cells + C::kCellBytes / 4;
+  const int results = CeilDiv(C::kResults, share.blocks);
+  for (int tile = share.tile; tile < work.tiles; tile += share.step) {
+    Sums sums;
+#pragma unroll
+    for (float& sum : sums.v) sum = 0;
+#pragma unroll 1
+    for (int k_tile = share.first; k_tile < share.end; ++k_tile) {
+      pipeline.WaitUntilFull();
+      sums.Add(pipeline.a(), pipeline.b(), warp, lane);
+      __syncwarp();  // all lanes have read the k-tile
+      pipeline.Release(pipeline.stage(), lane);
+      pipeline.Next();
+    }
+
+    ClusterWait();  // the cluster's blocks run and have read the sums of the tile before
+    __syncwarp();   // NamedBarrier wants warps whole, and lanes may have waited apart
+    const auto send = [&](int result, float sum) {
+      const int block = result / results;
+      StoreSharedAt(SharedAddress(received + share.rank * results + result - block * results),
+                    static_cast<unsigned>(block), sum);
+    };
+    if constexpr (C::kWarpsK == 1) {
+      sums.ForEach(warp, lane, [&](int row, int vector, float sum) {
+        if (vector < work.vectors) send(vector * C::kWide + row, sum);
+      });
+    } else {
+      ForEachOf<C::kAtOnce, C::kVectors>([&](auto first) {
+        if (first >= work.vectors) return;
+        NamedBarrier(kBarrier, C::kMultiplying);  // what was in the cells is read
+        sums.template Put<first>(cells, warp, lane);
+        NamedBarrier(kBarrier, C::kMultiplying);  // all warps' sums are there
+        for (int e = thread; e < C::kAtOnce * C::kWide; e += C::kMultiplying) {
+          float sum = cells[e];
+#pragma unroll
+          for (int part = 1; part < C::kWarpsK; ++part)
+            sum += cells[part * (C::kAtOnce * C::kWide) + e];
+          send(first * C::kWide + e, sum);
+        }
+      });
+    }
+    ClusterArrive();
+    ClusterWait();  // all sums are there
+    for (int e = thread; e < results; e += C::kMultiplying) {
+      float sum = received[e];
+      for (int block = 1; block < share.blocks; ++block) sum += received[block * results + e];
+      const int result = share.rank * results + e;
+      if (result >= C::kResults) break;
+      work.Store(std::int64_t{tile} * C::kWide + result % C::kWide, result / C::kWide, sum);
+    }
+    if (tile + share.step < work.tiles) ClusterArrive();  // the sums are read
+  }
+}
+
+template <class C, class Out>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    MatmulSkinnyTma(const __grid_constant__ CUtensorMap wide_map,
+                    const __grid_constant__ CUtensorMap thin_map,
+                    const __grid_constant__ Work<Out> work) {
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  char* const memory = DynamicShared<char>();
+  const std::uint32_t begin = SharedAddress(memory);
+  const std::uint32_t k_tiles = (begin + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  auto* const cells =
+      reinterpret_cast<float*>(memory + (k_tiles - begin) + C::kStages * C::kStageBytes);
+  const TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
+  if (threadIdx.x == C::kMultiplying) {
+    PrefetchMap(&wide_map);
+    PrefetchMap(&thin_map);
+    pipeline.Init();
+  }
+  __syncthreads();  // the barriers are made
+  ClusterArrive();
+  if (threadIdx.x < C::kMultiplying) {
+    if constexpr (C::kMovesRegisters) TakeRegisters<232>();
+    Multiply<C>(work, cells, pipeline);
+  } else {
+    if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
+    WaitForKernelBefore();  // it may have made an operand
+    Fetch<C>(wide_map, thin_map, work, pipeline);
+  }
+}
+
+// --- Launch ---
+
+// How many blocks share a tile, and how many clusters of so many are launched.
+struct Clusters {
+  int blocks, count;
+};
+
+// Those that make the busiest block end first. fitting: how many clusters of so many blocks run at
+// a time, which differs from what the SMs would hold.
+template <class Fitting>
+Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
+                        Fitting fitting) {
+  constexpr std::int64_t kEnd = 2;  // k-tiles that a block could read while it ends a tile
+  Clusters best{1, 1};
+  auto least = std::numeric_limits<std::int64_t>::max();
+  for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, k_tiles); ++blocks) {
+    const auto time = [&](int count) {
+      return count == 0 ? least : CeilDiv(tiles, count) * (CeilDiv(k_tiles, blocks) + kEnd);
+    };
+    if (time(multiprocessors / blocks) >= least) continue;
+    const int count = fitting(blocks);
+    if (time(count) >= least) continue;
+    least = time(count);
+    best = {blocks, static_cast<int>(std::min<std::int64_t>(count, tiles))};
+  }
+  return best;
+}
+
+// Whether TMA can read the small operand as C says that it lies.
+template <class C, class T = typename C::T>
+bool IsReadable(const Operand<T>& thin, std::int64_t k) {
+  const auto [rows, pitch, step] = C::kThinAlongK
+                                       ? std::tuple(thin.extent, thin.stride, thin.k_stride)
+                                       : std::tuple(k, thin.k_stride, thin.stride);
+  return step == 1 && IsBoxAligned(thin.data, rows, pitch * std::int64_t{sizeof(T)});
+}
+
+// The small operand, or a copy of it that is readable.
+template <class C, class T = typename C::T>
+TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaStream& stream) {
+  if constexpr (!C::kThinAlongK) return {thin.data, k, thin.extent, thin.k_stride, true};
+  if (IsReadable<C>(thin, k)) return {thin.data, thin.extent, k, thin.stride, false};
+  if (thin.k_stride == 1) return Copied<T>(thin.data, thin.extent, k, thin.stride, false, stream);
+  return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, stream);
+}
+
+template <class C, class Out>
+void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
+         const Operand<typename C::T>& thin, CudaStream& stream) {
+  using T = typename C::T;
+  const auto prepared = Prepared<C>(thin, p.k, stream);
+  const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), k_tiles = CeilDiv(p.k, C::kDepth);
+  const auto kernel = MatmulSkinnyTma<C, Out>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  const Clusters clusters =
+      ChooseClusters(tiles, k_tiles, stream.device().info().multiprocessors, [&](int blocks) {
+        return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, stream);
+      });
+  const bool a_is_wide = p.m >= p.n;
+  const Work<Out> work{
+      .tiles = static_cast<int>(tiles),
+      .k_tiles = static_cast<int>(k_tiles),
+      .wide = static_cast<int>(wide.extent),
+      .vectors = static_cast<int>(thin.extent),
+      .c = static_cast<Out*>(p.c),
+      .wide_stride = a_is_wide ? p.n : 1,
+      .thin_stride = a_is_wide ? 1 : p.n,
+  };
+  const bool along_k = C::kAlongK;
+  const CUtensorMap wide_map =
+      MakeTensorMap<T>(wide.data, 1, along_k ? wide.extent : p.k, along_k ? p.k : wide.extent,
+                       along_k ? wide.stride : wide.k_stride, C::kWideBoxRows, C::kWideBoxRowBytes);
+  const CUtensorMap thin_map =
+      MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
+                       C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
+  // A cluster of one is launched as a cluster, too: where there is none, ClusterWait waits until
+  // all threads wait, and the fetching one does so last.
+  LaunchOverlapping(kernel,
+                    {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
+                     C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
+                    stream, wide_map, thin_map, work);
+}
+
+template <class T, class Out, bool kAlongK>
+void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>& thin,
+               CudaStream& stream) {
+  if constexpr (sizeof(T) == 4) {
+    if (thin.extent <= 1) return Run<Tile<T, 1, kAlongK>, Out>(p, wide, thin, stream);
+    if (thin.extent <= 4) return Run<Tile<T, 4, kAlongK>, Out>(p, wide, thin, stream);
+  }
+  const auto run_many = [&](auto vectors) {
+    using Across = Tile<T, vectors(), kAlongK, false>;
+    if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, stream);
+    Run<Tile<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
+  };
+  if (thin.extent <= 16) return run_many(std::integral_constant<int, 16>{});
+  run_many(std::integral_constant<int, 32>{});
+}
+
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  DispatchMatmul(p, [&](auto t, auto o) {
+    using T = decltype(t);
+    using Out = decltype(o);
+    if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) {
+      const bool a_is_wide = p.m >= p.n;
+      const Operand<T> wide = a_is_wide ? OperandA<T>(p) : OperandB<T>(p);
+      const Operand<T> thin = a_is_wide ? OperandB<T>(p) : OperandA<T>(p);
+      const bool along_k = wide.k_stride == 1;
+      const std::int64_t rows = along_k ? wide.extent : p.k;
+      const std::int64_t pitch = along_k ? wide.stride : wide.k_stride;
+      if (!IsBoxAligned(wide.data, rows, pitch * std::int64_t{sizeof(T)})) {
+        kMatmulSkinny.launch(p, stream);
+      } else if (along_k) {
+        RunLayout<T, Out, true>(p, wide, thin, stream);
+      } else {
+        RunLayout<T, Out, false>(p, wide, thin, stream);
+      }
+    }
+  });
+}
+
+double Roundoff(const MatmulProblem& p) { return kMatmulSkinny.roundoff(p); }
+Cost CostOf(const MatmulProblem& p) { return kMatmulSkinny.cost(p); }
+
+std::string Refuses(const MatmulProblem& p) {
+  return std::min(p.m, p.n) <= kMostVectors ? TensorRefusal(p) : "m or n of at most 32";
+}
+
+// The small operand may need a copy with k along the rows, or `skinny` takes the product.
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  return std::max(CopyScratch<float>(std::min(p.m, p.n), p.k), kMatmulSkinny.scratch(p));
+}
+
+}  // namespace
+
+extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
+    .name = "skinny_tma",
+    .summary = "skinny, fetched by Hopper's TMA, tiles shared by the blocks of a cluster",
+    .source = "warp-specialized kernels as in CUTLASS, one operand a few vectors wide",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
+    .min_compute_capability = 90,
+    .deterministic = true,
+    .roundoff = Roundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = TensorMissing,
+    .refuses = Refuses,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

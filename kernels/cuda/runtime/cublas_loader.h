@@ -1,0 +1,61 @@
+// cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and `cublas_lt`
+// need it, so nothing links with it: the first use looks for its shared object, and without one
+// those strategies report themselves missing. Included by .cu files only.
+#pragma once
+
+#include <cublasLt.h>
+#include <cublas_v2.h>
+
+#include <string>
+
+#include "kernels/device/device.h"
+
+namespace tessera {
+
+// The entry points in use. cublas_v2.h maps the plain names to those of the current interface
+// (cublasCreate is cublasCreate_v2), and cublas_loader.cu follows it; _64 takes extents of 64 bits.
+struct CublasApi {
+  decltype(&cublasCreate) create;
+  decltype(&cublasDestroy) destroy;
+  decltype(&cublasSetStream) set_stream;
+  decltype(&cublasSetMathMode) set_math_mode;
+  decltype(&cublasSetPointerMode) set_pointer_mode;
+  decltype(&cublasGetStatusName) status_name;
+  decltype(&cublasSdot_64) sdot;
+  decltype(&cublasDdot_64) ddot;
+  decltype(&cublasSgemm_64) sgemm;
+  decltype(&cublasDgemm_64) dgemm;
+  decltype(&cublasGemmEx_64) gemm_ex;
+  // Of cublasLt, which the library stands on.
+  decltype(&cublasLtMatmul) lt_matmul;
+  decltype(&cublasLtMatmulDescCreate) lt_desc_create;
+  decltype(&cublasLtMatmulDescDestroy) lt_desc_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) lt_desc_set;
+  decltype(&cublasLtMatrixLayoutCreate) lt_layout_create;
+  decltype(&cublasLtMatrixLayoutDestroy) lt_layout_destroy;
+  decltype(&cublasLtMatmulPreferenceCreate) lt_preference_create;
+  decltype(&cublasLtMatmulPreferenceDestroy) lt_preference_destroy;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) lt_preference_set;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) lt_heuristic;
+};
+
+// The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.
+const CublasApi* LoadCublas() noexcept;
+
+// What the `cublas` strategies need and this host does not have; empty: nothing.
+std::string CublasMissing(const Device& device);
+
+// What the library calls a type. REQUIRES: dtype is a floating-point type.
+constexpr cudaDataType_t CublasType(DType dtype) {
+  return dtype == DType::kF64   ? CUDA_R_64F
+         : dtype == DType::kF32 ? CUDA_R_32F
+         : dtype == DType::kF16 ? CUDA_R_16F
+                                : CUDA_R_16BF;
+}
+
+// Throws DeviceError unless status is success. REQUIRES: LoadCublas() is not null.
+void CheckCublas(cublasStatus_t status, const char* call);
+
+#define CUBLAS_CHECK(expr) ::tessera::CheckCublas((expr), #expr)
+
+}  // namespace tessera

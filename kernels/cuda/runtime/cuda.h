@@ -1,0 +1,232 @@
+// What the CUDA device and its strategies share on the host: checked calls, owners of CUDA objects,
+// the device and the stream. Included by .cu files only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/device/device.h"
+#include "kernels/device/scratch.h"
+
+struct cublasContext;  // cublasHandle_t is a pointer to it
+
+namespace tessera {
+
+// --- Errors ---
+
+// Throws DeviceError with CUDA's name for the error, whose kind says whether the device can go on.
+// Clears the error, so that the next call on this thread does not report it again. requested:
+// bytes, when out of memory.
+[[noreturn]] void ThrowCudaError(cudaError_t error, const char* call, std::uint64_t requested = 0);
+
+inline void CheckCuda(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) [[unlikely]]
+    ThrowCudaError(error, call);
+}
+
+// For every call that returns a cudaError_t, except in destructors.
+#define CUDA_CHECK(expr) ::tessera::CheckCuda((expr), #expr)
+
+// Right after kernel<<<...>>>(...), which itself returns nothing.
+#define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
+
+// --- Owners ---
+
+// Deleters ignore and clear errors: on a lost device every release fails, and there is nobody to
+// tell.
+struct CudaDeleter {
+  void operator()(cudaStream_t stream) const noexcept;
+  void operator()(cudaEvent_t event) const noexcept;
+  void operator()(void* pinned) const noexcept;
+};
+
+using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
+using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
+using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
+
+// Each belongs to the device that is current on the calling thread.
+
+// A stream that does not wait for the legacy default stream. first: its blocks go before those of
+// streams that are not, where both wait for room on an SM.
+StreamHandle MakeStreamHandle(bool first = false);
+// cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
+Event MakeEvent(bool timed);
+// Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when there
+// is none.
+PinnedMemory MakePinnedMemory(std::size_t bytes);
+
+// --- Device ---
+
+class Partition;  // kernels/cuda/partition.h
+
+// One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
+// microseconds and frees do not stall the kernels of other streams.
+class CudaDevice final : public Device {
+ public:
+  // Throws DeviceError.
+  explicit CudaDevice(int ordinal);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const DeviceInfo& info() const override { return info_; }
+  // Counts what the pool holds unused as free. 0 on a lost device.
+  std::uint64_t FreeBytes() const override;
+  void* Allocate(std::size_t bytes) override;
+  std::size_t AllocationBytes(std::size_t bytes) const override;
+  void Free(void* memory) noexcept override;
+  std::size_t ShardUnit() const override;
+  std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override;
+  StagingMemory MakeStaging(std::size_t bytes) override;
+  HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
+  std::unique_ptr<Stream> MakeStream() override;
+  void KeepRoom() override;
+  std::unique_ptr<Stream> MakeLargeStream() override;
+  void Probe() override;
+  void SetProfiling(bool on) noexcept override;
+
+  // Makes this device current on the calling thread. Every entry point begins with it, because a
+  // process may hold several devices and a thread may serve all of them.
+  int ordinal() const { return ordinal_; }
+  void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
+  // For what MakeStream and MakeLargeStream make. REQUIRES: the device is current.
+  StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
+  StreamHandle MakeLargeHandle() const;
+  // Returns what the pool holds unused to the driver, for allocations that do not come from the
+  // pool.
+  void Trim();
+  // Lets another GPU reach this one's memory, from the first time on: whether it can.
+  bool OpenTo(const CudaDevice& peer);
+  // Of the GPUs that the process has open as devices, each once.
+  static std::vector<int> OpenOrdinals();
+
+ private:
+  const int ordinal_;
+  DeviceInfo info_;
+  StreamHandle stream_;  // orders allocations and frees; carries no other work
+  cudaMemPool_t pool_ = nullptr;
+  std::mutex peers_mutex_;
+  std::map<int, bool> peers_;  // those of OpenTo, and what it said
+  bool keeps_room_ = false;
+  std::unique_ptr<Partition> large_;  // where streams for large operations run; null: anywhere
+};
+
+// --- Stream ---
+
+// Where the blocks of one launch leave values for each other. Zero whenever no kernel of the stream
+// runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
+// memset.
+struct Mailbox {
+  // 16 bytes each: seven for every value, of at most 56 bytes, of a tree with kTreeMaxChunks
+  // chunks.
+  static constexpr std::size_t kSlots = 7 * 18432;
+  unsigned* ticket = nullptr;
+  ulonglong2* slots = nullptr;
+};
+
+class CudaStream final : public Stream {
+ public:
+  // handle: new, of the device. Throws DeviceError. device outlives the stream.
+  CudaStream(CudaDevice& device, StreamHandle handle);
+  // Waits for the stream's work.
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  CudaDevice& device() const override { return device_; }
+  // To enqueue work, behind all work so far.
+  cudaStream_t handle() {
+    busy_ = true;
+    return stream_.get();
+  }
+  void Reset() override;
+  void Trim() override;
+  void* Scratch(std::size_t bytes) override;  // null for 0 bytes
+  ScratchMark MarkScratch() const override { return scratch_.Mark(); }
+  void RewindScratch(const ScratchMark& mark) override { scratch_.Rewind(mark); }
+  Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
+  void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
+  void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;
+  void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) override;
+  void CopyToHost(void* host, const void* device, std::size_t bytes) override;
+  bool ReachesPeer(Stream& peer) override;
+  void CopyToPeer(Stream& peer, void* out, const void* data, std::size_t bytes) override;
+  void WaitFor(Stream& other) override;
+  void Zero(void* device, std::size_t bytes) override;
+  void Gather(const View& view, void* out) override;
+  void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;
+  void Synchronize() override;
+  void StartTimer() override;
+  double StopTimer() override;
+
+  Mailbox mailbox();
+  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are
+  // received, and its ticket alone, behind kernels whose values another stream's mailbox gets.
+  void ClearMailbox();
+  void ClearTicket();
+  // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a
+  // kernel that counts with one sets it back, so that no launch begins with a memset.
+  static constexpr std::size_t kTickets = 4096;
+  std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
+
+  // The stream's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is
+  // empty.
+  cublasContext* Cublas();
+
+ private:
+  // A piece of pinned memory on the way between pageable memory and the device. done: its last
+  // copy.
+  struct Slot {
+    PinnedMemory memory;
+    Event done;
+  };
+
+  Slot& NextSlot();
+  void FreeAll() noexcept;
+  // Device memory that is zero for what comes next on the stream.
+  void* AllocateZeros(std::size_t bytes);
+
+  CudaDevice& device_;
+  StreamHandle stream_;
+  Event idle_, start_, stop_;
+  PinnedMemory result_;
+  Slot slots_[2];
+  int next_slot_ = 0;
+  ScratchBlocks scratch_;       // of device memory
+  ScratchBlocks host_scratch_;  // page-locked
+  void* mailbox_ = nullptr;
+  void* tickets_ = nullptr;
+  cublasContext* cublas_ = nullptr;
+  // Whether work has been enqueued whose end Synchronize has not seen.
+  bool busy_ = false;
+};
+
+// The stream as what it is on a CUDA device, which becomes current on the calling thread: the first
+// line of every strategy's launch. REQUIRES: stream is of a CUDA device.
+inline CudaStream& Cuda(Stream& stream) {
+  auto& cuda = static_cast<CudaStream&>(stream);
+  cuda.device().Use();
+  return cuda;
+}
+
+// Enqueues the copy of a view's elements to out, in row-major order and without gaps. The view's
+// device is current.
+void GatherAsync(const View& view, void* out, cudaStream_t stream);
+
+// The same of elements [first, first + count) in row-major order.
+void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
+                      cudaStream_t stream);
+
+// Enqueues the conversion of n contiguous elements. Their device is current.
+void ConvertAsync(const void* in, DType from, void* out, DType to, std::int64_t n,
+                  cudaStream_t stream);
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// The driver's own functions, of which nothing links with the library: they are looked up through
+// the runtime. Included by .cu files only.
+#pragma once
+
+#include <cuda.h>  // types
+
+#include <string>
+
+#include "kernels/cuda/runtime/cuda.h"
+
+namespace tessera {
+
+// Throws kUnsupported where this driver has no such function. version: of CUDA that brought it.
+template <class Function>
+Function DriverFunction(const char* name, unsigned version) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess)
+    throw DeviceError(DeviceError::Kind::kUnsupported, name, std::string(name) + " is missing");
+  return reinterpret_cast<Function>(function);
+}
+
+}  // namespace tessera

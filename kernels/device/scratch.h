@@ -1,0 +1,96 @@
+// Scratch memory of a stream: blocks that are handed out from front to back and given back
+// together, or from a mark on. Standard library only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/device/budget.h"
+#include "kernels/device/device.h"
+
+namespace tessera {
+
+// The owner gives back everything (Free) before what it allocates from goes.
+class ScratchBlocks {
+ public:
+  // The stream's own block, which it keeps between requests and which no budget counts: small
+  // requests find it there. Also the least that is allocated.
+  static constexpr std::size_t kKept = std::size_t{1} << 20;
+
+  // allocate throws DeviceError, free does not throw.
+  ScratchBlocks(std::function<void*(std::size_t)> allocate, std::function<void(void*)> free)
+      : allocate_(std::move(allocate)), free_(std::move(free)) {}
+  ScratchBlocks(const ScratchBlocks&) = delete;
+  ScratchBlocks& operator=(const ScratchBlocks&) = delete;
+
+  // bytes aligned to 256; null for none. Throws DeviceError; kOutOfScratch before it allocates.
+  void* Take(std::size_t bytes, Budget* budget) {
+    constexpr std::size_t kAlignment = 256;
+    if (bytes == 0) return nullptr;
+    if (bytes > std::numeric_limits<std::size_t>::max() / 2)
+      throw DeviceError(DeviceError::Kind::kOutOfMemory, "Stream::Scratch", "too large", bytes);
+    const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    ScratchMark at = at_;
+    while (at.block < blocks_.size() && blocks_[at.block].size - at.used < size)
+      at = {at.block + 1, 0};
+    if (at.block == blocks_.size()) Add(std::max(size, kKept), budget);
+    void* memory = static_cast<char*>(blocks_[at.block].data) + at.used;
+    at_ = {at.block, at.used + size};
+    return memory;
+  }
+
+  ScratchMark Mark() const { return at_; }
+  // What was handed out since the mark is invalid; its blocks stay, to be handed out again.
+  // REQUIRES: neither Trim nor Free since.
+  void Rewind(const ScratchMark& mark) { at_ = mark; }
+
+  // Everything that was handed out is invalid; the stream's own block stays.
+  void Trim(Budget* budget) {
+    const auto own =
+        std::find_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.own; });
+    if (own != blocks_.end()) std::iter_swap(blocks_.begin(), own);
+    Shrink(own != blocks_.end() ? 1 : 0, budget);
+  }
+  void Free(Budget* budget) { Shrink(0, budget); }
+
+ private:
+  struct Block {
+    void* data;
+    std::size_t size;
+    bool own;
+  };
+
+  void Add(std::size_t size, Budget* budget) {
+    blocks_.reserve(blocks_.size() + 1);  // so that nothing throws once the memory is allocated
+    const bool own = size == kKept && std::none_of(blocks_.begin(), blocks_.end(),
+                                                   [](const Block& block) { return block.own; });
+    if (own) budget = nullptr;
+    if (budget != nullptr && !budget->TryTake(size)) throw DeviceError(size, *budget);
+    try {
+      blocks_.push_back({allocate_(size), size, own});
+    } catch (...) {
+      if (budget != nullptr) budget->Return(size);
+      throw;
+    }
+  }
+
+  void Shrink(std::size_t blocks, Budget* budget) {
+    for (; blocks_.size() > blocks; blocks_.pop_back()) {
+      free_(blocks_.back().data);
+      if (budget != nullptr && !blocks_.back().own) budget->Return(blocks_.back().size);
+    }
+    at_ = {};
+  }
+
+  const std::function<void*(std::size_t)> allocate_;
+  const std::function<void(void*)> free_;
+  std::vector<Block> blocks_;
+  ScratchMark at_;  // what is handed out next: those before it are full
+};
+
+}  // namespace tessera

@@ -1,0 +1,412 @@
+#include "kernels/expression/expression.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "kernels/expression/map_math.h"
+
+namespace tessera {
+namespace {
+
+using Kind = ExpressionNode::Kind;
+
+absl::Status Bad(std::string_view message,
+                 std::initializer_list<std::pair<std::string_view, std::string>> metadata = {}) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION", message, metadata);
+}
+
+absl::Status BadNode(std::size_t node, std::string_view what) {
+  absl::Status status = Bad(absl::StrCat("node ", node, ": ", Absl(what)));
+  SetErrorMetadata(status, "node", absl::StrCat(node));
+  return status;
+}
+
+bool IsFloat(DType dtype) { return dtype != DType::kBool && !IsInteger(dtype); }
+
+// The type of a node's value. A constant without a type has none of its own.
+struct NodeType {
+  bool free_integer = false;
+  bool free_real = false;
+  DType dtype = DType::kBool;
+
+  bool is_free() const { return free_integer || free_real; }
+  // Where nothing beside it decides.
+  DType settled() const { return free_integer ? DType::kI64 : free_real ? DType::kF64 : dtype; }
+};
+
+// The one type for arguments that meet.
+DType CommonType(absl::Span<const NodeType> types) {
+  // Bytes and truth values are left out if there are other numbers, so that the result does not
+  // depend on the order of the arguments.
+  std::optional<DType> common, small;
+  for (const NodeType& type : types) {
+    if (type.is_free()) continue;
+    std::optional<DType>& of =
+        type.dtype == DType::kBool || IsByteInteger(type.dtype) ? small : common;
+    of = of ? Promote(*of, type.dtype) : type.dtype;
+  }
+  if (!common) common = small;
+  if (common && IsByteInteger(*common)) common = DType::kI32;
+  bool integer = false, real = false;
+  for (const NodeType& type : types) {
+    integer |= type.free_integer;
+    real |= type.free_real;
+  }
+  if (real) return common && IsFloat(*common) ? *common : DType::kF64;
+  if (integer) return common && *common != DType::kBool ? *common : DType::kI64;
+  return *common;
+}
+
+bool Fits(std::int64_t value, DType dtype) {
+  switch (dtype) {
+    case DType::kI32:
+      return std::in_range<std::int32_t>(value);
+    case DType::kU8:
+      return std::in_range<std::uint8_t>(value);
+    case DType::kI8:
+      return std::in_range<std::int8_t>(value);
+    default:
+      return true;
+  }
+}
+
+// Whether what a register holds of the one is what it holds of the other: values of 16 bits are
+// values of F32, those of a byte of I32.
+bool AreSameValues(DType from, DType to) {
+  return from == to || (ValueTypeOf(from) == ValueTypeOf(to) && IsStoredAsValue(to));
+}
+
+// Whether operations on elements of 16 bits leave values that have to be rounded to them.
+bool Rounds(MapOp op) {
+  switch (op) {
+    case MapOp::kMinimum:
+    case MapOp::kMaximum:
+    case MapOp::kClip:
+    case MapOp::kNegate:
+    case MapOp::kAbs:
+    case MapOp::kSign:
+    case MapOp::kFloor:
+    case MapOp::kCeil:
+    case MapOp::kTrunc:
+    case MapOp::kRound:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Returns the cost of an operation for the worst operands of the type. The steps of a remainder
+// grow with the difference of the exponents, which is small in all types but F64.
+int FlopsOf(MapOp op, DType dtype) {
+  return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
+}
+
+// Checks node by node, and then writes the instructions of those that the last one needs. Registers
+// are numbered by the instruction that fills them until Allocate.
+class Compiler {
+ public:
+  Compiler(absl::Span<const ExpressionNode> nodes, absl::Span<const DType> operands,
+           std::optional<DType> cast)
+      : nodes_(nodes), operands_(operands), cast_(cast) {}
+
+  absl::StatusOr<MapProgram> Compile() {
+    if (absl::Status status = CheckCounts(); !status.ok()) return status;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (absl::Status status = Check(i); !status.ok()) return status;
+    program_.operands = static_cast<int>(operands_.size());
+    std::copy(operands_.begin(), operands_.end(), program_.operand_dtypes.begin());
+    program_.dtype = types_[nodes_.size() - 1].settled();
+    FindNeeded();
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (needed_[i]) Emit(i);
+    const std::size_t last = nodes_.size() - 1;
+    if (types_[last].is_free()) value_[last] = Constant(last, program_.dtype);
+    if (cast_.has_value()) {
+      if (!AreSameValues(program_.dtype, *cast_)) Convert(value_[last], program_.dtype, *cast_);
+      program_.dtype = *cast_;
+    }
+    Allocate();
+    return program_;
+  }
+
+ private:
+  absl::Status CheckCounts() const {
+    const auto count = [](std::string_view field, std::size_t size, std::size_t limit) {
+      if (size >= 1 && size <= limit) return absl::OkStatus();
+      return Bad(absl::StrCat("an expression has from 1 to ", limit, " ", Absl(field)),
+                 {{"field", std::string(field)}, {"limit", absl::StrCat(limit)}});
+    };
+    absl::Status status = count("nodes", nodes_.size(), kMostNodes);
+    return status.ok() ? count("operands", operands_.size(), kMostOperands) : status;
+  }
+
+  absl::Status Check(std::size_t i) {
+    const ExpressionNode& node = nodes_[i];
+    NodeType& type = types_[i];
+    switch (node.kind) {
+      case Kind::kNone:
+        return BadNode(i, "it is neither an operand nor a constant nor an operation");
+      case Kind::kOperand:
+        if (node.operand >= operands_.size()) {
+          return BadNode(i, absl::StrCat("it names operand ", node.operand,
+                                         ", and the last one is operand ", operands_.size() - 1));
+        }
+        type.dtype = operands_[node.operand];
+        return absl::OkStatus();
+      case Kind::kReal:
+      case Kind::kInteger:
+      case Kind::kBoolean:
+        return CheckConstant(i);
+      case Kind::kOperation:
+        return CheckOperation(i);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckConstant(std::size_t i) {
+    const ExpressionNode& node = nodes_[i];
+    NodeType& type = types_[i];
+    if (node.kind == Kind::kBoolean) {
+      if (node.dtype.value_or(DType::kBool) != DType::kBool)
+        return BadNode(i, "a truth value is of type bool; CAST makes a number of it");
+      return absl::OkStatus();
+    }
+    type.free_integer = !node.dtype && node.kind == Kind::kInteger;
+    type.free_real = !node.dtype && node.kind == Kind::kReal;
+    type.dtype = node.dtype.value_or(DType::kF64);
+    return node.dtype ? CheckFits(i, *node.dtype, i) : absl::OkStatus();
+  }
+
+  // Whether the constant can be of the type, in the eyes of node `at`.
+  absl::Status CheckFits(std::size_t constant, DType dtype, std::size_t at) const {
+    const ExpressionNode& node = nodes_[constant];
+    if (dtype == DType::kBool || (IsInteger(dtype) && node.kind == Kind::kReal)) {
+      return BadNode(at, absl::StrCat("the constant of node ", constant, " cannot be of type ",
+                                      Absl(Name(dtype))));
+    }
+    if (node.kind == Kind::kInteger && !Fits(node.integer, dtype)) {
+      return BadNode(at, absl::StrCat("the constant ", node.integer, " of node ", constant,
+                                      " is beyond the range of ", Absl(Name(dtype))));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckOperation(std::size_t i) {
+    const ExpressionNode& node = nodes_[i];
+    const MapOpInfo* info = InfoOf(node.op);
+    if (info == nullptr)
+      return BadNode(i, absl::StrCat("there is no operation ", static_cast<int>(node.op)));
+    if (node.args.size() != static_cast<std::size_t>(info->arguments)) {
+      // Of a request's the server keeps at most one more than any operation takes.
+      const bool many = node.args.size() > kMostArguments;
+      return BadNode(i, absl::StrCat(Absl(info->name), " takes ", info->arguments,
+                                     info->arguments == 1 ? " argument" : " arguments", " and has ",
+                                     many ? absl::StrCat("more than ", kMostArguments)
+                                          : absl::StrCat(node.args.size())));
+    }
+    std::array<NodeType, kMostArguments> args;
+    for (std::size_t a = 0; a < node.args.size(); ++a) {
+      if (node.args[a] >= i) {
+        return BadNode(i, absl::StrCat("argument ", a, " is node ", node.args[a],
+                                       ", which does not come before it"));
+      }
+      args[a] = types_[node.args[a]];
+    }
+    return CheckTypes(i, *info, {args.data(), node.args.size()});
+  }
+
+  absl::Status CheckTypes(std::size_t i, const MapOpInfo& info, absl::Span<const NodeType> args) {
+    const auto refuse = [&](std::string_view wants) {
+      std::string types;
+      for (const NodeType& arg : args)
+        absl::StrAppend(&types, types.empty() ? "" : ", ", Absl(Name(arg.settled())));
+      return BadNode(i, absl::StrCat(Absl(info.name), " takes ", Absl(wants), ", not ", types));
+    };
+    DType& common = common_[i];
+    DType& result = types_[i].dtype;
+    switch (info.rule) {
+      case MapRule::kNumbers:
+      case MapRule::kReals:
+        common = CommonType(args);
+        if (common == DType::kBool) return refuse("numbers");
+        if (info.rule == MapRule::kReals && IsInteger(common)) common = DType::kF64;
+        result = common;
+        break;
+      case MapRule::kComparison:
+        common = CommonType(args);
+        result = DType::kBool;
+        break;
+      case MapRule::kLogic:
+        for (const NodeType& arg : args)
+          if (arg.settled() != DType::kBool) return refuse("truth values");
+        common = result = DType::kBool;
+        break;
+      case MapRule::kSelect:
+        if (args[0].settled() != DType::kBool) return refuse("a truth value first");
+        result = common = CommonType(args.subspan(1));
+        break;
+      case MapRule::kCast:
+        if (!nodes_[i].dtype) return BadNode(i, "cast names no type");
+        common = args[0].settled();
+        result = *nodes_[i].dtype;
+        break;
+    }
+    for (std::size_t a = 0; a < args.size(); ++a) {
+      if (!args[a].is_free()) continue;
+      if (absl::Status status = CheckFits(nodes_[i].args[a], common, i); !status.ok())
+        return status;
+    }
+    return absl::OkStatus();
+  }
+
+  void FindNeeded() {
+    needed_[nodes_.size() - 1] = true;
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      if (!needed_[i] || nodes_[i].kind != Kind::kOperation) continue;
+      for (std::uint32_t arg : nodes_[i].args) needed_[arg] = true;
+    }
+  }
+
+  int Append(Instruction instruction, std::array<int, kMostArguments> args = {-1, -1, -1}) {
+    const int at = program_.instructions++;
+    program_.code[static_cast<std::size_t>(at)] = instruction;
+    args_[static_cast<std::size_t>(at)] = args;
+    return at;
+  }
+
+  int Constant(std::size_t i, DType dtype) {
+    const ExpressionNode& node = nodes_[i];
+    MapConstant constant;
+    const auto set = [&](auto value) { std::memcpy(&constant.bits, &value, sizeof value); };
+    if (node.kind == Kind::kBoolean) {
+      set(node.boolean);
+    } else {
+      DispatchElement(dtype, [&]<class T>(T) {
+        set(node.kind == Kind::kReal ? RoundTo<T>(node.real) : RoundTo<T>(node.integer));
+      });
+    }
+    program_.constants[static_cast<std::size_t>(constants_)] = constant;
+    return Append({.kind = Instruction::Kind::kConstant,
+                   .type = ValueTypeOf(dtype),
+                   .dtype = dtype,
+                   .a = static_cast<std::uint8_t>(constants_++)});
+  }
+
+  int Convert(int value, DType from, DType to) {
+    program_.flops += 2;
+    return Append({.kind = Instruction::Kind::kConvert, .type = ValueTypeOf(from), .dtype = to},
+                  {value, -1, -1});
+  }
+
+  // The register of a node's value as one of the type.
+  int Argument(std::size_t node, DType dtype) {
+    if (types_[node].is_free()) return Constant(node, dtype);
+    const DType from = types_[node].dtype;
+    return AreSameValues(from, dtype) ? value_[node] : Convert(value_[node], from, dtype);
+  }
+
+  void Emit(std::size_t i) {
+    const ExpressionNode& node = nodes_[i];
+    const DType dtype = types_[i].dtype;
+    if (node.kind == Kind::kOperand) {
+      value_[i] = Append({.kind = Instruction::Kind::kLoad,
+                          .type = ValueTypeOf(dtype),
+                          .dtype = dtype,
+                          .a = static_cast<std::uint8_t>(node.operand)});
+    } else if (node.kind == Kind::kOperation) {
+      EmitOperation(i);
+    } else if (!types_[i].is_free()) {
+      value_[i] = Constant(i, dtype);
+    }
+  }
+
+  void EmitOperation(std::size_t i) {
+    const ExpressionNode& node = nodes_[i];
+    const DType common = common_[i], dtype = types_[i].dtype;
+    if (node.op == MapOp::kCast) {
+      value_[i] = Convert(Argument(node.args[0], common), common, dtype);
+      return;
+    }
+    std::array<int, kMostArguments> args = {-1, -1, -1};
+    for (std::size_t a = 0; a < node.args.size(); ++a) {
+      const bool condition = node.op == MapOp::kWhere && a == 0;
+      args[a] = Argument(node.args[a], condition ? DType::kBool : common);
+    }
+    value_[i] = Append({.kind = Instruction::Kind::kApply,
+                        .op = node.op,
+                        .type = ValueTypeOf(common),
+                        .dtype = dtype},
+                       args);
+    program_.flops += FlopsOf(node.op, common);
+    if (!IsStoredAsValue(dtype) && InfoOf(node.op)->rule != MapRule::kSelect && Rounds(node.op))
+      value_[i] = Convert(value_[i], DType::kF32, dtype);
+  }
+
+  // Gives every value a register from its instruction until its last use. The result of an
+  // instruction never shares one with its arguments.
+  void Allocate() {
+    std::array<int, kMostInstructions> last_use{}, where{};
+    for (int i = 0; i < program_.instructions; ++i)
+      for (int arg : args_[static_cast<std::size_t>(i)])
+        if (arg >= 0) last_use[static_cast<std::size_t>(arg)] = i;
+    std::vector<int> unused;
+    for (int i = 0; i < program_.instructions; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      Instruction& instruction = program_.code[at];
+      if (unused.empty()) unused.push_back(program_.registers++);
+      where[at] = unused.back();
+      unused.pop_back();
+      instruction.out = static_cast<std::uint8_t>(where[at]);
+      std::uint8_t* const fields[] = {&instruction.a, &instruction.b, &instruction.c};
+      for (std::size_t a = 0; a < kMostArguments; ++a) {
+        const int arg = args_[at][a];
+        if (arg < 0) continue;
+        *fields[a] = static_cast<std::uint8_t>(where[static_cast<std::size_t>(arg)]);
+        int& last = last_use[static_cast<std::size_t>(arg)];
+        if (last != i) continue;
+        unused.push_back(*fields[a]);
+        last = -1;  // once, of an argument that comes twice
+      }
+      program_.wide |= SizeOf(instruction.dtype) == 8 || instruction.type == ValueType::kF64 ||
+                       instruction.type == ValueType::kI64;
+    }
+  }
+
+  const absl::Span<const ExpressionNode> nodes_;
+  const absl::Span<const DType> operands_;
+  const std::optional<DType> cast_;
+  std::array<NodeType, kMostNodes> types_{};
+  std::array<DType, kMostNodes> common_{};  // of an operation's arguments
+  std::array<bool, kMostNodes> needed_{};
+  std::array<int, kMostNodes> value_{};  // the instruction that computes it
+  std::array<std::array<int, kMostArguments>, kMostInstructions> args_{};
+  int constants_ = 0;
+  MapProgram program_;
+};
+
+}  // namespace
+
+DType Promote(DType a, DType b) {
+  if (a == b) return a;
+  if (a == DType::kBool) return b;
+  if (b == DType::kBool) return a;
+  if (IsByteInteger(a)) return IsByteInteger(b) ? DType::kI32 : b;
+  if (IsByteInteger(b)) return a;
+  if (IsInteger(a) && IsInteger(b)) return DType::kI64;
+  if (IsInteger(a) || IsInteger(b) || a == DType::kF64 || b == DType::kF64) return DType::kF64;
+  return DType::kF32;
+}
+
+absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
+                                             absl::Span<const DType> operands,
+                                             std::optional<DType> cast) {
+  return Compiler(nodes, operands, cast).Compile();
+}
+
+}  // namespace tessera

@@ -1,0 +1,326 @@
+// What each operation of an expression computes, on one element, written once for both devices.
+//
+// Every file that includes it is compiled without contraction of a * b + c, so that arithmetic,
+// comparisons, sqrt and fma have the same bits on both, but for the payload of a NaN.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/base/element.h"
+#include "kernels/base/map_op.h"
+#include "kernels/same_bits/convert.h"
+
+namespace tessera {
+
+// --- Integers: they wrap ---
+
+template <class T>
+TESSERA_HD T WrapSubtract(T a, T b) {
+  using U = std::make_unsigned_t<T>;
+  return static_cast<T>(static_cast<U>(a) - static_cast<U>(b));
+}
+
+// By zero: 0. The smallest value by -1 wraps to itself.
+template <class T>
+TESSERA_HD T FloorDivideInteger(T a, T b) {
+  if (b == 0) return 0;
+  if (b == -1) return WrapSubtract(T{0}, a);
+  const T quotient = a / b;
+  return quotient - ((a % b != 0) && ((a < 0) != (b < 0)) ? 1 : 0);
+}
+
+// By zero: 0. Otherwise it has the sign of b.
+template <class T>
+TESSERA_HD T RemainderInteger(T a, T b) {
+  if (b == 0 || b == -1) return 0;
+  const T rest = a % b;
+  return rest != 0 && ((rest < 0) != (b < 0)) ? rest + b : rest;
+}
+
+// Negative exponents: 1 / a^-b, of which the fraction is cut off; of a = 0, 0.
+template <class T>
+TESSERA_HD T PowerInteger(T a, T b) {
+  if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 == 0 ? 1 : -1) : 0;
+  T power = 1;
+  for (; b != 0; b >>= 1) {
+    if (b & 1) power = WrapMultiply(power, a);
+    a = WrapMultiply(a, a);
+  }
+  return power;
+}
+
+// --- Floating-point numbers ---
+
+// The bits of a double, the exponent of a normal double, and 2^e for e from -1022 to 1023.
+TESSERA_HD inline std::uint64_t BitsOf(double x) { return std::bit_cast<std::uint64_t>(x); }
+TESSERA_HD inline int ExponentOf(double normal) {
+  return static_cast<int>(BitsOf(normal) >> 52 & 0x7ff) - 1023;
+}
+TESSERA_HD inline double PowerOfTwo(int e) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(e + 1023) << 52);
+}
+
+// x = fraction * 2^exponent for a fraction in [1, 2); x > 0 and finite.
+struct Fraction {
+  double fraction;
+  int exponent;
+};
+TESSERA_HD inline Fraction FractionOf(double x) {
+  const bool subnormal = x < 0x1p-1022;
+  if (subnormal) x *= 0x1p54;
+  const int e = ExponentOf(x);
+  const std::uint64_t one = std::uint64_t{1023} << 52;
+  return {std::bit_cast<double>((BitsOf(x) & ((std::uint64_t{1} << 52) - 1)) | one),
+          subnormal ? e - 54 : e};
+}
+
+// a - b * trunc(a / b), exactly, as std::fmod, which needs a step for each bit of the quotient: by
+// long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with digits of 50 bits,
+// at most 42 of them. A digit is computed with the reciprocal of b and is off by less than 1/4
+// before it is rounded to an integer, so that remainders are at most 3/4 b. A fused multiply-add
+// computes them exactly, because they are multiples of the last place of b.
+TESSERA_HD inline double Rest(double a, double b) {
+  const double x = std::fabs(a), y = std::fabs(b);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (!(x < kInfinity) || !(y > 0)) return std::numeric_limits<double>::quiet_NaN();
+  if (!(x >= y)) return y != y ? y : a;
+  constexpr int kDigit = 50;
+  // Adding and subtracting it rounds a number below 2^51 to an integer.
+  constexpr double kRounder = 0x1.8p52;
+  const Fraction dividend = FractionOf(x), divisor = FractionOf(y);
+  const double inverse = 1 / divisor.fraction;
+  const auto step = [&](double rest, double scale) {
+    const double digit = (rest * (inverse * scale) + kRounder) - kRounder;
+    return std::fma(-digit, divisor.fraction, rest * scale);
+  };
+  const int bits = dividend.exponent - divisor.exponent;
+  double rest = step(dividend.fraction, PowerOfTwo(bits % kDigit));
+  for (int left = bits / kDigit; left > 0; --left) rest = step(rest, PowerOfTwo(kDigit));
+  if (rest < 0) rest += divisor.fraction;
+  // In two steps if the divisor may be subnormal.
+  if (divisor.exponent < -900) {
+    rest = rest * PowerOfTwo(divisor.exponent + 200) * 0x1p-200;
+  } else {
+    rest *= PowerOfTwo(divisor.exponent);
+  }
+  return std::copysign(rest, a);
+}
+
+// The remainder has the sign of b, as in Python and NumPy.
+template <class T>
+TESSERA_HD T RemainderReal(T a, T b) {
+  const T rest = static_cast<T>(Rest(a, b));
+  if (b == 0) return rest;
+  if (rest == 0) return std::copysign(T{0}, b);
+  return (b < 0) != (rest < 0) ? rest + b : rest;
+}
+
+// Returns floor(a / b) of the exact quotient, rounded to a double. As in Python, an infinite a
+// gives NaN, and an infinite b gives 0, or -1 if a is not 0 and the signs differ.
+TESSERA_HD inline double FloorQuotient(double a, double b) {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  const double quotient = a / b;
+  if (b == 0 || quotient != quotient) return quotient;
+  if (std::fabs(a) > kMost) return a - a;
+  if (std::fabs(b) > kMost) return a == 0 || (a < 0) == (b < 0) ? quotient : -1.0;
+  const double magnitude = std::fabs(quotient);
+  if (magnitude < 0x1p53) {
+    const double down = std::floor(quotient);
+    if (down != quotient) return down;
+    // Subtracts 1 if a / b was rounded up to that integer: fma keeps the sign of the exact
+    // difference.
+    const double rest = std::fma(-quotient, b, a);
+    return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
+  }
+  // The quotient is an integer, rounded to nearest. The exact floor rounds to another double only
+  // if it lies in the middle between two doubles and the exact quotient above it: then the quotient
+  // was rounded up to a double with an odd last bit, and the floor is rounded down to the even one.
+  if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
+  const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
+  const double rest = std::fma(-quotient, b, a);
+  const double above = std::fma(half - 1, std::fabs(b), b < 0 ? -rest : rest);
+  return above < 0 ? quotient - 2 * half : quotient;
+}
+template <class T>
+TESSERA_HD T FloorDivideReal(T a, T b) {
+  // In f32 the quotient's own rounding is that of the double's floor.
+  return static_cast<T>(FloorQuotient(a, b));
+}
+
+#ifndef __CUDA_ARCH__
+// As in Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2
+// a) + 1) for larger ones. The host's own function misses by up to 2.2 units in the last place.
+inline double AccurateTanh(double a) {
+  const double magnitude = std::fabs(a);
+  if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too little to be seen
+  if (magnitude > 22) return std::copysign(1.0, a);
+  if (magnitude >= 0.625) return std::copysign(1 - 2 / (std::exp(2 * magnitude) + 1), a);
+  const double s = a * a;
+  const double p =
+      (-9.64399179425052238628e-1 * s - 9.92877231001918586564e1) * s - 1.61468768441708447952e3;
+  const double q = ((s + 1.12811678491632931402e2) * s + 2.23548839060100448583e3) * s +
+                   4.84406305325125486048e3;
+  return a + a * s * (p / q);
+}
+#endif
+
+// Within 2 units in the last place of the exact value, subnormal ones included. Of F32 through
+// double, where the device's own function is less accurate than that: pow on a GPU, tanh on a CPU.
+template <MapOp kOp, class T>
+TESSERA_HD T Function(T a, T b) {
+  constexpr bool kSingle = std::is_same_v<T, float>;
+  if constexpr (kOp == MapOp::kExp) {
+    return std::exp(a);
+  } else if constexpr (kOp == MapOp::kLog) {
+    return std::log(a);
+  } else if constexpr (kOp == MapOp::kPower && kSingle) {
+    return static_cast<float>(std::pow(static_cast<double>(a), static_cast<double>(b)));
+  } else if constexpr (kOp == MapOp::kPower) {
+    return std::pow(a, b);
+  } else {
+    static_assert(kOp == MapOp::kTanh);
+#ifdef __CUDA_ARCH__
+    return std::tanh(a);
+#else
+    if constexpr (kSingle) {
+      return static_cast<float>(std::tanh(static_cast<double>(a)));
+    } else {
+      return AccurateTanh(a);
+    }
+#endif
+  }
+}
+
+// --- All of them ---
+
+// NaN, where there is any, as in NumPy.
+template <class T>
+TESSERA_HD T Minimum(T a, T b) {
+  return a <= b || a != a ? a : b;
+}
+template <class T>
+TESSERA_HD T Maximum(T a, T b) {
+  return a >= b || a != a ? a : b;
+}
+
+template <MapOp kOp, class T>
+TESSERA_HD T ApplyInteger(T a, T b, T c) {
+  if constexpr (kOp == MapOp::kAdd) return WrapAdd(a, b);
+  if constexpr (kOp == MapOp::kSubtract) return WrapSubtract(a, b);
+  if constexpr (kOp == MapOp::kMultiply) return WrapMultiply(a, b);
+  if constexpr (kOp == MapOp::kFloorDivide) return FloorDivideInteger(a, b);
+  if constexpr (kOp == MapOp::kRemainder) return RemainderInteger(a, b);
+  if constexpr (kOp == MapOp::kPower) return PowerInteger(a, b);
+  if constexpr (kOp == MapOp::kFma) return WrapAdd(WrapMultiply(a, b), c);
+  if constexpr (kOp == MapOp::kNegate) return WrapSubtract(T{0}, a);
+  if constexpr (kOp == MapOp::kAbs) return a < 0 ? WrapSubtract(T{0}, a) : a;
+  if constexpr (kOp == MapOp::kSign) return a > 0 ? 1 : a < 0 ? -1 : 0;
+  return a;  // floor, ceil, trunc, round
+}
+
+template <MapOp kOp, class T>
+TESSERA_HD T ApplyReal(T a, T b, T c) {
+  if constexpr (kOp == MapOp::kAdd) return a + b;
+  if constexpr (kOp == MapOp::kSubtract) return a - b;
+  if constexpr (kOp == MapOp::kMultiply) return a * b;
+  if constexpr (kOp == MapOp::kDivide) return a / b;
+  if constexpr (kOp == MapOp::kFloorDivide) return FloorDivideReal(a, b);
+  if constexpr (kOp == MapOp::kRemainder) return RemainderReal(a, b);
+  if constexpr (kOp == MapOp::kFma) return std::fma(a, b, c);
+  if constexpr (kOp == MapOp::kNegate) return -a;
+  if constexpr (kOp == MapOp::kAbs) return std::fabs(a);
+  if constexpr (kOp == MapOp::kSign) return a > 0 ? T{1} : a < 0 ? T{-1} : a == 0 ? T{0} : a;
+  if constexpr (kOp == MapOp::kFloor) return std::floor(a);
+  if constexpr (kOp == MapOp::kCeil) return std::ceil(a);
+  if constexpr (kOp == MapOp::kTrunc) return std::trunc(a);
+  if constexpr (kOp == MapOp::kRound) return std::rint(a);
+  if constexpr (kOp == MapOp::kSqrt) return std::sqrt(a);
+  if constexpr (kOp == MapOp::kPower || kOp == MapOp::kExp || kOp == MapOp::kLog ||
+                kOp == MapOp::kTanh)
+    return Function<kOp>(a, b);
+  return a;
+}
+
+// Whether the operation exists for values of type T.
+template <MapOp kOp, class T>
+constexpr bool kHasMapOp = [] {
+  constexpr bool kIsBool = std::is_same_v<T, bool>;
+  switch (InfoOf(kOp)->rule) {
+    case MapRule::kNumbers:
+      return !kIsBool;
+    case MapRule::kReals:
+      return std::is_floating_point_v<T>;
+    case MapRule::kComparison:
+      return true;
+    case MapRule::kLogic:
+      return kIsBool;
+    default:
+      return false;  // instructions of their own
+  }
+}();
+
+// Of an operation with fewer arguments, the others are anything. bool for a comparison, else T.
+template <MapOp kOp, class T>
+TESSERA_HD auto Apply(T a, T b, T c) {
+  if constexpr (InfoOf(kOp)->rule == MapRule::kComparison) {
+    if constexpr (kOp == MapOp::kEqual) return a == b;
+    if constexpr (kOp == MapOp::kNotEqual) return a != b;
+    if constexpr (kOp == MapOp::kLess) return a < b;
+    if constexpr (kOp == MapOp::kLessEqual) return a <= b;
+    if constexpr (kOp == MapOp::kGreater) return a > b;
+    return a >= b;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    if constexpr (kOp == MapOp::kAnd) return a && b;
+    if constexpr (kOp == MapOp::kOr) return a || b;
+    if constexpr (kOp == MapOp::kXor) return a != b;
+    return !a;
+  } else if constexpr (kOp == MapOp::kMinimum) {
+    return Minimum(a, b);
+  } else if constexpr (kOp == MapOp::kMaximum) {
+    return Maximum(a, b);
+  } else if constexpr (kOp == MapOp::kClip) {
+    return Minimum(Maximum(a, b), c);
+  } else if constexpr (std::is_integral_v<T>) {
+    return ApplyInteger<kOp>(a, b, c);
+  } else {
+    return ApplyReal<kOp>(a, b, c);
+  }
+}
+
+// A value rounded to an element type, as the value that this type has in a register:
+// kernels/convert.h for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
+template <class Element, class From>
+TESSERA_HD ValueOf<Element> RoundTo(From x) {
+  if constexpr (std::is_same_v<Element, bool>) {
+    return x != From{};
+  } else if constexpr (std::is_same_v<From, bool>) {
+    return static_cast<ValueOf<Element>>(static_cast<Element>(static_cast<ValueOf<Element>>(x)));
+  } else {
+    return static_cast<ValueOf<Element>>(ConvertElement<Element>(x));
+  }
+}
+
+// An element as it is read from memory, where a bool may be any byte: conversion to bool makes 1 of
+// what is not 0.
+template <class Element>
+using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
+
+// Calls f(std::integral_constant<MapOp, op>{}), by bisection: a kernel asks for each instruction.
+template <std::size_t kFirst = 0, std::size_t kCount = kMapOpInfos.size(), class F>
+constexpr void DispatchMapOp(MapOp op, F&& f) {
+  constexpr std::size_t kHalf = kCount / 2;
+  if constexpr (kCount == 1) {
+    f(std::integral_constant<MapOp, kMapOpInfos[kFirst].op>{});
+  } else if (op < kMapOpInfos[kFirst + kHalf].op) {
+    DispatchMapOp<kFirst, kHalf>(op, f);
+  } else {
+    DispatchMapOp<kFirst + kHalf, kCount - kHalf>(op, f);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// What the strategies of Matmul share on every device: the pairs of operand and result types,
+// arithmetic on one element, and the figures of their cost models. Standard library only.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/base/element.h"
+#include "kernels/problem/strategy.h"
+
+namespace tessera {
+
+// The pairs that exist: floating-point results are of the operands' type, and 16-bit operands may
+// give the f32 in which they are accumulated anyway. Integers wrap in the result's width.
+constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kF64:
+      return out_dtype == dtype;
+    case DType::kF16:
+    case DType::kBF16:
+      return out_dtype == dtype || out_dtype == DType::kF32;
+    case DType::kI32:
+      return out_dtype == DType::kI32 || out_dtype == DType::kI64;
+    default:
+      return false;
+  }
+}
+
+inline constexpr DTypes kMatmulDTypes =
+    DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32);
+
+// Calls f(T{}, O{}) with the operands' and the result's type. REQUIRES: IsMatmulPair.
+template <class F>
+decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
+  switch (p.dtype) {
+    case DType::kF32:
+      return f(float{}, float{});
+    case DType::kF64:
+      return f(double{}, double{});
+    case DType::kF16:
+      if (p.out_dtype == DType::kF32) return f(Half{}, float{});
+      return f(Half{}, Half{});
+    case DType::kBF16:
+      if (p.out_dtype == DType::kF32) return f(BFloat16{}, float{});
+      return f(BFloat16{}, BFloat16{});
+    default:
+      if (p.out_dtype == DType::kI64) return f(std::int32_t{}, std::int64_t{});
+      return f(std::int32_t{}, std::int32_t{});
+  }
+}
+
+// What an element of the result is summed in: f32 for 16 bits; the result's own type for integers,
+// since what wraps away at the end may as well wrap on the way.
+template <class T, class O>
+using MatmulAcc = std::conditional_t<std::is_integral_v<T>, O, ValueOf<T>>;
+
+// sum + a * b: fused where the device does that at no cost, wrapping for integers.
+template <class V, class A>
+TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
+  if constexpr (std::is_integral_v<A>) {
+    return WrapAdd(sum, WrapMultiply(static_cast<A>(a), static_cast<A>(b)));
+  } else {
+#ifdef __CUDA_ARCH__
+    return fma(a, b, sum);
+#else
+    return a * b + sum;
+#endif
+  }
+}
+
+// --- Figures ---
+
+// Unit roundoff of the accumulators of MatmulAcc.
+constexpr double MatmulRoundoffUnit(DType dtype) {
+  return IsInteger(dtype) ? 0 : dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
+}
+
+// Every element one chain of k fused multiply-adds.
+inline double MatmulChainRoundoff(const MatmulProblem& p) {
+  return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
+}
+
+// The cost of a strategy that loads so many elements of its operands from memory.
+constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
+  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
+  const auto k = static_cast<std::uint64_t>(p.k);
+  return {.bytes = loads * SizeOf(p.dtype) + m * n * SizeOf(p.out_dtype),
+          .flops = 2 * m * n * k,
+          .atomics = 0,
+          .depth = k};
+}
+
+// Elements loaded when every rows x columns tile of c loads its rows of a and its columns of b.
+constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t rows,
+                                        std::int64_t columns) {
+  const auto row_tiles = static_cast<std::uint64_t>((p.m + rows - 1) / rows);
+  const auto column_tiles = static_cast<std::uint64_t>((p.n + columns - 1) / columns);
+  const auto k = static_cast<std::uint64_t>(p.k);
+  return column_tiles * static_cast<std::uint64_t>(p.m) * k +
+         row_tiles * static_cast<std::uint64_t>(p.n) * k;
+}
+
+// The same for a strategy of a CPU, of which one core goes through the multiply-adds of a block of
+// c, in tiles that are so many columns wide; what sticks out of c to the right is computed as well.
+constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
+                              std::int64_t block_columns, std::int64_t columns) {
+  const std::int64_t height = p.m < block_rows ? p.m : block_rows;
+  const std::int64_t width = p.n < block_columns ? p.n : block_columns;
+  Cost cost = MatmulCost(p, loads);
+  cost.depth *= static_cast<std::uint64_t>(height) *
+                static_cast<std::uint64_t>((width + columns - 1) / columns * columns);
+  return cost;
+}
+
+}  // namespace tessera

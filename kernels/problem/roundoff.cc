@@ -1,0 +1,37 @@
+#include "kernels/problem/roundoff.h"
+
+#include <bit>
+#include <cmath>
+
+namespace tessera {
+
+double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps) {
+  if (IsExact(op, dtype)) return 0;
+  if (IsExactMean(op, dtype)) return 2 * kRoundoffF64;  // the sum and the quotient round once each
+  const auto all = static_cast<double>(steps.narrow + steps.wide);
+  switch (op) {
+    case ReduceOp::kProduct:
+      // Every multiplication enters the relative error, not only those on one path.
+      return std::expm1(static_cast<double>(n) * kRoundoffF64);
+    case ReduceOp::kNormL2:
+    case ReduceOp::kSumSquares:
+      // In double from the start. The square and the root round once each, and an i64 that becomes
+      // a double does so twice, being squared.
+      return (all + 4) * kRoundoffF64;
+    case ReduceOp::kVariance:
+    case ReduceOp::kStd: {
+      // In double from the start. A merge computes the difference of two means to within a few
+      // roundings, and moves the mean by a share of that difference. The error of a merge, also by
+      // way of later differences, is therefore a few roundings of the deviations that it adds.
+      // Since each element stands on the smaller side of a merge at most log2(n) times, all merges
+      // together weigh no more than log2(n) sums of squares.
+      const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
+      return 40 * (1 + levels) * all * kRoundoffF64;
+    }
+    default:
+      // SUM, MEAN, NORM_L1. For a mean the division rounds once more; one more is to spare.
+      return SumRoundoff(dtype, {steps.narrow, steps.wide + 2});
+  }
+}
+
+}  // namespace tessera

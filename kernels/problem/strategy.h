@@ -1,0 +1,286 @@
+// The vocabulary of kernels/: array views, the problem of each operation, and the strategy that
+// every algorithm contributes to the table in strategies.cc. Standard library only, so that a .cu
+// file compiles in seconds.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/launch.h"
+#include "kernels/base/reduce_op.h"
+#include "kernels/base/shape.h"
+#include "kernels/problem/map.h"
+#include "kernels/problem/roundoff.h"
+
+namespace tessera {
+
+class Device;
+class Stream;
+
+// A non-owning n-dimensional window into device memory. strides count elements and may be 0 or
+// negative; data is the address of element [0, 0, ...] and aligned to the element's size, no more.
+struct View {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  Shape shape;
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  constexpr std::int64_t elements() const { return shape.elements(); }
+  // Row-major without gaps; extents of 1 have no stride to speak of.
+  constexpr bool contiguous() const {
+    std::int64_t expected = 1;
+    for (int i = shape.rank - 1; i >= 0; --i) {
+      if (shape[i] != 1 && strides[static_cast<std::size_t>(i)] != expected) return false;
+      expected *= shape[i];
+    }
+    return true;
+  }
+};
+
+// Where an operation that ends in one value leaves it: host memory that the device can write.
+// Floating-point operands set real, integer operands set integer, ARGMIN and ARGMAX set index as
+// well.
+struct Scalar {
+  double real = 0;
+  std::int64_t integer = 0;
+  std::int64_t index = 0;
+};
+
+constexpr void Finish(double sum, Scalar* result) { result->real = sum; }
+constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
+
+// The problem of each operation. kOperation: the operation's name as requests, the CLI and the
+// documents spell it. Operands are contiguous device memory (row-major, aligned to the element
+// only), n >= 0. A strategy that reads_views finds an operand that is not contiguous behind its
+// view pointer, which is null otherwise, and nothing behind the other. result and out are written
+// by the time the stream has been synchronised.
+
+struct DotProblem {
+  static constexpr std::string_view kOperation = "dot";
+  DType dtype = DType::kF32;
+  std::int64_t n = 0;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const View* a_view = nullptr;
+  const View* b_view = nullptr;
+  Scalar* result = nullptr;
+  Launch launch;
+};
+
+struct MapProblem;
+
+// With a map, element i of x is element i of its result, and x is null.
+struct ReduceProblem {
+  static constexpr std::string_view kOperation = "reduce";
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  std::int64_t n = 0;  // > 0 when NeedsElements(op)
+  const void* x = nullptr;
+  const View* x_view = nullptr;
+  const MapProblem* map = nullptr;
+  Scalar* result = nullptr;
+  Launch launch;
+};
+
+// Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has x's dtype, or
+// I64 when IsArg(op).
+struct ReduceAxesProblem {
+  static constexpr std::string_view kOperation = "reduce_axes";
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  std::int64_t outer = 0;
+  std::int64_t length = 0;  // > 0 when NeedsElements(op) and there is any output
+  std::int64_t inner = 0;
+  const void* x = nullptr;
+  void* out = nullptr;
+  // Above 0: this is a share of a problem with so many, and has the bits that it has there.
+  std::int64_t outer_of_all = 0;
+  // Above 0: the same of inner, where outer is 1; rows of x are so many elements apart.
+  std::int64_t inner_of_all = 0;
+  // The stream has had another share of that problem, whose left_range counts still.
+  bool continues = false;
+  Launch launch;
+};
+
+// c[m, n] = op(a) * op(b), c row-major without gaps, extents above 0. a is [m, k] with row pitch
+// lda >= k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches count
+// elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
+struct MatmulProblem {
+  static constexpr std::string_view kOperation = "matmul";
+  DType dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  std::int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  std::int64_t lda = 0;
+  bool transpose_a = false;
+  const void* b = nullptr;
+  std::int64_t ldb = 0;
+  bool transpose_b = false;
+  void* c = nullptr;
+  Launch launch;
+};
+
+struct AddProblem {
+  static constexpr std::string_view kOperation = "add";
+  DType dtype = DType::kF32;
+  std::int64_t n = 0;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* out = nullptr;
+  Launch launch;
+};
+
+inline constexpr std::int64_t kWindowPart = std::int64_t{1} << 16;
+
+// out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
+// ResultDType(kSum, dtype).
+struct WindowSumProblem {
+  static constexpr std::string_view kOperation = "window_sum";
+  DType dtype = DType::kF32;
+  std::int64_t n = 0;
+  std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
+  const void* x = nullptr;
+  void* out = nullptr;
+  // The results that are wanted, [first, end), of which the first goes to out[0]; end 0: to the
+  // last. They begin and end at multiples of kWindowPart, or at n.
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+  Launch launch;
+
+  constexpr std::int64_t results_end() const { return end > 0 ? end : n; }
+};
+
+// out[i] = the program's value for element i of each operand, in row-major order of the result's
+// shape. Operands are views of that shape, whose strides are 0 where they repeat; out overlaps
+// none.
+struct MapProblem {
+  static constexpr std::string_view kOperation = "map";
+  DType dtype = DType::kF32;  // of the result: program->dtype
+  std::int64_t n = 0;
+  const MapProgram* program = nullptr;
+  std::array<View, kMostOperands> operands{};
+  void* out = nullptr;
+  Launch launch;
+};
+
+inline constexpr std::int64_t kMostTopK = 4096;
+
+// Of each row of x[rows, n] the k largest or smallest elements, sorted, and their indices in the
+// row; kernels/top_k.h has the order. values and indices are [rows / inner, k, inner]: row r leaves
+// its j-th element at [r / inner, j, r % inner].
+struct TopKProblem {
+  static constexpr std::string_view kOperation = "top_k";
+  DType dtype = DType::kF32;
+  bool smallest = false;
+  std::int64_t rows = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;      // from 1 to min(n, kMostTopK) where there are rows
+  std::int64_t inner = 1;  // divides rows
+  const void* x = nullptr;
+  void* values = nullptr;
+  std::int64_t* indices = nullptr;
+  Launch launch;
+};
+
+// THE list of operations, in the order of the documents: X(Dot) for DotProblem.
+#define TESSERA_OPERATIONS(X) \
+  X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map) X(TopK)
+
+// Calls f.operator()<Problem>() for the problem of each operation.
+template <class F>
+constexpr void ForEachOperation(F&& f) {
+#define TESSERA_CALL(Operation) f.template operator()<Operation##Problem>();
+  TESSERA_OPERATIONS(TESSERA_CALL)
+#undef TESSERA_CALL
+}
+
+enum class Backend : std::uint8_t { kCpu, kCuda };
+
+constexpr std::string_view Name(Backend backend) {
+  return backend == Backend::kCpu ? "cpu" : "cuda";
+}
+
+// Compute capability, 10 * major + minor, of the oldest GPUs that CUDA 13 compiles for: the minimum
+// of every strategy that needs nothing newer.
+inline constexpr int kBaseComputeCapability = 75;
+
+// What a strategy costs for one problem, by its own model.
+struct Cost {
+  std::uint64_t bytes = 0;    // device memory read and written
+  std::uint64_t flops = 0;    // arithmetic operations on elements
+  std::uint64_t atomics = 0;  // atomic read-modify-writes on one address
+  std::uint64_t depth = 0;    // longest chain of dependent operations; on a CPU, of those that
+                              // one core does one after the other
+};
+
+// Parts [first, end) of a problem, for a stream of the device that takes them: of Dot and Reduce
+// chunks of the fixed tree, of ReduceAxes slabs, of Matmul rows of c.
+struct TeamShare {
+  Stream* stream = nullptr;
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+};
+
+// One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every
+// function may be called from many threads at once, each with its own stream.
+template <class Problem>
+struct Strategy {
+  std::string_view name;     // what a request says; the stem of the file
+  std::string_view summary;  // one line
+  std::string_view source;   // where the algorithm comes from
+  Backend backend = Backend::kCpu;
+  DTypes dtypes = AllDTypes();
+  int min_compute_capability = 0;  // 10 * major + minor; 0: kBaseComputeCapability
+  bool deterministic = false;      // same operands, launch and device: same bits
+  LaunchLimits limits;
+  // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
+  // result is rounded to an output type. For PRODUCT the factor is relative to |product|; of Map it
+  // bounds each node by itself (MapRoundoff). It includes the unit roundoff, and holds as long as
+  // all partial sums stay in the accumulators' range, neither beyond it nor among subnormal
+  // numbers.
+  double (*roundoff)(const Problem&) = nullptr;
+  Cost (*cost)(const Problem&) = nullptr;
+  // Enqueues the work on the stream; problem.result or problem.out is complete after
+  // stream.Synchronize(). Throws DeviceError.
+  void (*launch)(const Problem&, Stream&) = nullptr;
+  // For strategies that run by default in accumulators which sums of finite operands may leave.
+  // left_range, once launch's work is done: whether some sum is not finite. launch_wide: launch
+  // once more, for such sums, in accumulators wide enough for them; where operands are not finite
+  // themselves, it finds the same again. Null, both: there is nothing wider to do.
+  bool (*left_range)(const Problem&, Stream&) = nullptr;
+  void (*launch_wide)(const Problem&, Stream&) = nullptr;
+  // The same as launch and launch_wide, shared out among devices that all reach the operands: of
+  // Dot and Reduce chunks of the fixed tree, of which the problem's stream, with or without a
+  // share, makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/axis_slabs.h), where
+  // the problem has some. Shares follow each other from the first part to the last. The result is
+  // there once all streams have been synchronised. Null: one device does all.
+  void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+  void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+  // What the strategy needs and this device or host does not have; empty: nothing. Null: always
+  // runs.
+  std::string (*missing)(const Device&) = nullptr;
+  // What the strategy asks of a problem of its dtypes that this one does not meet; empty: it takes
+  // it. Null: takes them all.
+  std::string (*refuses)(const Problem&) = nullptr;
+  // Scratch memory that launch takes at most, in bytes: copies of operands and results. Addresses
+  // that are null are still to be allocated, and aligned. Null: none worth mentioning, a few MiB.
+  std::uint64_t (*scratch)(const Problem&) = nullptr;
+  // It calls the vendor's library: what the others are compared with.
+  bool vendor = false;
+  // Of Dot and Reduce: takes operands that are not contiguous as they are; of Reduce also those
+  // that a map computes.
+  bool reads_views = false;
+};
+
+// Why the strategy does not take the problem; empty if it does.
+template <class Problem>
+std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
+  return strategy.refuses == nullptr ? "" : strategy.refuses(problem);
+}
+
+}  // namespace tessera

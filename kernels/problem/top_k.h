@@ -1,0 +1,55 @@
+// The order in which TopK sorts, once for the host and the device: elements become unsigned keys of
+// which the wanted ones are the smallest.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/base/element.h"
+#include "kernels/problem/strategy.h"
+
+namespace tessera {
+
+template <class T>
+using KeyOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                 std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+
+// Keys grow as elements do: -0 and 0 have the same, and every NaN the largest. Where the largest
+// elements are wanted, all bits are flipped, so that the wanted keys are the smallest either way.
+// The steps of a floating-point number: its sign becomes the upper bit, and the magnitude of a
+// negative one counts downwards.
+template <class T>
+TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
+  using Key = KeyOf<T>;
+  constexpr auto kSign = static_cast<Key>(Key{1} << (8 * sizeof(T) - 1));
+  auto bits = std::bit_cast<Key>(element);
+  Key key;
+  if constexpr (std::is_integral_v<T>) {
+    key = bits ^ kSign;
+  } else {
+    // The magnitude of infinity; above it are NaNs.
+    constexpr Key kInfinity = std::is_same_v<T, double>     ? Key(0x7ff0000000000000u)
+                              : std::is_same_v<T, float>    ? Key(0x7f800000u)
+                              : std::is_same_v<T, BFloat16> ? Key(0x7f80u)
+                                                            : Key(0x7c00u);
+    const auto magnitude = static_cast<Key>(bits & static_cast<Key>(~kSign));
+    if (magnitude == 0) bits = 0;
+    key = bits & kSign ? static_cast<Key>(~bits) : static_cast<Key>(bits | kSign);
+    if (magnitude > kInfinity) key = static_cast<Key>(~Key{0});
+  }
+  return smallest ? key : static_cast<Key>(~key);
+}
+
+// The place in values and indices of the j-th element that a row wants.
+TESSERA_HD inline std::int64_t TopKPlace(std::int64_t row, std::int64_t j, std::int64_t k,
+                                         std::int64_t inner) {
+  return (row / inner * k + j) * inner + row % inner;
+}
+
+// Bytes of values and indices.
+inline std::uint64_t TopKOutBytes(const TopKProblem& p) {
+  return static_cast<std::uint64_t>(p.rows * p.k) * (SizeOf(p.dtype) + sizeof(std::int64_t));
+}
+
+}  // namespace tessera

@@ -1,0 +1,384 @@
+// Splits one operation among the devices that its operands are sharded over. Each device computes
+// the parts whose first byte it has. What a part is depends on the problem alone, so that any
+// division gives the same bits.
+//
+//   Dot, Reduce                    a chunk of the fixed tree
+//   Map, Reduce along inner axes   an index of the outermost axis
+//   TopK                           the rows of one index of the axes before
+//   Add                            an element
+//   WindowSum                      kWindowPart results
+//   Matmul                         some rows of c
+//
+// A reduction along the outermost axis has no such parts, since each result is made of all shards.
+// If it is long, each device folds some slabs of rows (axis_slabs.h), else as many columns as the
+// others.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/compute.h"
+#include "kernels/same_bits/fixed_tree.h"
+#include "kernels/team/axis_slabs.h"
+#include "kernels/team/matmul_shares.h"
+
+namespace tessera {
+
+// Parts of so many bytes, of an array at data. None: the problem cannot be shared out.
+struct Division {
+  const void* data = nullptr;
+  std::int64_t part_bytes = 1;
+  std::int64_t parts = 0;
+  // One device that has all parts takes them as a share, too: the strategy's bits are others alone.
+  bool also_alone = false;
+  // Parts lie in all shards: devices that have some of the array take as many of them, and
+  // part_bytes is what a part has in all.
+  bool across = false;
+};
+
+// On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds
+// of a product.
+inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
+inline constexpr double kLeastSharedProduct = 0x1p32;
+
+inline bool IsIn(const Team& team, const void* data) {
+  const auto* begin = static_cast<const char*>(team.data());
+  return data >= begin && data < begin + team.shards().back().end;
+}
+
+inline void* Advanced(void* data, std::int64_t bytes) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
+}
+inline const void* Advanced(const void* data, std::int64_t bytes) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
+}
+
+// Whether the strategy itself launches shares of such a problem, all of them at once.
+template <class Problem>
+bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
+  return strategy.launch_shared != nullptr;
+}
+inline bool LaunchesShares(const ReduceAxesProblem& p,
+                           const Strategy<ReduceAxesProblem>& strategy) {
+  return strategy.launch_shared != nullptr && SlabRows(p) > 0;
+}
+
+// --- Which parts ---
+
+template <class Problem>
+Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
+  return {};
+}
+
+// Whether the rows of a product are for those who have them, by its operands alone: it has the same
+// strategy, and bits, however many those are.
+inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
+  if (p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a)) return false;
+  return backend == Backend::kCpu ||
+         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >=
+             kLeastSharedProduct;
+}
+
+// The strategy of a product whose rows are shared out, in place of the one that is chosen for it
+// alone: that one, or the fastest with a bound that is no larger, that can be shared out.
+const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
+                                            const Strategy<MatmulProblem>& alone,
+                                            const Device& device);
+// The same without scratch memory worth mentioning.
+const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
+                                                   const Device& device);
+
+// Of a request that names no strategy: `alone`, or what takes its place.
+template <class Problem>
+const Strategy<Problem>* ForTeam(const Problem&, const Strategy<Problem>& alone, const Device&,
+                                 const Team&) {
+  return &alone;
+}
+inline const Strategy<MatmulProblem>* ForTeam(const MatmulProblem& p,
+                                              const Strategy<MatmulProblem>& alone,
+                                              const Device& device, const Team& team) {
+  return SharesRows(p, device.info().backend, team) ? ChooseShared(p, alone, device) : &alone;
+}
+template <class Problem>
+const Strategy<Problem>* ForTeamInPlace(const Problem& p, const Device& device, const Team*) {
+  return ChooseInPlace(p, device);
+}
+inline const Strategy<MatmulProblem>* ForTeamInPlace(const MatmulProblem& p, const Device& device,
+                                                     const Team* team) {
+  return team != nullptr && SharesRows(p, device.info().backend, *team)
+             ? ChooseSharedInPlace(p, device)
+             : ChooseInPlace(p, device);
+}
+
+// The outermost axis that there is something to cut along.
+inline int AxisOf(const MapProblem& p) {
+  const Shape& shape = p.operands[0].shape;
+  int axis = 0;
+  while (axis < shape.rank - 1 && shape[axis] == 1) ++axis;
+  return axis;
+}
+inline Division MapDivision(const MapProblem& p, const Team& team) {
+  const int axis = AxisOf(p);
+  for (const View& x : p.operands) {
+    if (x.data == nullptr || axis >= x.shape.rank || !IsIn(team, x.data)) continue;
+    const std::int64_t stride = x.strides[static_cast<std::size_t>(axis)];
+    if (stride > 0)
+      return {x.data, stride * static_cast<std::int64_t>(SizeOf(x.dtype)), x.shape[axis]};
+  }
+  return {};
+}
+inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, const Team& team) {
+  return MapDivision(p, team);
+}
+// The same memory in other parts, as even as bytes allow.
+inline Division InParts(const Division& division, std::int64_t parts) {
+  const std::int64_t bytes = division.parts * division.part_bytes;
+  if (bytes == 0) return {};
+  return {division.data, std::max<std::int64_t>(1, bytes / parts), parts};
+}
+
+inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+  const Tree tree = FixedTree(n, size);
+  return {data, tree.chunk * size, tree.chunks};
+}
+inline Division DivisionOf(const DotProblem& p, const Strategy<DotProblem>& strategy,
+                           const Team& team) {
+  // Operands with gaps have no address here.
+  if (strategy.launch_shared == nullptr || p.a == nullptr || p.b == nullptr) return {};
+  return TreeDivision(IsIn(team, p.a) ? p.a : p.b, p.n, p.dtype);
+}
+inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>& strategy,
+                           const Team& team) {
+  if (strategy.launch_shared == nullptr) return {};
+  if (p.map != nullptr) {
+    const Tree tree = FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+    return InParts(MapDivision(*p.map, team), tree.chunks);
+  }
+  if (p.x == nullptr) return {};
+  return TreeDivision(p.x, p.n, p.dtype);
+}
+// Whole vectors of any element, and lines of memory.
+inline constexpr std::int64_t kPartColumns = 128;
+inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
+                           const Team&) {
+  if (p.x == nullptr) return {};
+  // One row of others elsewhere has no columns to share out.
+  if (p.outer == 1 && p.outer_of_all > 1) return {};
+  const std::int64_t row = p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::int64_t bytes = p.length * row;
+  if (p.outer > 1) return {p.x, bytes, p.outer};
+  if (LaunchesShares(p, strategy)) {
+    // A slab is for the device that has its middle, so that little of it is elsewhere.
+    const std::int64_t slab = SlabRows(p) * row;
+    return {Advanced(p.x, slab / 2), slab, SlabCount(p)};
+  }
+  const std::int64_t parts = (p.inner + kPartColumns - 1) / kPartColumns;
+  return {p.x, bytes / parts, parts, /*also_alone=*/false, /*across=*/true};
+}
+
+inline Division DivisionOf(const MatmulProblem& p, const Strategy<MatmulProblem>& strategy,
+                           const Team& team) {
+  if (strategy.launch_shared == nullptr || !SharesRows(p, strategy.backend, team)) return {};
+  const std::int64_t rows = MatmulPartRows(strategy.backend);
+  return {p.a, rows * p.lda * static_cast<std::int64_t>(SizeOf(p.dtype)), (p.m + rows - 1) / rows,
+          /*also_alone=*/true};
+}
+
+inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, const Team& team) {
+  const void* const data = IsIn(team, p.a) ? p.a : p.b;
+  if (!IsIn(team, data)) return {};
+  return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
+}
+
+// Some windows, whose elements beyond both ends of a device's are read from others. Where a window
+// is as wide as what a device has, each would read most of the array.
+inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
+                           const Team& team) {
+  if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};
+  return {p.x, kWindowPart * static_cast<std::int64_t>(SizeOf(p.dtype)),
+          (p.n + kWindowPart - 1) / kWindowPart};
+}
+
+// The rows of an index of the axes before the one that is searched, which lie together.
+inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, const Team&) {
+  if (p.x == nullptr) return {};
+  return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
+}
+
+// --- A share as a problem ---
+
+// Indices [share.first, share.end) of outer.
+inline ReduceAxesProblem RowsOf(const ReduceAxesProblem& p, const TeamShare& share) {
+  ReduceAxesProblem part = p;
+  part.outer = share.end - share.first;
+  part.outer_of_all = std::max(p.outer, p.outer_of_all);
+  const std::int64_t outputs = share.first * p.inner;
+  part.x = Advanced(p.x, outputs * p.length * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.out =
+      Advanced(p.out, outputs * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& share) {
+  if (p.outer > 1) return RowsOf(p, share);
+  ReduceAxesProblem part = p;
+  const std::int64_t first = share.first * kPartColumns;
+  part.inner = std::min(p.inner, share.end * kPartColumns) - first;
+  part.inner_of_all = p.inner;
+  part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.out = Advanced(p.out, first * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline WindowSumProblem PartOf(const WindowSumProblem& p, const TeamShare& share) {
+  WindowSumProblem part = p;
+  part.first = share.first * kWindowPart;
+  part.end = std::min(p.n, share.end * kWindowPart);
+  const DType dtype = ResultDType(ReduceOp::kSum, p.dtype);
+  part.out = Advanced(p.out, part.first * static_cast<std::int64_t>(SizeOf(dtype)));
+  return part;
+}
+
+inline TopKProblem PartOf(const TopKProblem& p, const TeamShare& share) {
+  TopKProblem part = p;
+  const std::int64_t rows = share.first * p.inner;
+  part.rows = (share.end - share.first) * p.inner;
+  part.x = Advanced(p.x, rows * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.values = Advanced(p.values, rows * p.k * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.indices = p.indices == nullptr ? nullptr : p.indices + rows * p.k;
+  return part;
+}
+
+inline AddProblem PartOf(const AddProblem& p, const TeamShare& share) {
+  AddProblem part = p;
+  const std::int64_t offset = share.first * static_cast<std::int64_t>(SizeOf(p.dtype));
+  part.n = share.end - share.first;
+  part.a = Advanced(p.a, offset);
+  part.b = Advanced(p.b, offset);
+  part.out = Advanced(p.out, offset);
+  return part;
+}
+
+inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
+  MapProblem part = p;
+  const int axis = AxisOf(p);
+  const std::int64_t step = p.n / p.operands[0].shape[axis];
+  for (View& x : part.operands) {
+    if (axis >= x.shape.rank) continue;  // there is no such operand
+    x.data = Advanced(x.data, share.first * x.strides[static_cast<std::size_t>(axis)] *
+                                  static_cast<std::int64_t>(SizeOf(x.dtype)));
+    x.shape[axis] = share.end - share.first;
+  }
+  part.n = (share.end - share.first) * step;
+  part.out = Advanced(p.out, share.first * step * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  return part;
+}
+
+// --- Sharing out ---
+
+// At least two shares, or none where nobody else would have anything to do or it is not worth it;
+// one of what is a share alone, too.
+inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
+                                                       Stream& own) {
+  std::vector<TeamShare> shares;
+  const std::int64_t bytes = division.parts * division.part_bytes;
+  if (bytes == 0) return shares;
+  if (!division.also_alone && own.device().info().backend == Backend::kCuda &&
+      bytes < kLeastSharedBytes)
+    return shares;
+  const std::int64_t offset =
+      static_cast<const char*>(division.data) - static_cast<const char*>(team.data());
+  const auto first_behind = [&](std::uint64_t boundary) {
+    const std::int64_t distance = static_cast<std::int64_t>(boundary) - offset;
+    if (distance <= 0) return std::int64_t{0};
+    return std::min(division.parts,
+                    distance / division.part_bytes + (distance % division.part_bytes != 0));
+  };
+  const auto has_some = [&](const Shard& shard) {
+    const auto begin = static_cast<std::int64_t>(shard.begin);
+    const auto end = static_cast<std::int64_t>(shard.end);
+    return begin < offset + bytes && end > offset;
+  };
+  const std::int64_t holders = std::count_if(team.shards().begin(), team.shards().end(), has_some);
+  std::int64_t holder = 0;
+  int workers = 0;
+  for (const Shard& shard : team.shards()) {
+    if (division.across) {
+      const std::int64_t next = holder + has_some(shard);
+      shares.push_back(
+          {nullptr, division.parts * holder / holders, division.parts * next / holders});
+      holder = next;
+    } else {
+      shares.push_back({nullptr, first_behind(shard.begin), first_behind(shard.end)});
+    }
+    workers += shares.back().first < shares.back().end;
+  }
+  // What a view of the last shard has behind the array's end: nothing.
+  shares.back().end = division.parts;
+  if (workers < 2) {
+    shares.clear();
+    if (division.also_alone) shares.push_back({&own, 0, division.parts});
+    return shares;
+  }
+  absl::StatusOr<std::vector<Stream*>> streams = team.Assemble(own);
+  if (!streams.ok()) return streams.status();
+  for (std::size_t i = 0; i < shares.size(); ++i) shares[i].stream = (*streams)[i];
+  std::erase_if(shares, [](const TeamShare& share) { return share.first >= share.end; });
+  return shares;
+}
+
+// Waits for the shares of other devices, whose errors are theirs.
+inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own) {
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->Synchronize(); });
+  }
+}
+
+// Enqueues all shares, or of a wide launch those that have left the range: behind the work that the
+// own stream has, and before what it is given next. work: what is to be done beside the strategy's
+// launch, by LaunchShare(problem, strategy, share, wide), if anything.
+template <class Problem, class Work>
+void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
+                  const std::vector<TeamShare>& shares, Stream& own, bool wide, const Work& work) {
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
+  }
+  if (LaunchesShares(problem, strategy)) {
+    (wide ? strategy.launch_wide_shared : strategy.launch_shared)(problem, shares, own);
+  } else if constexpr (requires { PartOf(problem, shares.front()); }) {
+    for (const TeamShare& share : shares) {
+      OnDeviceOf(*share.stream, [&] {
+        const auto part = PartOf(problem, share);
+        if (wide && !strategy.left_range(part, *share.stream)) return;
+        if constexpr (requires { work.LaunchShare(problem, strategy, share, wide); }) {
+          work.LaunchShare(problem, strategy, share, wide);
+        } else {
+          (wide ? strategy.launch_wide : strategy.launch)(part, *share.stream);
+        }
+      });
+    }
+  }
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) own.WaitFor(*share.stream);
+  }
+}
+
+// Whether a share has left the range, once all have been synchronised.
+template <class Problem>
+bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
+               const std::vector<TeamShare>& shares, Stream& own) {
+  if (strategy.left_range == nullptr) return false;
+  if constexpr (requires { PartOf(problem, TeamShare{}); }) {
+    if (!shares.empty() && !LaunchesShares(problem, strategy)) {
+      return std::any_of(shares.begin(), shares.end(), [&](const TeamShare& share) {
+        return strategy.left_range(PartOf(problem, share), *share.stream);
+      });
+    }
+  }
+  return strategy.left_range(problem, own);
+}
+
+}  // namespace tessera

@@ -1,0 +1,199 @@
+#include "server/buffers/shared_region.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "kernels/device/host_memory.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kBlock = 512;  // the unit of st_blocks
+
+// What a client has to have set, and what keeps the server from setting its own.
+constexpr int kSealsWanted = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int kSealsRefused = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+absl::Status BadRegion(std::string_view field, std::string_view message) {
+  return MakeError(StatusCode::kInvalidArgument, "BAD_REGION", message,
+                   {{"field", std::string(field)}});
+}
+
+absl::Status SystemError(std::string_view call) {
+  const int error = errno;
+  return MakeError(StatusCode::kInternal, "SHARED_MEMORY_FAILED",
+                   absl::StrCat(Absl(call), ": ", std::strerror(error)),
+                   {{"call", std::string(call)}});
+}
+
+absl::StatusOr<std::string> MakeToken() {
+  std::string token(SharedRegions::kTokenBytes, '\0');
+  // So few bytes come whole, and without a wait once the system has started.
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+    return SystemError("getrandom");
+  return token;
+}
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+// --- SharedRegion ------------------------------------------------------------------------------
+
+SharedRegion::~SharedRegion() {
+  registrations_.clear();
+  if (memory_ != nullptr) munmap(memory_, size_);
+}
+
+absl::Status SharedRegion::Map(const Descriptor& file) {
+  void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) return BadRegion("file", "the file cannot be mapped for writing");
+  memory_ = static_cast<char*>(memory);
+  // From here on its pages can be taken out neither by the size nor by holes (F_SEAL_FUTURE_WRITE
+  // forbids both write and FALLOC_FL_PUNCH_HOLE, and leaves the mappings that there are alone).
+  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
+    return BadRegion("seals", "the file takes no further seals");
+  // They are the client's, and charged to it.
+  struct stat status;
+  if (fstat(file.get(), &status) != 0) return SystemError("fstat");
+  if (static_cast<std::uint64_t>(status.st_blocks) < size_ / kBlock) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
+                     "the file's memory is not allocated, as fallocate does",
+                     {{"field", "allocation"},
+                      {"size", absl::StrCat(size_)},
+                      {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
+  }
+  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing
+  // is found here, or nothing. From then on every page is there.
+  if (!PopulateHost(memory, size_)) {
+    if (errno == EINVAL) {
+      return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",
+                       "the server's kernel is older than Linux 5.14, which regions need");
+    }
+    return MakeError(StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
+                     absl::StrCat("the file's pages cannot be mapped: ", std::strerror(errno)),
+                     {{"requested", absl::StrCat(size_)}});
+  }
+  return absl::OkStatus();
+}
+
+// --- SharedRegions -----------------------------------------------------------------------------
+
+absl::Status SharedRegions::CheckFile(const Descriptor& file) {
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0) return BadRegion("file", "the descriptor is not that of a file of memfd_create");
+  if ((seals & kSealsWanted) != kSealsWanted || (seals & kSealsRefused) != 0) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
+                     "the file has other seals than F_SEAL_SHRINK and F_SEAL_GROW",
+                     {{"field", "seals"},
+                      {"value", absl::StrCat(seals)},
+                      {"expected", absl::StrCat(kSealsWanted)}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<SharedRegion::UserQuotas>& quotas = user_quotas_[sharer];
+    if (quotas == nullptr) quotas = std::make_shared<SharedRegion::UserQuotas>();
+    region.user_quotas_ = quotas;
+  }
+  region.user_quotas_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
+  region.user_quotas_->bytes.SetLimit(bytes_.limit() / 2);
+  absl::StatusOr<Charge> count =
+      region.user_quotas_->count.Take(1, "TOO_MANY_REGIONS", "regions",
+                                      "the user shares half as many regions as the server accepts");
+  if (!count.ok()) return count.status();
+  region.own_count_ = *std::move(count);
+  absl::StatusOr<Charge> bytes = region.user_quotas_->bytes.Take(
+      region.size_, "SHARED_MEMORY_EXHAUSTED", "bytes",
+      "the user would share more than half of the memory that the server accepts");
+  if (!bytes.ok()) return bytes.status();
+  region.own_bytes_ = *std::move(bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
+                                               std::optional<uid_t> sharer) {
+  if (absl::Status status = CheckFile(file); !status.ok()) return status;
+  // Huge pages come from a pool of their own, which may be empty when one is first touched.
+  struct statfs system;
+  if (fstatfs(file.get(), &system) != 0) return SystemError("fstatfs");
+  if (system.f_type != TMPFS_MAGIC) return BadRegion("file", "the file is not of normal pages");
+  // The seals keep it as it is.
+  struct stat status;
+  if (fstat(file.get(), &status) != 0) return SystemError("fstat");
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  if (size == 0 || size % kPage != 0) {
+    return MakeError(
+        StatusCode::kInvalidArgument, "BAD_REGION",
+        "the file's size is not a multiple of 4096 bytes above 0",
+        {{"field", "size"}, {"value", absl::StrCat(size)}, {"multiple", absl::StrCat(kPage)}});
+  }
+  std::shared_ptr<SharedRegion> region(new SharedRegion);
+  region->size_ = size;
+  if (sharer.has_value()) {
+    if (absl::Status shared = TakeQuotas(*sharer, *region); !shared.ok()) return shared;
+  }
+  absl::StatusOr<Charge> count = Charge::TakeOne(
+      count_, "TOO_MANY_REGIONS", "clients share as many regions as the server accepts");
+  if (!count.ok()) return count.status();
+  region->count_ = *std::move(count);
+  absl::StatusOr<Charge> bytes =
+      Charge::Take(bytes_, size, "SHARED_MEMORY_EXHAUSTED",
+                   "clients would share more memory than the server accepts");
+  if (!bytes.ok()) return bytes.status();
+  region->bytes_ = *std::move(bytes);
+  if (absl::Status mapped = region->Map(file); !mapped.ok()) return mapped;
+  for (Device* device : devices_) {
+    absl::StatusOr<HostRegistration> registration = RegisterHost(*device, region->memory_, size);
+    if (!registration.ok()) return registration.status();
+    region->registrations_.push_back(*std::move(registration));
+  }
+  absl::StatusOr<std::string> token = MakeToken();
+  if (!token.ok()) return token.status();
+  const std::lock_guard lock(mutex_);
+  regions_.emplace(*token, std::move(region));
+  return token;
+}
+
+std::shared_ptr<const SharedRegion> SharedRegions::Remove(std::string_view token) {
+  const std::lock_guard lock(mutex_);
+  const auto it = regions_.find(Absl(token));
+  if (it == regions_.end()) return nullptr;
+  std::shared_ptr<const SharedRegion> region = std::move(it->second);
+  regions_.erase(it);
+  return region;
+}
+
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedRegions::Find(
+    std::string_view token, const Tenant* tenant) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = regions_.find(Absl(token)); it != regions_.end()) {
+    const Tenant*& owner = it->second->tenant_;
+    if (owner == nullptr) owner = tenant;
+    if (owner == tenant) return it->second;
+  }
+  return MakeError(StatusCode::kNotFound, "REGION_NOT_FOUND",
+                   "no connection has a region of this token");
+}
+
+}  // namespace tessera

@@ -1,0 +1,83 @@
+#include "server/calls/device_call.h"
+
+#include "absl/strings/str_format.h"
+#include "kernels/base/error.h"
+#include "kernels/device/profiler_range.h"
+
+namespace tessera {
+namespace {
+
+// Operations of up to this time run on the thread that receives them, arrays that travel with them
+// included, while the device has nothing longer to do. Waking a worker takes longer.
+constexpr double kTinyMicroseconds = 10;
+// Up to which work is small, by the least time that it takes.
+constexpr double kSmallMicroseconds = 500;
+
+absl::Status TookTooLong(double expected, double spare) {
+  const double limit = spare + Executor::kOverrun * expected;
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
+      absl::StrFormat("the operation was stopped after %.3g s, as it was expected to take %.3g s",
+                      limit, expected),
+      {{"estimate_seconds", absl::StrFormat("%.3g", expected)},
+       {"limit_seconds", absl::StrFormat("%.3g", limit)}});
+}
+
+}  // namespace
+
+absl::Status CallerLeft() {
+  return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
+                   "the caller left, or its deadline passed, before the work was done");
+}
+
+void DeviceCall::Start() {
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
+    absl::StatusOr<Device*> device = Prepare();
+    if (!device.ok()) return device.status();
+    Executor& executor = core().compute(**device);
+    const TaskSize size = SizeOn(**device);
+    executor_ = &executor;
+    if (size == TaskSize::kTiny) {
+      const CallQueue::Leave leave;
+      if (leave.granted()) return executor.RunOrSubmit(*this);
+    }
+    return executor.Submit(*this, size);
+  });
+  if (!status.ok()) {
+    executor_ = nullptr;
+    Drop(status);
+  }
+}
+
+TaskSize DeviceCall::SizeOf(double least, bool may_be_tiny) {
+  if (may_be_tiny && least <= kTinyMicroseconds) return TaskSize::kTiny;
+  return least <= kSmallMicroseconds ? TaskSize::kSmall : TaskSize::kLarge;
+}
+
+void DeviceCall::Run(Stream& stream) {
+  const ProfilerRange range(method());
+  NoteBegin();
+  absl::Status status = BeginRequest(stream);
+  if (status.ok()) status = Guarded([&] { return RunOn(stream); });
+  // It was told to stop, and not because its client has left.
+  if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
+    status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
+  const absl::Status ended = EndRequest(stream);
+  // A client that has its response may rely on the memory of buffers that it has deleted.
+  Release(nullptr);
+  End(status.ok() ? ended : status);
+}
+
+void DeviceCall::Drop(const absl::Status& status) {
+  Release(&core().chores());
+  End(status);
+}
+
+void DeviceCall::OnCancel() {
+  left_ = true;
+  Executor* const executor = executor_;
+  if (executor != nullptr && executor->Cancel(*this)) Drop(CallerLeft());
+}
+
+}  // namespace tessera

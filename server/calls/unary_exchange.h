@@ -1,0 +1,229 @@
+// Unary calls between gRPC's completion queues and their handlers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "google/protobuf/arena.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/async_unary_call.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "server/access/access.h"
+#include "server/buffers/charge.h"
+#include "server/rpc/answers.h"
+#include "server/rpc/call_queues.h"
+#include "server/rpc/message_memory.h"
+#include "server/rpc/trace.h"
+
+namespace tessera {
+
+class UnaryCall;
+
+// One call on the wire. Its events come on threads of its queue. It ends, with the call that it
+// serves, when its handler has returned, and gRPC has sent the answer and knows that the client is
+// done.
+class UnaryExchange {
+ public:
+  UnaryExchange(const UnaryExchange&) = delete;
+  UnaryExchange& operator=(const UnaryExchange&) = delete;
+
+  grpc::ServerContext& context() { return context_; }
+  struct Admit {
+    // Returns OK if a call is to be handled; called before its message is parsed. If OK, it has set
+    // the caller and the memory of the request.
+    std::function<grpc::Status(UnaryExchange&)> check;
+    // Returns the error of a call that was admitted, but whose request is no valid message.
+    std::function<grpc::Status(UnaryExchange&)> refuse;
+  };
+  const Caller& caller() const { return caller_; }
+  void set_caller(const Caller& caller) { caller_ = caller; }
+  // That of the call, from its arrival on.
+  const Trace& trace() const { return trace_; }
+  // Holds the call until the exchange ends, and tells it when the client leaves before it has its
+  // answer. What is answered at once needs none.
+  UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
+  // Who breaks the call off when its client does not take the answer. Outlives the exchange.
+  void set_answers(Answers& answers) { answers_ = &answers; }
+  // Of the request as it has come, before it is parsed.
+  virtual std::size_t message_size() const = 0;
+  // What it takes at most once it is parsed; none: it is not valid.
+  virtual std::optional<std::size_t> MemoryBound() const = 0;
+  // That of the request, until it is answered.
+  void set_memory(Charge memory) { memory_ = std::move(memory); }
+  const Charge& memory() const { return memory_; }
+  // With the response in place. Once, on any thread; the exchange may be gone on return, and its
+  // messages are.
+  virtual void Finish(const grpc::Status& status) = 0;
+
+ protected:
+  UnaryExchange();
+  virtual ~UnaryExchange();
+
+  // The answer is about to be sent.
+  void AwaitClient();
+
+  QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
+  QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
+
+ private:
+  // Accepts the next call, and handles this one.
+  virtual void Handle() = 0;
+
+  // ok: a call has arrived; not: the server stops.
+  void OnArrived(bool ok);
+  void OnSent(bool) { LetGo(); }
+  void OnDone(bool);
+  void Cancel();
+  void LetGo();
+
+  QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
+  grpc::ServerContext context_;
+  Caller caller_;
+  Charge memory_;
+  Trace trace_;
+  Answers* answers_ = nullptr;
+  Answers::Entry answer_;  // in the list once it has a call
+  std::unique_ptr<UnaryCall> call_;
+  std::atomic<int> events_left_{3};  // handled, sent and done
+  enum class State { kArriving, kHandled, kCancelled };
+  std::atomic<State> state_{State::kArriving};
+};
+
+// How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
+// specialisation bounds what a request may repeat (server/map_message.h).
+template <class Request>
+struct RequestParser {
+  // What that takes at most.
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return MessageLayout::Of<Request>().Bound(bytes);
+  }
+  static bool Parse(grpc::ByteBuffer& bytes, Request& request) {
+    grpc::ProtoBufferReader reader(&bytes);
+    const bool parsed = request.ParseFromZeroCopyStream(&reader);
+    bytes.Clear();
+    return parsed;
+  }
+};
+
+// The messages of a call: in one block, in which small ones find all that they need.
+template <class Request, class Response>
+struct CallMessages {
+  // A Dot of two buffers whose names have 40 bytes each takes about 700.
+  alignas(std::max_align_t) char block[1024];
+  google::protobuf::Arena arena{block, sizeof block};
+  Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
+  Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
+
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return RequestParser<Request>::MemoryBound(bytes);
+  }
+  bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
+  void Serialize(grpc::ByteBuffer& bytes) {
+    bool owned = false;
+    grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
+  }
+};
+// Or as bytes.
+template <>
+struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
+  grpc::ByteBuffer request, response;
+
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return bytes.Length();
+  }
+  bool Parse(grpc::ByteBuffer& bytes) {
+    request.Swap(&bytes);
+    return true;
+  }
+  void Serialize(grpc::ByteBuffer& bytes) { bytes.Swap(&response); }
+};
+
+// An exchange with its messages. gRPC gives and takes them as bytes: where it parses them, one that
+// is not valid goes back to wait for the next call, with the memory that it has taken.
+template <class Request, class Response>
+class UnaryExchangeOf final : public UnaryExchange {
+ public:
+  using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
+
+  Request& request() { return messages_->request; }
+  Response& response() { return messages_->response; }
+
+  std::size_t message_size() const override { return bytes_.Length(); }
+  std::optional<std::size_t> MemoryBound() const override {
+    return CallMessages<Request, Response>::MemoryBound(bytes_);
+  }
+
+  void Finish(const grpc::Status& status) override {
+    if (status.ok()) messages_->Serialize(bytes_);
+    messages_.reset();  // the client may be slow to take the answer
+    set_memory(Charge());
+    AwaitClient();
+    if (status.ok()) {
+      writer_.Finish(bytes_, status, &sent_);
+    } else {
+      writer_.FinishWithError(status, &sent_);
+    }
+  }
+
+  // How calls of a method are asked for, and what is done with them.
+  struct Method {
+    using Ask = std::function<void(grpc::ServerContext*, grpc::ByteBuffer*, Writer*,
+                                   grpc::ServerCompletionQueue*, void*)>;
+    Method(Ask a, Admit d, std::function<void(UnaryExchangeOf&)> h)
+        : ask(std::move(a)), admit(std::move(d)), handle(std::move(h)) {}
+    const Ask ask;
+    const Admit admit;
+    const std::function<void(UnaryExchangeOf&)> handle;
+  };
+
+  UnaryExchangeOf(std::shared_ptr<const Method> method, CallQueue& queue)
+      : method_(std::move(method)), queue_(queue) {
+    method_->ask(&context(), &bytes_, &writer_, &queue_.events(), &arrived_);
+  }
+
+ private:
+  void Handle() override {
+    new UnaryExchangeOf(method_, queue_);
+    const grpc::Status admitted = method_->admit.check(*this);
+    if (!admitted.ok()) {
+      Finish(admitted);
+    } else if (messages_.emplace().Parse(bytes_)) {
+      method_->handle(*this);
+    } else {
+      Finish(method_->admit.refuse(*this));
+    }
+  }
+
+  // Made by the thread that handles the call, as an arena allocates for every other one.
+  std::optional<CallMessages<Request, Response>> messages_;
+  grpc::ByteBuffer bytes_;
+  Writer writer_{&context()};
+  const std::shared_ptr<const Method> method_;
+  CallQueue& queue_;
+  const CallQueue::User user_{queue_};
+};
+
+// Accepts the calls of one method from the queues of a built server: handle(exchange) each that is
+// admitted, on a thread of a queue, which it must not keep for long. ask: Service::RequestMethod of
+// a raw method. The service outlives the queues.
+template <class Request, class Response, class Service, class Asker, class Handle>
+void AcceptUnary(CallQueues& queues, Service& service,
+                 void (Asker::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
+                                    grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
+                                    grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*),
+                 UnaryExchange::Admit admit, Handle handle) {
+  using Exchange = UnaryExchangeOf<Request, Response>;
+  const auto method = std::make_shared<const typename Exchange::Method>(
+      [&service, ask](grpc::ServerContext* context, grpc::ByteBuffer* request,
+                      typename Exchange::Writer* writer, grpc::ServerCompletionQueue* queue,
+                      void* tag) { (service.*ask)(context, request, writer, queue, queue, tag); },
+      std::move(admit), std::move(handle));
+  queues.Accept([&](CallQueue& queue) { new Exchange(method, queue); });
+}
+
+}  // namespace tessera

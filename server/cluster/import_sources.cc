@@ -1,0 +1,115 @@
+#include "server/cluster/import_sources.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/printable.h"
+#include "server/net/closing_channel.h"
+#include "server/net/watched_file.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestSource = 256;
+// Answers of Download have at most 1 MiB of data.
+constexpr int kMaxReceiveBytes = 2 << 20;
+// A connection whose other end says nothing for so long, and then does not answer, is broken.
+// Servers of this project take pings at intervals of 10 s.
+constexpr int kKeepaliveMs = 20'000;
+
+absl::StatusOr<std::string> ReadFile(const std::string& file) {
+  if (file.empty()) return std::string();
+  absl::StatusOr<std::string> text = ReadWatched(file);
+  if (text.ok()) return text;
+  return MakeError(absl::StatusCode::kFailedPrecondition, "BAD_CERTIFICATE",
+                   absl::StrCat("cannot use ", file, " for TLS: ", text.status().message()),
+                   {{"file", file}});
+}
+
+}  // namespace
+
+bool IsHostAndPort(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos || colon == 0 || text.size() > kLongestSource) return false;
+  std::string_view host = text.substr(0, colon);
+  const std::string_view port = text.substr(colon + 1);
+  if (!IsPort(port) || port.find_first_not_of('0') == port.npos) return false;
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+    return std::all_of(host.begin(), host.end(), [](unsigned char c) {
+      return absl::ascii_isxdigit(c) || c == ':' || c == '.';
+    });
+  }
+  return std::all_of(host.begin(), host.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';
+  });
+}
+
+bool Matches(std::string_view pattern, std::string_view text) {
+  // Where the last `*` was, and how much of the text it stands for so far.
+  std::size_t star = pattern.npos, taken = 0;
+  std::size_t p = 0, t = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p;
+      ++t;
+    } else if (star != pattern.npos) {
+      p = star + 1;
+      t = ++taken;
+    } else {
+      return false;
+    }
+  }
+  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(p), pattern.end(),
+                     [](char c) { return c == '*'; });
+}
+
+absl::Status ImportSources::Check(const std::string& source) const {
+  if (!IsHostAndPort(source)) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_SOURCE", "a source is host:port",
+        {{"field", "source"}, {"value", std::string(Beginning(source, kLongestSource))}});
+  }
+  const std::string name = absl::AsciiStrToLower(source);
+  for (const std::string& pattern : options_.import_from)
+    if (Matches(absl::AsciiStrToLower(pattern), name)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kPermissionDenied, "SOURCE_NOT_ALLOWED",
+                   absl::StrCat("this server imports nothing from ", source,
+                                ": its operator says from where, by --import-from"),
+                   {{"source", source}});
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
+    const std::string& source) const {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  // How long one attempt to connect may take.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 2);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A proxy named by the environment would lead elsewhere than the operator allows.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (!options_.import_tls_ca.empty()) {
+    absl::StatusOr<std::string> ca = ReadFile(options_.import_tls_ca);
+    if (!ca.ok()) return ca.status();
+    absl::StatusOr<std::string> certificate = ReadFile(options_.tls_cert);
+    if (!certificate.ok()) return certificate.status();
+    absl::StatusOr<std::string> key = ReadFile(options_.tls_key);
+    if (!key.ok()) return key.status();
+    credentials = grpc::SslCredentials({*std::move(ca), *std::move(key), *std::move(certificate)});
+  }
+  return CreateClosingChannel("dns:///" + source, credentials, arguments);
+}
+
+}  // namespace tessera

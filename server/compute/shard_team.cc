@@ -1,0 +1,64 @@
+#include "server/compute/shard_team.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "server/calls/buffer_messages.h"
+
+namespace tessera {
+
+std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSource> sources,
+                                       const Device& device, bool by_first) {
+  const auto is_sharded = [](const OperandSource& source) {
+    return source.buffer != nullptr && source.buffer->shards().size() > 1;
+  };
+  const auto first = std::find_if(sources.begin(), sources.end(), is_sharded);
+  if (first == sources.end() || !first->buffer->IsOn(device)) return std::nullopt;
+  if (by_first && first != sources.begin()) return std::nullopt;
+  for (const OperandSource& source : sources) {
+    // What the device has for itself, a copy of what is elsewhere too, all reach that share memory
+    // with it.
+    if (by_first && (!is_sharded(source) || source.IsElsewhere(device))) continue;
+    if (source.buffer == nullptr) return std::nullopt;
+    for (const Shard& shard : first->buffer->shards())
+      if (!source.buffer->IsOn(*shard.device)) return std::nullopt;
+  }
+  return ShardTeam(core, *first->buffer);
+}
+
+bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const {
+  if (placement.empty() || placement[0] == kAllDevices) return true;
+  return std::all_of(shards().begin(), shards().end(), [&](const Shard& shard) {
+    return std::find(placement.begin(), placement.end(), shard.device->info().name) !=
+           placement.end();
+  });
+}
+
+ShardTeam::~ShardTeam() {
+  for (Core::Bridge& taken : streams_) {
+    // What became of the work has been told.
+    EndRequest(taken.stream).IgnoreError();
+    taken.stream.WatchStop(nullptr);
+  }
+}
+
+absl::StatusOr<std::vector<Stream*>> ShardTeam::Assemble(Stream& own) {
+  for (const std::unique_ptr<Device>& device : core_->devices()) {
+    if (device.get() == &own.device() || !buffer_->IsOn(*device)) continue;
+    if (device->lost()) return DeviceLostError(*device);
+    streams_.push_back(core_->TeamStream(*device));
+    Stream& stream = streams_.back().stream;
+    stream.WatchStop(own.stop());
+    if (absl::Status status = BeginRequest(stream); !status.ok()) return status;
+  }
+  std::vector<Stream*> streams;
+  for (const Shard& shard : shards()) {
+    const auto taken = std::find_if(streams_.begin(), streams_.end(), [&](const Core::Bridge& one) {
+      return &one.stream.device() == shard.device;
+    });
+    streams.push_back(taken == streams_.end() ? &own : &taken->stream);
+  }
+  return streams;
+}
+
+}  // namespace tessera

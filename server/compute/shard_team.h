@@ -1,0 +1,58 @@
+// The devices that a call's operands are sharded over, as those that work on it together.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/compute.h"
+#include "server/compute/operands.h"
+#include "server/compute/operations.h"
+#include "server/core.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// For one operation. One thread; the core and the buffer outlive it.
+class ShardTeam final : public Team {
+ public:
+  // The team of an operation that runs on the device. None where no operand is sharded, or where
+  // one, or a result, is not within reach of all devices of the first that is. A product is shared
+  // out by its first operand; the other one may lie on one device, or have been copied to it.
+  template <class Request>
+  static std::optional<ShardTeam> Of(Core& core, const Request& request,
+                                     absl::Span<const OperandSource> sources,
+                                     const Device& device) {
+    constexpr bool kByFirst = std::is_same_v<Request, v1::MatmulRequest>;
+    std::optional<ShardTeam> team = Of(core, sources, device, kByFirst);
+    for (const v1::Result* result : DestinationsOf(request)) {
+      if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
+    }
+    return team;
+  }
+
+  ShardTeam(ShardTeam&&) = default;
+  ~ShardTeam() override;
+
+  const void* data() const override { return buffer_->data(); }
+  absl::Span<const Shard> shards() const override { return buffer_->shards(); }
+  absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) override;
+
+ private:
+  static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
+                                     const Device& device, bool by_first);
+  // Whether all devices can access memory with this placement; an empty one means memory of the
+  // operation's device.
+  bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
+
+  ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}
+
+  Core* core_;
+  const Buffer* buffer_;
+  std::vector<Core::Bridge> streams_;
+};
+
+}  // namespace tessera

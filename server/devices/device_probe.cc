@@ -1,0 +1,42 @@
+#include "server/devices/device_probe.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::steady_clock;
+
+// A loss is to be known within a second. The answer takes microseconds.
+constexpr std::chrono::milliseconds kInterval{200};
+
+std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
+
+}  // namespace
+
+DeviceProbe::DeviceProbe(Device& device) : device_(device), thread_(&DeviceProbe::Ask, this) {}
+
+DeviceProbe::~DeviceProbe() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+steady_clock::duration DeviceProbe::Waiting() const {
+  const std::int64_t asked = asked_.load(std::memory_order_relaxed);
+  return steady_clock::duration(asked == 0 ? 0 : Ticks() - asked);
+}
+
+void DeviceProbe::Ask() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; }) && !device_.lost()) {
+    lock.unlock();
+    asked_.store(Ticks(), std::memory_order_relaxed);
+    Probe(device_).IgnoreError();  // the device knows from then on
+    asked_.store(0, std::memory_order_relaxed);
+    lock.lock();
+  }
+}
+
+}  // namespace tessera

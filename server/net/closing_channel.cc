@@ -1,0 +1,144 @@
+#include "server/net/closing_channel.h"
+
+#include <fcntl.h>
+#include <grpc/support/sync.h>
+#include <grpcpp/version_info.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/clock.h"
+
+// gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in
+// a header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
+struct grpc_socket_mutator_vtable {
+  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives the socket up
+  int (*compare)(grpc_socket_mutator* a, grpc_socket_mutator* b);
+  void (*destroy)(grpc_socket_mutator* mutator);
+  bool (*mutate_with_usage)(const void* info, grpc_socket_mutator* mutator);  // may be null
+};
+struct grpc_socket_mutator {
+  const grpc_socket_mutator_vtable* vtable;
+  gpr_refcount references;
+};
+
+namespace tessera {
+namespace {
+
+// How long gRPC may take to close a socket whose end it has been told: 2 ms where a thread polls.
+constexpr absl::Duration kLongestEnd = absl::Seconds(2);
+
+// What a socket is known by while it lives and afterwards, as descriptors are used again.
+std::optional<std::uint64_t> CookieOf(int socket) {
+  std::uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return std::nullopt;
+  return cookie;
+}
+
+struct Socket {
+  int number;
+  std::uint64_t cookie;
+};
+
+// A number of this file's own, by which a socket is looked at that gRPC may close meanwhile: that
+// needs no descriptor when there are none left. Thread safe.
+class OwnNumber {
+ public:
+  static OwnNumber& Get() {
+    static OwnNumber number;
+    return number;
+  }
+  // Where it is still the same socket.
+  void ShutDown(const Socket& socket) {
+    const std::lock_guard lock(mutex_);
+    if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;
+    if (CookieOf(number_) == socket.cookie) shutdown(number_, SHUT_RDWR);
+    dup3(nothing_, number_, O_CLOEXEC);
+  }
+
+ private:
+  std::mutex mutex_;
+  const int nothing_ = eventfd(0, EFD_CLOEXEC);
+  const int number_ = fcntl(nothing_, F_DUPFD_CLOEXEC, 0);
+};
+
+// The sockets of one channel. Thread safe.
+class Sockets {
+ public:
+  // False once they have been closed.
+  bool Add(int socket) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    std::erase_if(sockets_, [](const Socket& one) { return CookieOf(one.number) != one.cookie; });
+    if (const std::optional<std::uint64_t> cookie = CookieOf(socket))
+      sockets_.push_back({socket, *cookie});
+    return true;
+  }
+  // Ends all, and refuses others.
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const Socket& one : sockets_) OwnNumber::Get().ShutDown(one);
+  }
+  // Whether gRPC has any.
+  bool open() {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(sockets_.begin(), sockets_.end(),
+                       [](const Socket& one) { return CookieOf(one.number) == one.cookie; });
+  }
+
+ private:
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::vector<Socket> sockets_;
+};
+
+struct Mutator : grpc_socket_mutator {
+  std::shared_ptr<Sockets> sockets;
+};
+
+bool Mutate(int socket, grpc_socket_mutator* mutator) {
+  return static_cast<Mutator*>(mutator)->sockets->Add(socket);
+}
+int Compare(grpc_socket_mutator* a, grpc_socket_mutator* b) { return a < b ? -1 : a > b; }
+void Destroy(grpc_socket_mutator* mutator) { delete static_cast<Mutator*>(mutator); }
+constexpr grpc_socket_mutator_vtable kMutator = {Mutate, Compare, Destroy, nullptr};
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> CreateClosingChannel(
+    const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    grpc::ChannelArguments arguments) {
+  const auto sockets = std::make_shared<Sockets>();
+  OwnNumber::Get();  // while there are descriptors
+  if (GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51) {
+    auto mutator = std::make_unique<Mutator>();
+    mutator->vtable = &kMutator;
+    gpr_ref_init(&mutator->references, 1);
+    mutator->sockets = sockets;
+    arguments.SetSocketMutator(mutator.release());
+  }
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(target, credentials, arguments);
+  grpc::Channel* const outside = channel.get();
+  return std::shared_ptr<grpc::Channel>(
+      outside, [sockets, channel = std::move(channel)](grpc::Channel*) mutable {
+        sockets->Close();
+        // What the other end has sent by then may still make a connection.
+        const absl::Time end = SteadyNow() + kLongestEnd;
+        while (sockets->open() && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
+        channel.reset();
+      });
+}
+
+}  // namespace tessera

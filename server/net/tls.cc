@@ -1,0 +1,285 @@
+#include "server/net/tls.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <ctime>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "grpc/grpc.h"
+#include "grpc/grpc_security.h"
+#include "kernels/base/error.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+template <auto release>
+struct Release {
+  template <class T>
+  void operator()(T* object) const {
+    release(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, Release<BIO_free_all>>;
+using Certificate = std::unique_ptr<X509, Release<X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Release<EVP_PKEY_free>>;
+
+constexpr std::string_view kNoCertificate =
+    "it holds no certificate in PEM, or one that is damaged";
+
+absl::Status Bad(const std::string& file, std::string_view why) {
+  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
+                   absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
+}
+
+Bio Open(const std::string& text) {
+  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+// Whether the reader of PEM has come to the end of the text, not to a block that it cannot read.
+bool AtEnd() {
+  const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
+  ERR_clear_error();
+  return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
+}
+
+// Whether every block of a text is whole, whatever it holds. Between blocks there may be comments;
+// a line that begins a block, or that begins with a dash at the very end, belongs to one that was
+// cut.
+bool IsWhole(const std::string& text) {
+  std::size_t begun = 0;
+  std::string_view last;
+  for (const absl::string_view line :
+       absl::StrSplit(text, absl::ByAnyChar("\r\n"), absl::SkipEmpty())) {
+    if (absl::StartsWith(line, "-----BEGIN")) ++begun;
+    last = {line.data(), line.size()};
+  }
+  const Bio bio = Open(text);
+  std::size_t read = 0;
+  for (;; ++read) {
+    char* name = nullptr;
+    char* header = nullptr;
+    unsigned char* data = nullptr;
+    long size = 0;  // NOLINT(google-runtime-int): OpenSSL's
+    if (PEM_read_bio(bio.get(), &name, &header, &data, &size) != 1) break;
+    OPENSSL_free(name);
+    OPENSSL_free(header);
+    OPENSSL_clear_free(data, static_cast<std::size_t>(size));
+  }
+  const bool cut =
+      !last.empty() && last.front() == '-' && !absl::StartsWith(Absl(last), "-----END");
+  return AtEnd() && read == begun && !cut;
+}
+
+// All of them, in order; none: there is none, or one that cannot be read.
+std::vector<Certificate> ParseCertificates(const std::string& text) {
+  const Bio bio = Open(text);
+  std::vector<Certificate> all;
+  while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) all.emplace_back(one);
+  if (!AtEnd()) all.clear();
+  return all;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& file) {
+  absl::StatusOr<std::string> text = ReadWatched(file);
+  if (text.ok()) {
+    ERR_clear_error();
+    if (IsWhole(*text)) return text;
+    return Bad(file, "a block of PEM in it is cut off or damaged");
+  }
+  const absl::string_view why = text.status().message();
+  return Bad(file, std::string_view(why.data(), why.size()));
+}
+
+// A key that has a password is not asked for it.
+Key ParseKey(const std::string& text) {
+  const auto no_password = [](char*, int, int, void*) { return -1; };
+  return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
+}
+
+// Returns a time of a certificate, or `otherwise` if it has no valid one.
+absl::Time TimeOf(const ASN1_TIME* time, absl::Time otherwise) {
+  std::tm utc = {};
+  return ASN1_TIME_to_tm(time, &utc) == 1 ? absl::FromTM(utc, absl::UTCTimeZone()) : otherwise;
+}
+
+std::string DayText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
+}
+
+// The log warns of the end of a certificate an eighth of its life before, since certificates with a
+// life of a day are renewed shortly before they end, and no earlier than this before.
+constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
+// How often the log warns.
+constexpr absl::Duration kNoticeInterval = absl::Hours(24);
+
+}  // namespace
+
+// gRPC's C++ interface has no credentials that ask for their certificate.
+class ServerTls::Credentials final : public grpc::ServerCredentials {
+ public:
+  Credentials(std::shared_ptr<ServerTls> source, UserMark* mark)
+      : source_(std::move(source)),
+        credentials_(grpc_ssl_server_credentials_create_with_options(
+            grpc_ssl_server_credentials_create_options_using_config_fetcher(
+                source_->files_.client_ca.empty()
+                    ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                    : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
+                &Fetch, this))) {
+    if (mark != nullptr) mark->AddTo(credentials_.get());
+  }
+
+  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {}
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
+  }
+
+  // gRPC calls it with every handshake.
+  static grpc_ssl_certificate_config_reload_status Fetch(
+      void* self, grpc_ssl_server_certificate_config** config) {
+    ServerTls& source = *static_cast<Credentials*>(self)->source_;
+    std::uint64_t& seen = static_cast<Credentials*>(self)->seen_;
+    {
+      // One handshake reads the files, whose file system may hang; others use the pair in use.
+      const std::unique_lock reading(source.files_mutex_, std::try_to_lock);
+      if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
+    }
+    const std::lock_guard lock(source.mutex_);
+    if (std::exchange(seen, source.generation_) == source.generation_)
+      return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const Pair& in_use = source.in_use_;
+    const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
+    // gRPC 1.51 aborts without roots, also where it asks no client for a certificate and so never
+    // uses them: some certificate has to stand there.
+    const std::string& roots = in_use.client_ca.empty() ? in_use.certificate : in_use.client_ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+  }
+
+  const std::shared_ptr<ServerTls> source_;
+  std::uint64_t seen_ = 0;  // the generation that gRPC has; guarded by the source's mutex_
+  const std::unique_ptr<grpc_server_credentials, Release<grpc_server_credentials_release>>
+      credentials_;
+};
+
+absl::StatusOr<std::shared_ptr<ServerTls>> ServerTls::Open(const TlsFiles& files) {
+  std::shared_ptr<ServerTls> tls(new ServerTls(files));
+  const std::lock_guard lock(tls->files_mutex_);
+  if (absl::Status status = tls->LoadLocked(); !status.ok()) return status;
+  tls->GiveNotice();
+  return tls;
+}
+
+std::shared_ptr<grpc::ServerCredentials> ServerTls::MakeCredentials(UserMark* mark) {
+  return std::make_shared<Credentials>(shared_from_this(), mark);
+}
+
+void ServerTls::Reload(bool asked) {
+  const std::lock_guard lock(files_mutex_);
+  ReloadLocked(asked);
+  if (absl::Now() >= next_notice_) GiveNotice();
+}
+
+CertificateLife ServerTls::life() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_.life;
+}
+
+bool ServerTls::stale() const {
+  const std::lock_guard lock(mutex_);
+  return stale_;
+}
+
+void ServerTls::ReloadLocked(bool asked) {
+  if (!asked && StampsNow() == stamps_ && absl::Now() < next_try_) return;
+  const absl::Status status = LoadLocked();
+  {
+    const std::lock_guard lock(mutex_);
+    stale_ = !status.ok();
+  }
+  if (status.ok()) {
+    spdlog::info("TLS: the files {} and are in use",
+                 asked ? "have been read again" : "have changed");
+    GiveNotice();
+  } else {
+    const absl::string_view message = status.message();
+    spdlog::error("TLS: {}; the certificate in use stays",
+                  std::string_view(message.data(), message.size()));
+  }
+}
+
+absl::Status ServerTls::LoadLocked() {
+  stamps_ = StampsNow();  // before the contents: what changes meanwhile is read again
+  next_try_ = absl::InfiniteFuture();
+  absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
+  if (!certificate.ok()) return certificate.status();
+  absl::StatusOr<std::string> key = ReadFile(files_.key);
+  if (!key.ok()) return key.status();
+  const std::vector<Certificate> chain = ParseCertificates(*certificate);
+  if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
+  const Key parsed_key = ParseKey(*key);
+  if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
+  if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
+    return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
+  std::string client_ca;
+  if (!files_.client_ca.empty()) {
+    absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
+    if (!text.ok()) return text.status();
+    if (ParseCertificates(*text).empty()) return Bad(files_.client_ca, kNoCertificate);
+    client_ca = *std::move(text);
+  }
+  const CertificateLife life = {
+      TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
+      TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
+  const absl::Time now = absl::Now();
+  if (generation_ > 0 && in_use_.life.Covers(now) && !life.Covers(now)) {
+    if (now >= life.end)
+      return Bad(files_.certificate, absl::StrCat("it has been invalid since ", DayText(life.end)));
+    next_try_ = life.begin;
+    return Bad(files_.certificate, absl::StrCat("it is not valid before ", DayText(life.begin)));
+  }
+  const std::lock_guard lock(mutex_);
+  in_use_ = {*std::move(certificate), *std::move(key), std::move(client_ca), life};
+  ++generation_;
+  return absl::OkStatus();
+}
+
+void ServerTls::GiveNotice() {
+  const CertificateLife& life = in_use_.life;
+  const absl::Time now = absl::Now();
+  const absl::Duration notice = std::min(kLongestNotice, (life.end - life.begin) / 8);
+  if (now >= life.end) {
+    spdlog::error("TLS: {} has been invalid since {}: clients refuse it", files_.certificate,
+                  DayText(life.end));
+  } else if (now < life.begin) {
+    spdlog::error("TLS: {} is not valid before {}: clients refuse it until then",
+                  files_.certificate, DayText(life.begin));
+  } else if (now >= life.end - notice) {
+    spdlog::warn("TLS: {} is valid until {} only", files_.certificate, DayText(life.end));
+  } else {
+    next_notice_ = life.end - notice;
+    return;
+  }
+  next_notice_ = now + kNoticeInterval;
+  // A change of its validity before that is logged when it happens.
+  for (const absl::Time change : {life.begin, life.end})
+    if (change > now) next_notice_ = std::min(next_notice_, change);
+}
+
+std::array<FileStamp, 3> ServerTls::StampsNow() const {
+  return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+// What is known of a call at its end, for metrics, log and spans.
+#pragma once
+
+#include <string_view>
+
+#include "absl/time/time.h"
+#include "server/access/tenant.h"
+#include "server/rpc/trace.h"
+
+namespace tessera {
+
+// A call, as it is counted, logged and traced. Its texts outlive it; times are those of SteadyNow.
+struct CallRecord {
+  std::string_view method;    // of the server's, without its service
+  std::string_view strategy;  // that ran or was asked for, by a client's own words; empty: none
+  const Tenant* tenant = nullptr;  // of the caller; null: the caller is unknown
+  Trace trace;
+  absl::Time accepted;
+  absl::Time begun = absl::InfinitePast();  // on a worker; until then, and of transfers, infinite
+  absl::Time ended;
+  absl::Duration waited = absl::ZeroDuration();  // of transfers: for workers, in all
+  absl::Duration copies = absl::ZeroDuration();  // of transfers: between host and device, in all
+  absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0: not measured
+
+  // Empty if the tenant has no name, or if there is none.
+  std::string_view tenant_name() const {
+    return tenant == nullptr ? std::string_view() : std::string_view(tenant->name());
+  }
+  bool has_begun() const { return begun != absl::InfinitePast(); }
+  absl::Duration total() const { return ended - accepted; }
+  absl::Duration queue() const { return has_begun() ? begun - accepted : waited; }
+  absl::Duration run() const { return has_begun() ? ended - begun : absl::ZeroDuration(); }
+};
+
+}  // namespace tessera

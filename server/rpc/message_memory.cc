@@ -1,0 +1,232 @@
+#include "server/rpc/message_memory.h"
+
+#include <algorithm>
+#include <bitset>
+#include <cstdint>
+#include <limits>
+
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/message.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// What protobuf 3.21 and glibc take, generously.
+
+// An arena's blocks: the last one is not full.
+constexpr std::size_t kBlock = 8192;
+// An object of an arena and the pointer to its destructor. What does not fit into the rest of a
+// block leaves that unused, which is less than the object.
+constexpr std::size_t InArena(std::size_t bytes) {
+  bytes += 16;
+  return bytes <= 512 ? bytes + bytes / 8 : 2 * bytes;
+}
+// An allocation, with what comes in pages.
+constexpr std::size_t OnHeap(std::size_t bytes) {
+  return bytes + 32 + (bytes < 100'000 ? 0 : 4096);
+}
+// Arrays double, and an arena keeps those that have become too small: four times the elements in
+// all, each array with as much of a block unused.
+constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
+// A string of a message. Above this size protobuf lets it double as it grows.
+constexpr std::size_t kReservedAtOnce = 50'000'000;
+constexpr std::size_t Text(std::size_t length) {
+  const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
+  return InArena(sizeof(std::string)) + (length < sizeof(std::string) / 2 ? 0 : OnHeap(buffer + 1));
+}
+// The first field of a message that its type does not know, and each of them: in a vector on the
+// heap, of which there are two while it grows.
+constexpr std::size_t kUnknownFields = InArena(32) + OnHeap(0);
+constexpr std::size_t kUnknownField = 3 * 16;
+constexpr std::size_t kUnknownGroup = OnHeap(24);
+constexpr std::size_t UnknownText(std::size_t length) {
+  return OnHeap(sizeof(std::string)) + OnHeap(length <= kReservedAtOnce ? length + 1 : 3 * length);
+}
+
+bool SkipNumber(CodedInputStream& in, WireFormatLite::WireType type) {
+  std::uint64_t value = 0;
+  switch (type) {
+    case WireFormatLite::WIRETYPE_VARINT:
+      return in.ReadVarint64(&value);
+    case WireFormatLite::WIRETYPE_FIXED64:
+      return in.Skip(8);
+    case WireFormatLite::WIRETYPE_FIXED32:
+      return in.Skip(4);
+    default:
+      return false;
+  }
+}
+
+// The length of a field, which ends before the message around it does.
+bool ReadLength(CodedInputStream& in, int& length) {
+  std::uint32_t value = 0;
+  if (!in.ReadVarint32(&value)) return false;
+  length = static_cast<int>(value);
+  return length >= 0 && length <= in.BytesUntilLimit();
+}
+
+// How many numbers the next bytes are.
+bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int length,
+                  std::size_t& count) {
+  if (type != WireFormatLite::WIRETYPE_VARINT) {
+    count = static_cast<std::size_t>(length) / (type == WireFormatLite::WIRETYPE_FIXED64 ? 8 : 4);
+    return in.Skip(length);
+  }
+  count = 0;
+  while (length > 0) {
+    const void* data = nullptr;
+    int size = 0;
+    if (!in.GetDirectBufferPointer(&data, &size)) return false;
+    size = std::min(size, length);
+    const auto* bytes = static_cast<const std::uint8_t*>(data);
+    count += static_cast<std::size_t>(
+        std::count_if(bytes, bytes + size, [](std::uint8_t byte) { return byte < 0x80; }));
+    if (!in.Skip(size)) return false;
+    length -= size;
+  }
+  return true;
+}
+
+}  // namespace
+
+MessageLayout::MessageLayout(const google::protobuf::Descriptor& type)
+    : bytes_(google::protobuf::MessageFactory::generated_factory()
+                 ->GetPrototype(&type)
+                 ->SpaceUsedLong()) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor& from = *type.field(i);
+    const auto number = static_cast<std::size_t>(from.number());
+    if (fields_.size() <= number) fields_.resize(number + 1);
+    Field& field = fields_[number];
+    field.repeated = from.is_repeated();
+    field.wire_type =
+        WireFormatLite::WireTypeForFieldType(static_cast<WireFormatLite::FieldType>(from.type()));
+    switch (from.cpp_type()) {
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        field.kind = Field::Kind::kMessage;
+        field.element = sizeof(void*);
+        field.message = std::make_unique<const MessageLayout>(*from.message_type());
+        break;
+      case FieldDescriptor::CPPTYPE_STRING:
+        field.kind = Field::Kind::kText;
+        field.element = sizeof(void*);
+        break;
+      default:
+        field.kind = field.repeated ? Field::Kind::kNumbers : Field::Kind::kNumber;
+        field.element = sizeof(std::uint64_t);
+    }
+  }
+}
+
+class MessageLayout::Scan {
+ public:
+  explicit Scan(CodedInputStream& in) : in_(in) {}
+
+  // A message that ends where the stream's limit does. merged: the message may be one that another
+  // field has begun, so that its strings may replace others, of which there are two meanwhile.
+  bool Read(const MessageLayout& layout, bool merged) {
+    bytes_ += InArena(layout.bytes_);
+    std::bitset<64> seen;
+    // Fields of groups, which no type has, are unknown as well.
+    int groups = 0;
+    bool knows_all = true;  // of the message or group
+    while (const std::uint32_t tag = in_.ReadTag()) {
+      const auto number = static_cast<std::size_t>(WireFormatLite::GetTagFieldNumber(tag));
+      const WireFormatLite::WireType type = WireFormatLite::GetTagWireType(tag);
+      const Field* const field =
+          groups == 0 && number < layout.fields_.size() ? &layout.fields_[number] : nullptr;
+      if (field != nullptr && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED &&
+          field->kind > Field::Kind::kNumber) {
+        const bool again = !field->repeated && (merged || (number < seen.size() && seen[number]));
+        if (number < seen.size()) seen.set(number);
+        if (!ReadParts(*field, again)) return false;
+      } else if (field != nullptr && field->kind != Field::Kind::kNone &&
+                 type == field->wire_type) {
+        if (field->repeated) bytes_ += InArrays(field->element);
+        if (!SkipNumber(in_, type)) return false;
+      } else {
+        if (type == WireFormatLite::WIRETYPE_END_GROUP) {
+          if (groups-- == 0) return false;
+          knows_all = false;
+          continue;
+        }
+        bytes_ += kUnknownField + (knows_all ? kUnknownFields : 0);
+        knows_all = type == WireFormatLite::WIRETYPE_START_GROUP;
+        if (knows_all) {
+          bytes_ += kUnknownGroup;
+          ++groups;
+        } else if (!SkipUnknown(type)) {
+          return false;
+        }
+      }
+    }
+    return groups == 0 && in_.ConsumedEntireMessage();
+  }
+
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  // A field that begins with its length.
+  bool ReadParts(const Field& field, bool again) {
+    int length = 0;
+    if (!ReadLength(in_, length)) return false;
+    if (field.kind == Field::Kind::kNumbers) {
+      std::size_t count = 0;
+      if (!CountNumbers(in_, field.wire_type, length, count)) return false;
+      bytes_ += InArrays(field.element) * count;
+      return true;
+    }
+    if (field.repeated) bytes_ += InArrays(field.element);
+    if (field.kind == Field::Kind::kText) {
+      const auto size = static_cast<std::size_t>(length);
+      bytes_ += Text(size) + (again ? size : 0);
+      return in_.Skip(length);
+    }
+    const CodedInputStream::Limit outer = in_.PushLimit(length);
+    if (!Read(*field.message, again)) return false;
+    in_.PopLimit(outer);
+    return true;
+  }
+
+  bool SkipUnknown(WireFormatLite::WireType type) {
+    if (type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) return SkipNumber(in_, type);
+    int length = 0;
+    if (!ReadLength(in_, length)) return false;
+    bytes_ += UnknownText(static_cast<std::size_t>(length));
+    return in_.Skip(length);
+  }
+
+  CodedInputStream& in_;
+  std::size_t bytes_ = kBlock;
+};
+
+std::optional<std::size_t> MessageLayout::Bound(const grpc::ByteBuffer& bytes) const {
+  const std::size_t size = bytes.Length();
+  if (size > std::numeric_limits<int>::max()) return std::nullopt;
+  grpc::ByteBuffer same = bytes;
+  grpc::ProtoBufferReader reader(&same);
+  CodedInputStream in(&reader);
+  in.PushLimit(static_cast<int>(size));
+  Scan scan(in);
+  if (!scan.Read(*this, false)) return std::nullopt;
+  return scan.bytes();
+}
+
+std::optional<std::size_t> MessageLayout::Bound(std::string_view bytes) const {
+  if (bytes.size() > std::numeric_limits<int>::max()) return std::nullopt;
+  google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()));
+  CodedInputStream in(&stream);
+  in.PushLimit(static_cast<int>(bytes.size()));
+  Scan scan(in);
+  if (!scan.Read(*this, false)) return std::nullopt;
+  return scan.bytes();
+}
+
+}  // namespace tessera

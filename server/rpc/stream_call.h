@@ -1,0 +1,113 @@
+// Streaming calls between gRPC's completion queues and their handlers.
+#pragma once
+
+#include <atomic>
+
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/grpcpp.h"
+#include "server/rpc/answers.h"
+#include "server/rpc/call_queues.h"
+#include "server/rpc/trace.h"
+
+namespace tessera {
+
+class StreamExchange;
+
+// What handles a call, with messages as bytes. At most one read and one write at a time; of each it
+// is told the end, as of everything else, on a thread of a queue, for which it must not wait.
+class StreamCall {
+ public:
+  explicit StreamCall(StreamExchange& exchange) : exchange_(exchange) {}
+  StreamCall(const StreamCall&) = delete;
+  StreamCall& operator=(const StreamCall&) = delete;
+
+  // ok: a message has come; not: the client has sent all, or has left.
+  virtual void OnReadDone(bool) {}
+  // not ok: the client takes no more.
+  virtual void OnWriteDone(bool) {}
+  virtual void OnSendInitialMetadataDone(bool) {}
+  // The client has left, or its deadline has passed, before the end.
+  virtual void OnCancel() {}
+  // The last: nothing else is under way.
+  virtual void OnDone() = 0;
+
+ protected:
+  ~StreamCall() = default;
+
+  // From any thread. What is read and written stays in place until its end.
+  void StartRead(grpc::ByteBuffer* message);
+  void StartWrite(const grpc::ByteBuffer* message);
+  void StartSendInitialMetadata();
+  // Once, and nothing may be started after it. The call is cancelled if its client does not read
+  // the response, as a unary call is (Answers).
+  void Finish(const grpc::Status& status);
+  void FinishWith(const grpc::ByteBuffer& message);
+
+  grpc::ServerContext& context() const;
+  const Trace& trace() const;
+
+ private:
+  StreamExchange& exchange_;
+};
+
+// One call on the wire, of a method that the server's services leave to its generic service.
+class StreamExchange final {
+ public:
+  using Handle = std::function<void(StreamExchange&)>;
+
+  // Accepts a call, and another one when it is there; handle(exchange) begins to serve it, on a
+  // thread of the queue. The service, handle and answers outlive the queue.
+  StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
+                 Answers& answers);
+  StreamExchange(const StreamExchange&) = delete;
+  StreamExchange& operator=(const StreamExchange&) = delete;
+
+  grpc::GenericServerContext& context() { return context_; }
+  // That of the call, once it has arrived.
+  const Trace& trace() const { return trace_; }
+  // The call is told what happens from here on. It lives until its OnDone.
+  void Serve(StreamCall& call) { call_ = &call; }
+  // Instead of serving it.
+  void Refuse(const grpc::Status& status);
+
+ private:
+  friend class StreamCall;
+  using EventOf = QueueEventOf<StreamExchange>;
+
+  // A call without a handler.
+  class Refused;
+
+  ~StreamExchange();
+  void OnArrived(bool ok);
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnMetadata(bool ok);
+  void OnFinished(bool);
+  void OnEnd(bool);
+  EventOf* Begin(EventOf& event);
+  // Gives the call to answers_ before its response is sent.
+  void AwaitClient();
+  void LetGo();
+
+  grpc::AsyncGenericService& service_;
+  CallQueue& queue_;
+  const CallQueue::User user_{queue_};
+  const Handle& handle_;
+  Answers& answers_;
+  Answers::Entry answer_;  // in answers_ once it has a call
+  grpc::GenericServerContext context_;
+  Trace trace_;
+  grpc::GenericServerAsyncReaderWriter stream_{&context_};
+  StreamCall* call_ = nullptr;
+  EventOf arrived_{this, &StreamExchange::OnArrived};
+  EventOf read_{this, &StreamExchange::OnRead};
+  EventOf written_{this, &StreamExchange::OnWritten};
+  EventOf metadata_{this, &StreamExchange::OnMetadata};
+  EventOf finished_{this, &StreamExchange::OnFinished};
+  EventOf end_{this, &StreamExchange::OnEnd};
+  std::atomic<int> under_way_{3};  // the arrival, the end and Finish, whenever it begins
+  enum class State { kArriving, kServed, kCancelled };
+  std::atomic<State> state_{State::kArriving};
+};
+
+}  // namespace tessera

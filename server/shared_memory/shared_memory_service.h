@@ -1,0 +1,40 @@
+// Transfers through memory that clients on this host share with the server.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "server/calls/unary_exchange.h"
+#include "server/core.h"
+#include "server/shared_memory/region_listener.h"
+#include "tessera/v1/shared_memory.grpc.pb.h"
+
+namespace tessera {
+
+using SharedMemoryServiceBase = v1::SharedMemoryService::WithRawMethod_GetSharedMemory<
+    v1::SharedMemoryService::WithRawMethod_UploadShared<
+        v1::SharedMemoryService::WithRawMethod_DownloadShared<v1::SharedMemoryService::Service>>>;
+
+// Thread safe; the core outlives it, and it the calls.
+class SharedMemoryService final : public SharedMemoryServiceBase {
+ public:
+  // Takes regions at --shared-memory. UNAVAILABLE / CANNOT_LISTEN {address}.
+  static absl::StatusOr<std::unique_ptr<SharedMemoryService>> Open(Core& core);
+
+  // Once the server has been built.
+  void Serve(CallQueues& queues);
+
+  // Takes no more regions, and removes the socket.
+  void Close() { listener_->Close(); }
+  // For a process that ends without Close.
+  void RemoveSocketFile() { listener_->RemoveSocketFile(); }
+
+ private:
+  SharedMemoryService(Core& core, std::unique_ptr<RegionListener> listener)
+      : core_(core), listener_(std::move(listener)) {}
+
+  Core& core_;
+  const std::unique_ptr<RegionListener> listener_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// Unary calls that move bytes between a device and a region of shared memory.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/buffers/shared_region.h"
+#include "server/calls/unary_call.h"
+#include "server/core.h"
+#include "tessera/v1/shared_memory.pb.h"
+
+namespace tessera {
+
+// A transfer in pieces, each a task of the device's transfer workers, between which it ends if its
+// client has left, and lets others have their turn. The region stays mapped until it ends, whatever
+// happens to its connection.
+class SharedTransfer : public UnaryCall, private Task {
+ public:
+  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
+                 Metrics::Direction direction)
+      : UnaryCall(core, method, exchange),
+        Task(exchange.caller().tenant->number()),
+        direction_(direction) {}
+  // On the thread that brought the call, once. kind: what it counts as.
+  void Start(const v1::RegionRange& range, StreamKind kind);
+
+ protected:
+  // What there is to move.
+  struct Extent {
+    Device* device;
+    std::uint64_t size;
+  };
+  // Where the range that Start was given begins.
+  char* memory() const { return memory_; }
+
+ private:
+  // Whether Open and Close take or free memory, for which they run on a thread of the chores.
+  virtual bool Allocates() const = 0;
+  // Finds or makes the buffer.
+  virtual absl::StatusOr<Extent> Open() = 0;
+  // Moves bytes [begin, begin + size) of the range.
+  virtual absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) = 0;
+  // Called when every byte has been moved: completes the response.
+  virtual absl::Status Close() { return absl::OkStatus(); }
+  // The last: lets go of the buffer.
+  virtual void Release(const absl::Status& status) = 0;
+
+  absl::Status Check(const v1::RegionRange& range, StreamKind kind);
+  void Begin();
+  void Run(Stream& stream) final;
+  void Refuse(const absl::Status& status) final { Conclude(status); }
+  void Finish() {
+    Conclude(Guarded([&] { return Close(); }));
+  }
+  // The call may be gone on return, as on that of Begin, Run and Finish.
+  void Conclude(const absl::Status& status);
+  void OnCancel() final;
+
+  const Metrics::Direction direction_;
+  Core::StreamPlace stream_;
+  std::shared_ptr<const SharedRegion> region_;
+  char* memory_ = nullptr;
+  std::uint64_t size_ = 0;
+  std::uint64_t moved_ = 0;
+  absl::Time submitted_;  // when it last began to wait for a worker
+  std::atomic<Executor*> executor_{nullptr};
+  std::atomic<bool> cancelled_{false};
+};
+
+// UploadShared.
+class SharedUpload final : public SharedTransfer {
+ public:
+  SharedUpload(Core& core,
+               UnaryExchangeOf<v1::UploadSharedRequest, v1::UploadSharedResponse>& exchange)
+      : SharedTransfer(core, "UploadShared", exchange, Metrics::Direction::kUpload),
+        request_(exchange.request()),
+        response_(exchange.response()) {}
+
+ private:
+  bool Allocates() const override { return request_.has_spec(); }
+  absl::StatusOr<Extent> Open() override;
+  absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
+  absl::Status Close() override;
+  void Release(const absl::Status& status) override;
+
+  const v1::UploadSharedRequest& request_;
+  v1::UploadSharedResponse& response_;
+  std::shared_ptr<Draft> draft_;
+};
+
+// DownloadShared.
+class SharedDownload final : public SharedTransfer {
+ public:
+  SharedDownload(Core& core,
+                 UnaryExchangeOf<v1::DownloadSharedRequest, v1::DownloadSharedResponse>& exchange)
+      : SharedTransfer(core, "DownloadShared", exchange, Metrics::Direction::kDownload),
+        request_(exchange.request()),
+        response_(exchange.response()) {}
+
+ private:
+  bool Allocates() const override { return false; }
+  absl::StatusOr<Extent> Open() override;
+  absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
+  void Release(const absl::Status& status) override;
+
+  const v1::DownloadSharedRequest& request_;
+  v1::DownloadSharedResponse& response_;
+  std::shared_ptr<const Buffer> buffer_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,333 @@
+#include "server/transfers/buffer_service.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "server/calls/buffer_messages.h"
+#include "server/calls/device_call.h"
+#include "server/calls/unary_call.h"
+#include "server/observe/log.h"
+#include "server/rpc/convert.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+constexpr int kDefaultPage = 100;
+constexpr int kLargestPage = 1000;
+
+// Where a list goes on: after this name, for this prefix only. Neither contains a NUL that a client
+// could forge: names never do, and the prefix comes last.
+std::string PageToken(std::string_view last_name, const std::string& prefix) {
+  std::string token(last_name);
+  token += '\0';
+  token += prefix;
+  return absl::WebSafeBase64Escape(token);
+}
+
+absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std::string& prefix) {
+  std::string text;
+  if (absl::WebSafeBase64Unescape(token, &text)) {
+    const std::size_t end = text.find('\0');
+    if (end != text.npos && text.compare(end + 1, text.npos, prefix) == 0) {
+      return text.substr(0, end);
+    }
+  }
+  return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE",
+                   "the page token does not belong to this query", {{"field", "page_token"}});
+}
+
+// Describes a buffer in *out. Other calls may delete the buffer meanwhile, so that this may be the
+// last reference to it: the chores release it, since a thread that accepts calls must not free
+// memory.
+void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
+  SetBuffer(info, out);
+  core.chores().Release(std::move(info.buffer));
+}
+
+}  // namespace
+
+bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
+  const auto begin = [&]<class Call>(std::string_view name, LiveCalls<Call>& live) {
+    const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
+    if (!caller.ok()) {
+      LogFailedCall({.method = name, .strategy = "", .trace = exchange.trace()},
+                    exchange.context().peer(), caller.status());
+      core_.metrics().Count({.rpc = name}, caller.status());
+      exchange.Refuse(ToGrpc(caller.status()));
+      return true;
+    }
+    Call& call = live.Add(std::make_shared<Call>(core_, *caller, live, exchange));
+    exchange.Serve(call);
+    call.Begin();
+    return true;
+  };
+  if (method == "/tessera.v1.BufferService/Upload") return begin("Upload", uploads_);
+  if (method == "/tessera.v1.BufferService/Download") return begin("Download", downloads_);
+  return false;
+}
+
+void BufferService::Serve(CallQueues& queues) {
+  const auto serve = [&]<class Request, class Response>(
+                         std::string_view method, auto ask,
+                         void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
+    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
+                                   [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
+                                     (this->*handle)(exchange);
+                                   });
+  };
+  serve("CreateBuffer", &BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
+  serve("GetBuffer", &BufferService::RequestGetBuffer, &BufferService::GetBuffer);
+  serve("ListBuffers", &BufferService::RequestListBuffers, &BufferService::ListBuffers);
+  serve("SealBuffer", &BufferService::RequestSealBuffer, &BufferService::SealBuffer);
+  serve("UpdateBuffer", &BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
+  serve("CopyBuffer", &BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
+  serve("ImportBuffer", &BufferService::RequestImportBuffer, &BufferService::ImportBuffer);
+  serve("DeleteBuffer", &BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
+}
+
+void BufferService::EndIdleStreams(absl::Time now) {
+  uploads_.EndIdle(now);
+  downloads_.EndIdle(now);
+  importer_.EndIdle(now);
+}
+
+void BufferService::CreateBuffer(
+    UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
+  const v1::CreateBufferRequest* request = &exchange.request();
+  v1::CreateBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "CreateBuffer", Effect::kChange, exchange,
+              [this, request, response](const Caller& caller) -> absl::Status {
+                absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
+                if (!spec.ok()) return spec.status();
+                absl::StatusOr<std::shared_ptr<Draft>> draft = caller.tenant->store().Create(*spec);
+                if (!draft.ok()) return draft.status();
+                SetBuffer(caller.tenant->store().Describe(**draft), response->mutable_buffer());
+                return absl::OkStatus();
+              });
+}
+
+void BufferService::GetBuffer(
+    UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
+  const v1::GetBufferRequest* request = &exchange.request();
+  v1::GetBufferResponse* response = &exchange.response();
+  Answer(core_, "GetBuffer", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
+    absl::StatusOr<BufferInfo> info =
+        caller.tenant->store().Get(request->name(), request->version());
+    if (!info.ok()) return info.status();
+    for (const Range& range : info->missing) {
+      v1::ByteRange* out = response->add_missing();
+      out->set_begin(range.begin);
+      out->set_end(range.end);
+    }
+    Tell(core_, *std::move(info), response->mutable_buffer());
+    for (BufferInfo& draft : caller.tenant->store().Drafts(request->name()))
+      Tell(core_, std::move(draft), response->add_drafts());
+    return absl::OkStatus();
+  });
+}
+
+void BufferService::ListBuffers(
+    UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
+  const v1::ListBuffersRequest* request = &exchange.request();
+  v1::ListBuffersResponse* response = &exchange.response();
+  Answer(core_, "ListBuffers", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
+    if (request->page_size() < 0 || request->page_size() > kLargestPage) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
+                       {{"field", "page_size"},
+                        {"value", absl::StrCat(request->page_size())},
+                        {"limit", absl::StrCat(kLargestPage)}});
+    }
+    const std::size_t size =
+        request->page_size() == 0 ? kDefaultPage : static_cast<std::size_t>(request->page_size());
+    std::string after;
+    if (!request->page_token().empty()) {
+      absl::StatusOr<std::string> name = NameOfPageToken(request->page_token(), request->prefix());
+      if (!name.ok()) return name.status();
+      after = *std::move(name);
+    }
+    std::vector<BufferInfo> infos = caller.tenant->store().List(request->prefix(), after, size + 1);
+    if (infos.size() > size) {
+      infos.pop_back();
+      response->set_next_page_token(PageToken(infos.back().buffer->name(), request->prefix()));
+    }
+    for (BufferInfo& info : infos) Tell(core_, std::move(info), response->add_buffers());
+    return absl::OkStatus();
+  });
+}
+
+void BufferService::SealBuffer(
+    UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
+  const v1::SealBufferRequest* request = &exchange.request();
+  v1::SealBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "SealBuffer", Effect::kChange, exchange,
+              [this, request, response](const Caller& caller) -> absl::Status {
+                std::optional<std::uint32_t> checksum;
+                if (request->has_crc32c()) checksum = request->crc32c();
+                absl::StatusOr<BufferInfo> info =
+                    caller.tenant->store().Seal(request->name(), request->version(), checksum);
+                if (!info.ok()) return info.status();
+                SetBuffer(*info, response->mutable_buffer());
+                return absl::OkStatus();
+              });
+}
+
+void BufferService::UpdateBuffer(
+    UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
+  const v1::UpdateBufferRequest* request = &exchange.request();
+  v1::UpdateBufferResponse* response = &exchange.response();
+  Answer(core_, "UpdateBuffer", Effect::kChange, exchange,
+         [&](const Caller& caller) -> absl::Status {
+           std::optional<absl::Duration> ttl;
+           if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
+           absl::StatusOr<BufferInfo> info =
+               caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
+           if (!info.ok()) return info.status();
+           Tell(core_, *std::move(info), response->mutable_buffer());
+           return absl::OkStatus();
+         });
+}
+
+namespace {
+
+// A copy, on a worker of the source's device.
+class CopyCall final : public DeviceCall {
+ public:
+  CopyCall(Core& core, UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
+      : DeviceCall(core, "CopyBuffer", exchange),
+        request_(exchange.request()),
+        response_(exchange.response()) {}
+
+ private:
+  absl::StatusOr<Device*> Prepare() override {
+    absl::StatusOr<BufferInfo> source = store().Find(request_.source(), request_.source_version());
+    if (!source.ok()) return source.status();
+    source_ = source->buffer;
+    const ArrayType& type = source_->type();
+    const void* data = source_->data();
+    absl::StatusOr<View> view = request_.has_view() ? MakeView(type, data, request_.view().offset(),
+                                                               ToSpan(request_.view().shape()),
+                                                               ToSpan(request_.view().strides()))
+                                                    : WholeView(type, data);
+    if (!view.ok()) return view.status();
+    view_ = *view;
+    spec_ = {.name = request_.name(),
+             .type = {view_.dtype, view_.shape},
+             .device = &source_->device(),
+             .replace = request_.replace()};
+    if (source_->shards().size() > 1) {
+      for (const Shard& shard : source_->shards()) spec_.placement.push_back(shard.device);
+    }
+    if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
+      absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
+      if (!dtype.ok()) return dtype.status();
+      // A view may repeat elements: the size in the new type is checked anew.
+      const Shape& shape = view_.shape;
+      absl::StatusOr<ArrayType> cast =
+          MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
+      if (!cast.ok()) return cast.status();
+      spec_.type = *cast;
+    }
+    if (!request_.device().empty() || !request_.placement().empty()) {
+      absl::Status status = SetPlace(request_.device(), request_.placement(), core(), spec_);
+      if (!status.ok()) return status;
+    }
+    if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
+    return &source_->device();
+  }
+
+  absl::Status RunOn(Stream& stream) override {
+    ResultDraft copy(store(), spec_);
+    absl::StatusOr<void*> memory = copy.Open();
+    if (!memory.ok()) return memory.status();
+    const RunOptions options{.pace = &core().pace(stream.device()),
+                             .max_seconds = core().options().max_operation_seconds};
+    absl::Status status;
+    if (copy.buffer().IsOn(stream.device())) {
+      status = RunCopy(stream, view_, spec_.type.dtype, *memory, options);
+    } else {
+      const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
+      status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
+    }
+    if (!status.ok()) return status;
+    if (stream.stopped()) return CallerLeft();
+    absl::StatusOr<BufferInfo> info = copy.Seal();
+    if (!info.ok()) return info.status();
+    SetBuffer(*info, response_.mutable_buffer());
+    return absl::OkStatus();
+  }
+
+  void Release(Chores* chores) override {
+    if (chores != nullptr) chores->Release(std::move(source_));
+    source_.reset();
+  }
+
+  const v1::CopyBufferRequest& request_;
+  v1::CopyBufferResponse& response_;
+  std::shared_ptr<const Buffer> source_;
+  View view_;
+  BufferSpec spec_;
+};
+
+}  // namespace
+
+void BufferService::CopyBuffer(
+    UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
+  if (exchange.request().link()) {
+    LinkBuffer(exchange);
+    return;
+  }
+  auto call = std::make_unique<CopyCall>(core_, exchange);
+  CopyCall& started = *call;
+  exchange.Serve(std::move(call));
+  started.Start();
+}
+
+void BufferService::LinkBuffer(
+    UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
+  const v1::CopyBufferRequest* request = &exchange.request();
+  v1::CopyBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "CopyBuffer", Effect::kChange, exchange,
+              [request, response](const Caller& caller) -> absl::Status {
+                const std::string_view field = request->has_view()             ? "view"
+                                               : request->dtype() != 0         ? "dtype"
+                                               : !request->device().empty()    ? "device"
+                                               : !request->placement().empty() ? "placement"
+                                                                               : "";
+                if (!field.empty()) {
+                  return MakeError(StatusCode::kInvalidArgument, "BAD_LINK",
+                                   "a link is its source as it is, so it has no view, type or "
+                                   "place of its own",
+                                   {{"field", std::string(field)}});
+                }
+                BufferSpec link{.name = request->name(), .replace = request->replace()};
+                if (absl::Status status = SetTtl(*request, link.ttl); !status.ok()) return status;
+                absl::StatusOr<BufferInfo> info =
+                    caller.tenant->store().Link(request->source(), request->source_version(), link);
+                if (!info.ok()) return info.status();
+                SetBuffer(*info, response->mutable_buffer());
+                return absl::OkStatus();
+              });
+}
+
+void BufferService::ImportBuffer(
+    UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
+  importer_.Begin(exchange);
+}
+
+void BufferService::DeleteBuffer(
+    UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
+  const v1::DeleteBufferRequest* request = &exchange.request();
+  AnswerLater(core_, "DeleteBuffer", Effect::kChange, exchange, [request](const Caller& caller) {
+    return caller.tenant->store().Delete(request->name(), request->version());
+  });
+}
+
+}  // namespace tessera

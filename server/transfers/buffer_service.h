@@ -1,0 +1,63 @@
+// Buffers on the wire: creation, upload and download as streams, and what may be asked about them.
+#pragma once
+
+#include <string_view>
+
+#include "absl/time/time.h"
+#include "server/calls/unary_exchange.h"
+#include "server/core.h"
+#include "server/rpc/live_calls.h"
+#include "server/transfers/download_call.h"
+#include "server/transfers/importer.h"
+#include "server/transfers/upload_call.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+
+namespace tessera {
+
+// Upload and Download are left to the server's generic service, which takes and gives messages as
+// bytes: data stays where it is, and a message of an upload that cannot be parsed differs from the
+// end of the stream.
+template <class Service>
+using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
+    v1::BufferService::WithRawMethod_GetBuffer<v1::BufferService::WithRawMethod_ListBuffers<
+        v1::BufferService::WithRawMethod_SealBuffer<v1::BufferService::WithRawMethod_UpdateBuffer<
+            v1::BufferService::WithRawMethod_CopyBuffer<
+                v1::BufferService::WithRawMethod_ImportBuffer<
+                    v1::BufferService::WithRawMethod_DeleteBuffer<Service>>>>>>>>;
+using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
+    v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
+
+// Thread safe; the core outlives it, and it the calls.
+class BufferService final : public BufferServiceBase {
+ public:
+  explicit BufferService(Core& core) : core_(core), importer_(core) {}
+
+  // The unary methods, once the server has been built.
+  void Serve(CallQueues& queues);
+  // Begins to serve a call of Upload or Download, named as in /package.Service/Method; whether it
+  // is one.
+  bool ServeStream(std::string_view method, StreamExchange& exchange);
+
+  // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
+  // UPLOAD_IDLE) or whose draft is gone, downloads whose reader has taken nothing for longer than
+  // --download-timeout, and imports that stand still.
+  void EndIdleStreams(absl::Time now);
+
+ private:
+  void CreateBuffer(UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange);
+  void GetBuffer(UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange);
+  void ListBuffers(UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange);
+  void SealBuffer(UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange);
+  void UpdateBuffer(UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange);
+  void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void LinkBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void ImportBuffer(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
+  void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
+
+  Core& core_;
+  LiveCalls<UploadCall> uploads_;
+  LiveCalls<DownloadCall> downloads_;
+  Importer importer_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,297 @@
+#include "server/transfers/download_call.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "grpc/grpc.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
+#include "kernels/device/profiler_range.h"
+#include "server/calls/buffer_messages.h"
+#include "server/calls/device_call.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/message_memory.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+// One that gRPC sends, one that waits behind it, and one that the device fills.
+constexpr int kSlots = 3;
+
+// How many a stream fetches before others have their turn.
+constexpr int kChunksARun = 16;
+
+// A DownloadResponse: all fields but data, and then data, as the bytes that follow.
+std::string WithDataOf(const v1::DownloadResponse& header, std::uint64_t size) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream out(&stream);
+  header.SerializeToCodedStream(&out);
+  constexpr std::uint32_t kLengthDelimited = 2;
+  out.WriteTag(v1::DownloadResponse::kDataFieldNumber << 3 | kLengthDelimited);
+  out.WriteVarint64(size);
+  out.Trim();
+  return bytes;
+}
+
+}  // namespace
+
+struct DownloadCall::Lease {
+  Lease(std::weak_ptr<DownloadCall> c, Slot s) : call(std::move(c)), slot(std::move(s)) {}
+  static void End(void* lease) {
+    const std::weak_ptr<DownloadCall> call = static_cast<Lease*>(lease)->call;
+    delete static_cast<Lease*>(lease);
+    if (const std::shared_ptr<DownloadCall> alive = call.lock()) alive->OnSlotFree();
+  }
+  const std::weak_ptr<DownloadCall> call;
+  const Slot slot;
+};
+
+void DownloadCall::OnReadDone(bool ok) {
+  absl::Status status = Guarded([&]() -> absl::Status {
+    if (ok) {
+      if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
+    }
+    const std::optional<std::size_t> header =
+        ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
+    if (header.has_value()) {
+      if (absl::Status size = core_.CheckHeader(*header); !size.ok()) return size;
+    }
+    if (!header.has_value() ||
+        !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
+      return NoMessage("Download");
+    }
+    return Open();
+  });
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    opening_ = false;
+    if (!broken_) {
+      done_ = !status.ok();
+      status_ = std::move(status);
+    }
+    step = Decide();
+  }
+  Do(step);
+}
+
+void DownloadCall::OnWriteDone(bool ok) {
+  message_.Clear();
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    moved_ = SteadyNow();
+    if (ok) step = Decide();
+  }
+  if (ok) {
+    Do(step);
+  } else {
+    Break();
+  }
+}
+
+void DownloadCall::OnCancel() { Break(); }
+
+void DownloadCall::OnDone() {
+  ticket_ = Admission::Ticket();  // a slot that ends now may keep the call for longer than the core
+  live_.Remove(*this);
+}
+
+void DownloadCall::EndIfIdle(absl::Time now) {
+  grpc_call* call = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    // Without a write and a fetch it waits for gRPC to let go of a slot.
+    const bool waits = !over_ && (writing_ || !fetching_);
+    if (!waits || !given_up_.ok()) return;
+    given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
+                                 "nothing was read for longer than the server waits");
+    if (given_up_.ok()) return;
+    call = context().c_call();
+    grpc_call_ref(call);
+  }
+  // This does not hold the mutex, since gRPC may call back into this call. From here on the call
+  // may end at any time, and its context with it.
+  grpc_call_cancel(call, nullptr);
+  grpc_call_unref(call);
+}
+
+absl::Status DownloadCall::Open() {
+  absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
+  if (!ticket.ok()) return ticket.status();
+  ticket_ = *std::move(ticket);
+  absl::StatusOr<Core::TransferPlace> place =
+      core_.TakeTransfer(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes);
+  if (!place.ok()) return place.status();
+  place_ = *std::move(place);
+  absl::StatusOr<BufferInfo> info = tenant_.store().Find(request_.name(), request_.version());
+  if (!info.ok()) return info.status();
+  buffer_ = info->buffer;
+  const std::uint64_t size = buffer_->type().bytes();
+  if (request_.offset() > size) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
+                     "the download begins beyond the end of the buffer",
+                     {{"offset", absl::StrCat(request_.offset())}, {"limit", absl::StrCat(size)}});
+  }
+  position_ = request_.offset();
+  const std::uint64_t rest = size - position_;
+  end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
+  SetBuffer(*info, header_.mutable_buffer());
+  executor_ = &core_.transfers(buffer_->device());
+  fetched_.reserve(kSlots);
+  return absl::OkStatus();
+}
+
+DownloadCall::Step DownloadCall::Decide() {
+  Step step;
+  if (over_ || opening_) return step;
+  if (!writing_ && !fetched_.empty()) {
+    message_.Swap(&fetched_.front());
+    fetched_.erase(fetched_.begin());
+    writing_ = step.write = true;
+    moved_ = SteadyNow();
+  }
+  if (!fetching_ && !done_ && slots_ < kSlots) fetching_ = step.fetch = true;
+  if (!fetching_ && !writing_ && done_) over_ = step.end = true;
+  return step;
+}
+
+void DownloadCall::Do(Step step) {
+  if (step.fetch) {
+    submitted_ = SteadyNow();
+    if (const absl::Status status = executor_->Submit(*this); !status.ok()) {
+      grpc::ByteBuffer none;
+      step.end = Fetched(status, none).end;
+    }
+  }
+  if (step.write) StartWrite(&message_);
+  if (step.end) End();
+}
+
+void DownloadCall::Run(Stream& stream) {
+  const ProfilerRange range("Download");
+  waited_ += SteadyNow() - submitted_;
+  bool fetch = true;
+  for (int chunk = 1; fetch; ++chunk) {
+    grpc::ByteBuffer message;
+    const absl::Status status = Guarded([&] { return Fetch(stream, message); });
+    Step step = Fetched(status, message);
+    fetch = step.fetch && chunk < kChunksARun && executor_->waiting() == 0;
+    if (fetch) step.fetch = false;
+    // Where nothing is left to do, somebody else may have ended the call.
+    if (!step.nothing()) Do(step);
+  }
+}
+
+void DownloadCall::Refuse(const absl::Status& status) {
+  grpc::ByteBuffer none;
+  const Step step = Fetched(status, none);
+  if (!step.nothing()) Do(step);
+}
+
+absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
+  const std::uint64_t size = std::min<std::uint64_t>(end_ - position_, Slot::kBytes);
+  header_.set_offset(position_);
+  if (size > 0) {
+    absl::StatusOr<Slot> slot = core_.slots(buffer_->device()).Take();
+    if (!slot.ok()) return slot.status();
+    std::unique_ptr<Lease, void (*)(void*)> lease(new Lease(weak_from_this(), *std::move(slot)),
+                                                  &Lease::End);
+    {
+      const std::lock_guard lock(mutex_);
+      ++slots_;
+    }
+    char* data = lease->slot.data();
+    const absl::Time begin = SteadyNow();
+    absl::Status status =
+        CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size);
+    if (!status.ok()) return status;
+    const absl::Duration copy = SteadyNow() - begin;
+    copies_ += copy;
+    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size, copy);
+    if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
+    const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
+                                  grpc::Slice(data, size, &Lease::End, lease.release())};
+    message = grpc::ByteBuffer(slices, 2);
+  } else {
+    if (request_.checksums()) header_.set_crc32c(Crc32c(nullptr, 0));
+    const grpc::Slice slice(header_.SerializeAsString());
+    message = grpc::ByteBuffer(&slice, 1);
+  }
+  position_ += size;
+  header_.clear_buffer();
+  return absl::OkStatus();
+}
+
+DownloadCall::Step DownloadCall::Fetched(const absl::Status& status, grpc::ByteBuffer& message) {
+  const std::lock_guard lock(mutex_);
+  fetching_ = false;
+  if (!status.ok()) {
+    done_ = true;
+    if (status_.ok()) status_ = status;
+  } else if (!broken_) {
+    done_ = position_ == end_;
+    fetched_.emplace_back();
+    fetched_.back().Swap(&message);
+  }
+  return Decide();
+}
+
+void DownloadCall::Break() {
+  std::vector<grpc::ByteBuffer> dropped;  // ends without the lock
+  bool fetching = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) return;
+    broken_ = done_ = true;
+    if (status_.ok()) status_ = given_up_;
+    if (status_.ok())
+      status_ = MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
+    dropped.swap(fetched_);
+    fetching = fetching_;
+  }
+  const bool recalled = fetching && executor_->Cancel(*this);
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    if (recalled) fetching_ = false;
+    step = Decide();
+  }
+  Do(step);
+}
+
+void DownloadCall::OnSlotFree() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    --slots_;
+    step = Decide();
+  }
+  Do(step);
+}
+
+void DownloadCall::End() {
+  core_.Conclude({.method = "Download",
+                  .strategy = "",
+                  .tenant = &tenant_,
+                  .trace = trace(),
+                  .accepted = accept_time_,
+                  .ended = SteadyNow(),
+                  .waited = waited_,
+                  .copies = copies_},
+                 status_, [this] { return peer_; });
+  core_.chores().Release(std::move(buffer_));
+  place_ = {};
+  Finish(ToGrpc(status_, sees_all_));
+}
+
+}  // namespace tessera

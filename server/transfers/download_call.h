@@ -1,0 +1,128 @@
+// The Download method.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+#include "server/buffers/slots.h"
+#include "server/core.h"
+#include "server/rpc/live_calls.h"
+#include "server/rpc/stream_call.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+
+namespace tessera {
+
+// One stream of data out of a buffer. The device copies a chunk into a slot, and gRPC sends it from
+// there, while the next chunks fill the other slots. A slot that gRPC has not let go of is not
+// filled again: so much is on its way to the client at most, and the host's memory is charged for
+// it.
+class DownloadCall final : public StreamCall,
+                           public std::enable_shared_from_this<DownloadCall>,
+                           private Task {
+ public:
+  DownloadCall(Core& core, const Caller& caller, LiveCalls<DownloadCall>& live,
+               StreamExchange& exchange)
+      : StreamCall(exchange),
+        Task(caller.tenant->number()),
+        core_(core),
+        tenant_(*caller.tenant),
+        sees_all_(caller.sees_all()),
+        live_(live),
+        peer_(context().peer()) {}
+
+  // Once the service knows the call.
+  void Begin() { StartRead(&message_); }
+
+  void OnReadDone(bool ok) override;
+
+  void OnWriteDone(bool ok) override;
+
+  void OnCancel() override;
+
+  void OnDone() override;
+
+  // Safe at any time. gRPC ends the write, and thereby the call.
+  void EndIfIdle(absl::Time now);
+
+ private:
+  // What the thread that has decided it does next.
+  struct Step {
+    bool fetch = false;
+    bool write = false;
+    bool end = false;
+
+    bool nothing() const { return !fetch && !write && !end; }
+  };
+  // A slot in use, until gRPC has let go of it.
+  struct Lease;
+
+  absl::Status Open();
+
+  // REQUIRES: mutex_ is held.
+  Step Decide();
+
+  // The call may be gone on return.
+  void Do(Step step);
+
+  // Fetches chunks.
+  void Run(Stream& stream) override;
+
+  void Refuse(const absl::Status& status) override;
+
+  // The next chunk, as a message.
+  absl::Status Fetch(Stream& stream, grpc::ByteBuffer& message);
+
+  // A fetch has ended.
+  Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
+
+  // The client takes no more messages.
+  void Break();
+
+  // gRPC has let go of a slot.
+  void OnSlotFree();
+
+  void End();
+
+  Core& core_;
+  Tenant& tenant_;
+  const bool sees_all_;
+  LiveCalls<DownloadCall>& live_;
+  const std::string peer_;  // which gRPC forgets when the connection breaks
+  const absl::Time accept_time_ = SteadyNow();
+  v1::DownloadRequest request_;
+  Admission::Ticket ticket_;
+  Core::TransferPlace place_;
+  Executor* executor_ = nullptr;
+  std::shared_ptr<const Buffer> buffer_;
+  std::uint64_t end_ = 0;
+
+  // These belong to the one who fetches.
+  v1::DownloadResponse header_;  // of the next message
+  std::uint64_t position_ = 0;
+  absl::Time submitted_;  // when it last began to wait for a worker
+  absl::Duration waited_ = absl::ZeroDuration();
+  absl::Duration copies_ = absl::ZeroDuration();
+
+  grpc::ByteBuffer message_;  // gRPC's while it reads the request, or writes
+
+  std::mutex mutex_;
+  bool opening_ = true;    // until it is known what to fetch
+  bool fetching_ = false;  // by the device's workers
+  bool writing_ = false;   // by gRPC
+  bool done_ = false;      // nothing is left to fetch
+  bool broken_ = false;    // the client takes no more
+  bool over_ = false;
+  int slots_ = 0;                          // in use
+  absl::Time moved_ = SteadyNow();         // when a write last began or ended
+  absl::Status status_;                    // what the call ends with
+  absl::Status given_up_;                  // for not having taken any for too long
+  std::vector<grpc::ByteBuffer> fetched_;  // in order
+};
+
+}  // namespace tessera

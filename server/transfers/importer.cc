@@ -1,0 +1,392 @@
+#include "server/transfers/importer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
+#include "server/calls/buffer_messages.h"
+#include "server/calls/device_call.h"
+#include "server/calls/unary_call.h"
+#include "server/rpc/convert.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+// So many attempts in a row may fail without a byte more than before.
+constexpr int kMostFailures = 7;
+// The pause after the first of them; each is twice as long as the one before.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
+constexpr absl::Duration kLongestPause = absl::Seconds(5);
+// What gRPC and this call hold of messages at once.
+constexpr std::uint64_t kMessageBytes = 4 << 20;
+
+std::string ReasonOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  if (!details.ParseFromString(status.error_details())) return "";
+  for (const google::protobuf::Any& detail : details.details()) {
+    google::rpc::ErrorInfo info;
+    if (detail.UnpackTo(&info)) return info.reason();
+  }
+  return "";
+}
+
+// Whether the same request may go well a moment later.
+bool IsTransient(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:  // by a server that stops
+    case grpc::StatusCode::INTERNAL:   // a stream that was reset
+    case grpc::StatusCode::UNKNOWN:
+    case grpc::StatusCode::DEADLINE_EXCEEDED:  // this side was slow
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+class ImportCall final : public UnaryCall {
+ public:
+  ImportCall(Importer& importer, Core& core,
+             UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange)
+      : UnaryCall(core, "ImportBuffer", exchange),
+        importer_(importer),
+        request_(exchange.request()),
+        response_(exchange.response()) {
+    // The caller's token goes along, so that the other server decides what he may read. Where this
+    // one checks no tokens, it goes over TLS alone.
+    if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
+    const auto& metadata = exchange.context().client_metadata();
+    if (const auto token = metadata.find("authorization"); token != metadata.end())
+      token_.assign(token->second.data(), token->second.size());
+  }
+
+  // On the thread that brought the call, once.
+  void Start() {
+    const absl::Status status = Guarded([&]() -> absl::Status {
+      if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
+      if (absl::Status checked = importer_.sources_.Check(request_.source()); !checked.ok())
+        return checked;
+      if (absl::Status checked = CheckSpec(); !checked.ok()) return checked;
+      absl::StatusOr<Core::StreamPlace> place =
+          core().TakeStream(StreamKind::kImport, *caller().tenant);
+      if (!place.ok()) return place.status();
+      place_ = *std::move(place);
+      return importer_.threads_.Submit([this] { Run(); });
+    });
+    if (!status.ok()) End(status);
+  }
+
+  void OnCancel() override { Stop(Why::kCancelled); }
+
+  void EndIfIdle(absl::Time now) {
+    bool idle = false;
+    {
+      const std::lock_guard lock(mutex_);
+      idle = now - moved_ > core().Patience(core().options().upload_timeout);
+    }
+    if (idle) Stop(Why::kStalled);
+  }
+
+ private:
+  enum class Why { kNot, kCancelled, kStalled };
+
+  // How an attempt ended: OK: all bytes are here.
+  struct Ended {
+    absl::Status status;
+    bool transient = false;  // it may be made again
+  };
+
+  void Stop(Why why) {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ == Why::kNot) stopped_ = why;
+    if (context_ != nullptr) context_->TryCancel();
+    wake_.notify_all();
+  }
+
+  void NoteMoved(absl::Time when) {
+    const std::lock_guard lock(mutex_);
+    moved_ = when;
+  }
+
+  void Run() {
+    NoteBegin();
+    NoteMoved(SteadyNow());
+    {
+      const std::lock_guard lock(importer_.mutex_);
+      importer_.running_.insert(this);
+    }
+    absl::Status status = Guarded([&] { return Import(); });
+    // Copies may still be under way to memory that is about to be freed.
+    if (stream_ != nullptr) Synchronize(*stream_).IgnoreError();
+    if (draft_ != nullptr) store().Discard(*draft_);
+    draft_.reset();
+    stream_.reset();
+    stub_.reset();
+    // It goes behind the answer, since that takes some milliseconds.
+    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
+    place_ = {};
+    {
+      const std::lock_guard lock(importer_.mutex_);
+      importer_.running_.erase(this);
+    }
+    End(status);
+  }
+
+  absl::Status Import() {
+    absl::StatusOr<Charge> memory = core().TakeHostMemory(
+        kMessageBytes, "there is no memory for an import beside the messages of other calls");
+    if (!memory.ok()) return memory.status();
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+        importer_.sources_.Connect(request_.source());
+    if (!channel.ok()) return channel.status();
+    channel_ = *std::move(channel);
+    stub_ = v1::BufferService::NewStub(channel_);
+    version_ = request_.source_version();
+    std::uint32_t interruptions = 0;
+    for (int failures = 0;; ++interruptions) {
+      const std::uint64_t before = position_;
+      const Ended ended = Attempt();
+      if (ended.status.ok()) break;
+      if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
+      if (!ended.transient) return ended.status;
+      last_error_ = std::string(ended.status.message());
+      failures = position_ > before ? 1 : failures + 1;
+      if (failures >= kMostFailures) return Unreachable(ended.status);
+      Pause(std::min(kFirstPause * (1 << (failures - 1)), kLongestPause));
+      if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
+    }
+    NoteMoved(absl::InfiniteFuture());  // nothing more is to come
+    if (absl::Status arrived = Synchronize(*stream_); !arrived.ok()) return arrived;
+    if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
+    absl::StatusOr<BufferInfo> info = store().Seal(*draft_, checksum_);
+    if (!info.ok()) return info.status();
+    SetBuffer(*info, response_.mutable_buffer());
+    response_.set_interruptions(interruptions);
+    return absl::OkStatus();
+  }
+
+  // One stream, from where the last one ended.
+  Ended Attempt() {
+    grpc::ClientContext context;
+    if (!token_.empty()) context.AddMetadata("authorization", token_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_ != Why::kNot) return {CallerLeft()};
+      context_ = &context;
+    }
+    const absl::Cleanup over = [this] {
+      const std::lock_guard lock(mutex_);
+      context_ = nullptr;
+    };
+    v1::DownloadRequest ask;
+    ask.set_name(request_.source_name());
+    ask.set_version(version_);
+    ask.set_offset(position_);
+    ask.set_checksums(true);
+    const std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>> reader =
+        stub_->Download(&context, ask);
+    v1::DownloadResponse message;
+    Ended ended;
+    while (ended.status.ok() && reader->Read(&message)) {
+      const bool described = draft_ != nullptr;
+      const std::uint64_t before = position_;
+      ended = Take(message);
+      if (described && position_ == before) continue;  // it brought nothing
+      NoteMoved(SteadyNow());
+    }
+    if (!ended.status.ok()) context.TryCancel();
+    const grpc::Status finished = reader->Finish();
+    if (!ended.status.ok()) return ended;
+    if (finished.ok() && (draft_ == nullptr || position_ < size_))
+      return Damaged("the stream ended too early");
+    if (finished.ok()) return ended;
+    const std::string why =
+        absl::StrCat(request_.source(), ": ", WithoutToken(finished.error_message()));
+    if (IsTransient(finished.error_code())) return {absl::UnavailableError(why), true};
+    return {MakeError(
+        StatusCode::kFailedPrecondition, "SOURCE_REFUSED", why,
+        {{"source", request_.source()},
+         {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(finished.error_code()))},
+         {"reason", WithoutToken(ReasonOf(finished))}})};
+  }
+
+  // The next bytes.
+  Ended Take(const v1::DownloadResponse& message) {
+    if (draft_ == nullptr) {
+      if (!message.has_buffer()) return Damaged("the first message describes no buffer");
+      if (message.buffer().state() != v1::Buffer::STATE_READY)
+        return Damaged("the source is not READY");
+      // By the version the next attempt recognises the same array.
+      const std::uint64_t version = message.buffer().version();
+      if (version == 0 || (version_ != 0 && version != version_))
+        return Damaged("the source describes a buffer without a version, or with another one");
+      if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
+    } else if (message.has_buffer() && !IsSource(message.buffer())) {
+      return Damaged("another buffer answers than that of which the first bytes are");
+    }
+    const std::string& data = message.data();
+    if (message.offset() != position_ || data.size() > size_ - position_)
+      return Damaged("bytes came that were not asked for");
+    if (!message.has_crc32c() || message.crc32c() != Crc32c(data.data(), data.size()))
+      return Damaged("the bytes of a message do not have its checksum");
+    if (data.empty()) return {};
+    absl::Status checked =
+        CheckElements(draft_->buffer().type().dtype, {data.data(), data.size()}, position_);
+    if (!checked.ok()) return {checked};
+    absl::StatusOr<void*> place = store().BeginWrite(*draft_, position_, data.size());
+    if (!place.ok()) return {place.status()};
+    const absl::Time begin = SteadyNow();
+    absl::Status copied = CopyToDevice(*stream_, *place, data.data(), data.size());
+    NoteCopy(SteadyNow() - begin);
+    store().EndWrite(*draft_, position_, data.size(), copied.ok(), message.crc32c());
+    if (copied.ok()) position_ += data.size();
+    return {copied};
+  }
+
+  // Finds in the request what the draft will be, but for its type, and what of that is wrong.
+  absl::Status CheckSpec() {
+    spec_ = {.name = request_.name(), .replace = request_.replace(), .kind = Draft::Kind::kStream};
+    absl::StatusOr<Device*> device = core().FindDevice(request_.device());
+    if (!device.ok()) return device.status();
+    spec_.device = *device;
+    if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
+    return store().Check(spec_);
+  }
+
+  // Makes the draft, of the type that the source says.
+  absl::Status Open(const v1::Buffer& source) {
+    absl::StatusOr<ArrayType> type = MakeArrayType(source.dtype(), source.shape(), "source");
+    if (!type.ok()) return type.status();
+    spec_.type = *type;
+    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(*spec_.device);
+    if (!stream.ok()) return stream.status();
+    stream_ = *std::move(stream);
+    absl::StatusOr<std::shared_ptr<Draft>> draft = store().Create(spec_);
+    if (!draft.ok()) return draft.status();
+    draft_ = *std::move(draft);
+    size_ = spec_.type.bytes();
+    version_ = source.version();
+    dtype_ = source.dtype();
+    shape_.assign(source.shape().begin(), source.shape().end());
+    if (source.has_crc32c()) checksum_ = source.crc32c();
+    return absl::OkStatus();
+  }
+
+  // Whether it is the buffer that the first message described.
+  bool IsSource(const v1::Buffer& buffer) const {
+    return buffer.version() == version_ && buffer.dtype() == dtype_ &&
+           std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
+  }
+
+  // What a source says may go to the log and to the caller, but not the token that it was sent,
+  // which is the last word of the header.
+  std::string WithoutToken(const std::string& text) const {
+    const absl::string_view header = absl::StripAsciiWhitespace(token_);
+    const absl::string_view token = header.substr(header.rfind(' ') + 1);
+    return token.empty() ? text : absl::StrReplaceAll(text, {{token, "(token)"}});
+  }
+
+  Ended Damaged(std::string_view what) const {
+    return {absl::UnavailableError(absl::StrCat(request_.source(), ": ", Absl(what))), true};
+  }
+
+  void Pause(absl::Duration duration) {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, absl::ToChronoNanoseconds(duration),
+                   [this] { return stopped_ != Why::kNot; });
+  }
+
+  // What ends the call from outside.
+  absl::Status Stopped() {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ == Why::kNot) return absl::OkStatus();
+    if (stopped_ == Why::kCancelled) return CallerLeft();
+    const std::string limit =
+        absl::FormatDuration(core().Patience(core().options().upload_timeout));
+    const std::string what =
+        absl::StrCat("nothing has come from ", request_.source(), " for ", limit,
+                     last_error_.empty() ? "" : "; the last attempt ended with ", last_error_);
+    if (core().admission().closed()) {
+      return MakeError(StatusCode::kUnavailable, "DRAINING",
+                       absl::StrCat(what, ", and the server is stopping"), {{"limit", limit}});
+    }
+    return MakeError(StatusCode::kDeadlineExceeded, "SOURCE_STALLED", what,
+                     {{"source", request_.source()}, {"limit", limit}});
+  }
+
+  absl::Status Unreachable(const absl::Status& last) const {
+    return MakeError(
+        StatusCode::kUnavailable, "SOURCE_UNREACHABLE",
+        absl::StrCat(last.message(), "; ", kMostFailures, " attempts brought nothing more"),
+        {{"source", request_.source()},
+         {"received", absl::StrCat(position_)},
+         {"size", draft_ != nullptr ? absl::StrCat(size_) : "unknown"}});
+  }
+
+  Importer& importer_;
+  const v1::ImportBufferRequest& request_;
+  BufferSpec spec_;
+  v1::ImportBufferResponse& response_;
+  std::string token_;
+  Core::StreamPlace place_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  Why stopped_ = Why::kNot;
+  grpc::ClientContext* context_ = nullptr;     // of the attempt under way
+  absl::Time moved_ = absl::InfiniteFuture();  // when it last got anything, in whatever attempt
+
+  // Of the import's thread.
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::BufferService::Stub> stub_;
+  std::unique_ptr<Stream> stream_;
+  std::shared_ptr<Draft> draft_;
+  std::uint64_t version_ = 0;
+  v1::Dtype dtype_ = v1::DTYPE_UNSPECIFIED;
+  std::vector<std::int64_t> shape_;
+  std::uint64_t size_ = 0;
+  std::uint64_t position_ = 0;
+  std::optional<std::uint32_t> checksum_;  // of the whole
+  std::string last_error_;                 // of the last attempt
+};
+
+Importer::Importer(Core& core)
+    : core_(core),
+      sources_(core.options()),
+      // One for each place, and the one that chores of a share leave to others.
+      threads_(
+          core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
+          core.options().max_imports) {}
+
+void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
+  auto call = std::make_unique<ImportCall>(*this, core_, exchange);
+  ImportCall& started = *call;
+  exchange.Serve(std::move(call));
+  started.Start();
+}
+
+void Importer::EndIdle(absl::Time now) {
+  const std::lock_guard lock(mutex_);
+  for (ImportCall* call : running_) call->EndIfIdle(now);
+}
+
+}  // namespace tessera

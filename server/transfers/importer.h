@@ -1,0 +1,39 @@
+// Buffers that come from other servers: ImportBuffer.
+#pragma once
+
+#include <mutex>
+#include <set>
+
+#include "absl/time/time.h"
+#include "server/buffers/charge.h"
+#include "server/calls/unary_exchange.h"
+#include "server/cluster/import_sources.h"
+#include "server/core.h"
+#include "server/devices/chores.h"
+#include "tessera/v1/buffer.pb.h"
+
+namespace tessera {
+
+class ImportCall;
+
+// Thread safe; the core outlives it, and it the calls. Each import has a thread, of which there are
+// none on a server that may not import.
+class Importer {
+ public:
+  explicit Importer(Core& core);
+
+  void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
+  // Ends imports to which nothing has come for longer than --upload-timeout.
+  void EndIdle(absl::Time now);
+
+ private:
+  friend class ImportCall;
+
+  Core& core_;
+  const ImportSources sources_;
+  std::mutex mutex_;
+  std::set<ImportCall*> running_;
+  Chores threads_;  // ends first
+};
+
+}  // namespace tessera

@@ -1,0 +1,394 @@
+#include "server/transfers/upload_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
+#include "kernels/device/profiler_range.h"
+#include "server/calls/buffer_messages.h"
+#include "server/rpc/convert.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+// How many messages a stream copies before others have their turn, and before what it has copied
+// is known to have arrived.
+constexpr int kMessagesARun = 16;
+
+}  // namespace
+
+void UploadCall::Begin() {
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
+    if (!ticket.ok()) return ticket.status();
+    ticket_ = *std::move(ticket);
+    absl::StatusOr<Core::TransferPlace> place =
+        core_.TakeTransfer(StreamKind::kUpload, tenant_, core_.options().max_message);
+    if (!place.ok()) return place.status();
+    place_ = *std::move(place);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    End(status);
+    return;
+  }
+  PassOn();
+}
+
+void UploadCall::OnReadDone(bool ok) {
+  {
+    const std::lock_guard lock(mutex_);
+    // The end of the client's data, of the client, or of what gRPC accepts.
+    next_ = ok ? Next::kHere : Next::kNoMore;
+    if (busy_) return;
+    busy_ = true;
+  }
+  GoOn();
+}
+
+void UploadCall::OnSendInitialMetadataDone(bool ok) {
+  if (!ok || context().IsCancelled()) {
+    End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the upload off"));
+    return;
+  }
+  // What is replaced may be freed.
+  const absl::Status status =
+      core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
+  if (!status.ok()) End(status);
+}
+
+void UploadCall::OnDone() { live_.Remove(*this); }
+
+void UploadCall::EndIfIdle(absl::Time now) {
+  absl::Status status = absl::OkStatus();
+  {
+    const std::lock_guard lock(mutex_);
+    if (busy_) return;
+    status = CheckPause(now);
+    if (status.ok() && draft_ != nullptr) status = tenant_.store().CheckOpen(*draft_);
+    if (status.ok()) return;
+    busy_ = true;
+  }
+  End(status);
+}
+
+absl::Status UploadCall::CheckPause(absl::Time now) const {
+  return core_.CheckPause(now - moved_, core_.options().upload_timeout, "UPLOAD_IDLE",
+                          "no data has come for longer than the server waits");
+}
+
+void UploadCall::PassOn() {
+  message_.Clear();
+  // Here as well: of a client that sends messages without data one after the other, there may
+  // always be one in hand.
+  if (const absl::Status status = CheckPause(SteadyNow()); !status.ok()) return End(status);
+  bool read = false;
+  {
+    const std::lock_guard lock(mutex_);
+    read = next_ == Next::kNone;
+    if (read) next_ = Next::kReading;
+  }
+  if (read) StartRead(&bytes_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (next_ == Next::kReading) {
+      // What is read counts as the message that was in hand.
+      ahead_ = Charge();
+      busy_ = false;
+      return;
+    }
+  }
+  GoOn();
+}
+
+void UploadCall::GoOn() {
+  if (!IsHere()) {
+    // Unless this is the end of the client's data, gRPC has cancelled the call before, and cannot
+    // send metadata any more.
+    StartSendInitialMetadata();
+    return;
+  }
+  absl::Status status = Guarded([&] { return Take(); });
+  if (status.ok()) {
+    if (draft_ == nullptr) {
+      // Memory may have to be found.
+      status = core_.chores().Submit(
+          [this] {
+            absl::Status opened = Guarded([&] { return Open(); });
+            if (opened.ok()) opened = Hand();
+            if (!opened.ok()) End(opened);
+          },
+          tenant_.number());
+    } else {
+      status = Hand();
+    }
+  }
+  if (!status.ok()) End(status);
+}
+
+bool UploadCall::IsHere() {
+  const std::lock_guard lock(mutex_);
+  return next_ == Next::kHere;
+}
+
+absl::Status UploadCall::Take() {
+  absl::Status status = core_.CheckSize(bytes_.Length());
+  if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
+    status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "a message is no valid UploadRequest, or has much beside data",
+                       {{"field", "message"}, {"method", "Upload"}});
+  }
+  if (status.ok()) {
+    const v1::UploadRequest& header = message_.header();
+    status = core_.CheckHeader(header.SpaceUsedLong() - header.data().size());
+  }
+  if (!status.ok()) message_.Clear();
+  bytes_.Clear();
+  const std::lock_guard lock(mutex_);
+  next_ = Next::kNone;
+  return status;
+}
+
+void UploadCall::ReadAhead() {
+  const Budget& memory = core_.host_memory();
+  if (memory.free() < memory.limit() / 2) return;
+  if (ahead_.amount() == 0) {
+    absl::StatusOr<Charge> ahead = core_.TakeHostMemory(core_.options().max_message, "");
+    if (!ahead.ok()) return;
+    ahead_ = *std::move(ahead);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = Next::kReading;
+  }
+  StartRead(&bytes_);
+}
+
+absl::Status UploadCall::Hand() {
+  // That of the device to which the bytes go.
+  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
+  ReadAhead();
+  submitted_ = SteadyNow();
+  return transfers.Submit(*this);
+}
+
+absl::Status UploadCall::Open() {
+  const v1::UploadRequest& header = message_.header();
+  name_ = header.name();
+  version_ = header.version();
+  creates_ = header.has_spec();
+  if (creates_ && version_ != 0) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                     "an upload that creates a buffer gets its version from the server",
+                     {{"field", "version"}, {"value", absl::StrCat(version_)}, {"expected", "0"}});
+  }
+  absl::StatusOr<std::shared_ptr<Draft>> draft;
+  if (creates_) {
+    spec_ = header.spec();
+    absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
+    if (!spec.ok()) return spec.status();
+    spec->kind = Draft::Kind::kStream;
+    draft = tenant_.store().Create(*spec);
+  } else {
+    draft = tenant_.store().FindDraft(name_, version_);
+  }
+  if (!draft.ok()) return draft.status();
+  draft_ = *std::move(draft);
+  moved_ = SteadyNow();
+  return absl::OkStatus();
+}
+
+void UploadCall::Run(Stream& stream) {
+  const ProfilerRange range("Upload");
+  const Executor& transfers = core_.transfers(stream.device());
+  const absl::Time begin = SteadyNow();
+  waited_ += begin - submitted_;
+  moved_ += begin - submitted_;  // it was not the client who let it wait
+  arrived_ = 0;
+  absl::Status status;
+  for (int message = 1;; ++message) {
+    status = Guarded([&] { return Copy(stream); });
+    if (!status.ok() || message == kMessagesARun || transfers.waiting() > 0 || !IsHere()) break;
+    status = Guarded([&] { return Take(); });
+    if (!status.ok()) break;
+    ReadAhead();
+  }
+  const absl::Status ended = EndWrite(stream);
+  if (status.ok()) status = ended;
+  const absl::Time end = SteadyNow();
+  if (arrived_ > 0) moved_ = end;
+  const absl::Duration copy = end - begin;
+  copies_ += copy;
+  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_, copy);
+  if (status.ok()) {
+    PassOn();
+  } else {
+    End(status);
+  }
+}
+
+absl::Status UploadCall::Copy(Stream& stream) {
+  const v1::UploadRequest& header = message_.header();
+  const bool same_name = header.name().empty() || header.name() == name_;
+  const bool same_version = header.version() == 0 || header.version() == version_;
+  const bool same_spec =
+      !header.has_spec() ||
+      (creates_ && google::protobuf::util::MessageDifferencer::Equals(header.spec(), spec_));
+  if (!same_name || !same_version || !same_spec) {
+    absl::Status status =
+        MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                  "a later message of an upload names another buffer, version or spec",
+                  {{"field", !same_name      ? "name"
+                             : !same_version ? "version"
+                                             : "spec"}});
+    if (!same_name || !same_version) {  // a spec may be long
+      SetErrorMetadata(status, "value",
+                       !same_name ? header.name() : absl::StrCat(header.version()));
+      SetErrorMetadata(status, "expected", !same_name ? name_ : absl::StrCat(version_));
+    }
+    return status;
+  }
+  if (header.has_offset()) position_ = header.offset();
+  if (header.has_buffer_crc32c()) {
+    if (!creates_) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "only an upload that creates the buffer checks all of it; SealBuffer does "
+                       "for the others",
+                       {{"field", "buffer_crc32c"}});
+    }
+    buffer_checksum_ = header.buffer_crc32c();
+  }
+  const std::uint64_t size = message_.data_size();
+  std::optional<std::uint32_t> checksum;
+  if (size == 0) {
+    absl::Status status = CheckChecksum(checksum);
+    return status.ok() ? tenant_.store().CheckWrite(*draft_, position_, 0) : status;
+  }
+  const bool follows = write_.has_value() && write_->begin + write_->size == position_;
+  if (!follows) {
+    if (absl::Status status = EndWrite(stream); !status.ok()) return status;
+  }
+  absl::StatusOr<void*> memory = follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
+                                         : tenant_.store().BeginWrite(*draft_, position_, size);
+  if (!memory.ok()) return memory.status();
+  if (!follows) write_ = Write{.begin = position_};
+  if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
+  std::uint64_t at = position_;
+  for (const HostBytes& piece : message_.data()) {
+    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
+    if (!status.ok()) return status;
+    at += piece.size;
+  }
+  if (write_->size > 0) {
+    if (checksum.has_value() && write_->checksum.has_value()) {
+      checksum = Crc32cCombine(*write_->checksum, *checksum, size);
+    } else {
+      checksum.reset();
+    }
+  }
+  write_->checksum = checksum;
+  write_->size += size;
+  absl::Status status = CopyToDevice(stream, *memory, message_.data());
+  write_->failed = !status.ok();
+  position_ += size;
+  received_ += size;
+  return status;
+}
+
+absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) const {
+  const v1::UploadRequest& header = message_.header();
+  if (!header.has_crc32c()) return absl::OkStatus();
+  checksum = 0;
+  for (const HostBytes& piece : message_.data()) {
+    checksum = Crc32cExtend(*checksum, piece.data, piece.size);
+  }
+  if (*checksum == header.crc32c()) return absl::OkStatus();
+  return MakeError(StatusCode::kDataLoss, "BAD_CHECKSUM",
+                   "the data of a message has another CRC-32C than the message says",
+                   {{"field", "crc32c"},
+                    {"offset", absl::StrCat(position_)},
+                    {"expected", absl::StrCat(header.crc32c())},
+                    {"actual", absl::StrCat(*checksum)}});
+}
+
+absl::Status UploadCall::EndWrite(Stream& stream) {
+  if (!write_.has_value()) return absl::OkStatus();
+  const Write write = *write_;
+  write_.reset();
+  if (write.size == 0) {
+    tenant_.store().AbandonWrite(*draft_);
+    return absl::OkStatus();
+  }
+  // Also after a copy that failed: part of it may still be under way to memory that is about to
+  // be freed.
+  absl::Status arrived = Synchronize(stream);
+  const bool done = arrived.ok() && !write.failed;
+  tenant_.store().EndWrite(*draft_, write.begin, write.size, done, write.checksum);
+  if (done) arrived_ += write.size;
+  return arrived;
+}
+
+absl::Status UploadCall::Close() {
+  if (draft_ == nullptr) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                     "an upload needs a message with a name", {{"field", "name"}});
+  }
+  BufferInfo info;
+  if (creates_) {
+    info = tenant_.store().Describe(*draft_);
+    if (!info.missing.empty()) {
+      return MakeError(StatusCode::kInvalidArgument, "MISSING_DATA",
+                       "the stream ended before the buffer was full",
+                       {{"name", name_},
+                        {"size", absl::StrCat(info.buffer->type().bytes())},
+                        {"missing", ToString(info.missing)}});
+    }
+    absl::StatusOr<BufferInfo> sealed = tenant_.store().Seal(*draft_, buffer_checksum_);
+    if (!sealed.ok()) {
+      absl::Status status = sealed.status();
+      if (absl::IsDataLoss(status)) SetErrorMetadata(status, "field", "buffer_crc32c");
+      return status;
+    }
+    info = *std::move(sealed);
+  } else {
+    if (absl::Status status = tenant_.store().CheckOpen(*draft_); !status.ok()) return status;
+    info = tenant_.store().Describe(*draft_);
+  }
+  v1::UploadResponse response;
+  SetBuffer(info, response.mutable_buffer());
+  response.set_received_bytes(received_);
+  bool owned = false;
+  grpc::SerializationTraits<v1::UploadResponse>::Serialize(response, &response_, &owned);
+  return absl::OkStatus();
+}
+
+void UploadCall::End(const absl::Status& status) {
+  core_.Conclude({.method = "Upload",
+                  .strategy = "",
+                  .tenant = &tenant_,
+                  .trace = trace(),
+                  .accepted = accept_time_,
+                  .ended = SteadyNow(),
+                  .waited = waited_,
+                  .copies = copies_},
+                 status, [this] { return peer_; });
+  message_.Clear();
+  if (draft_ != nullptr) {
+    if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
+    core_.chores().Release(std::move(draft_));
+  }
+  place_ = {};
+  ahead_ = Charge();
+  if (status.ok()) {
+    FinishWith(response_);
+  } else {
+    Finish(ToGrpc(status, sees_all_));
+  }
+}
+
+}  // namespace tessera

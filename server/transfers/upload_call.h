@@ -1,0 +1,145 @@
+// The Upload method.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+#include "server/core.h"
+#include "server/rpc/live_calls.h"
+#include "server/rpc/stream_call.h"
+#include "server/transfers/upload_message.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+
+namespace tessera {
+
+// One stream of data into a draft. Whoever has the turn works on a message, while gRPC reads the
+// next one: a stream holds at most two messages, the second one only while there is host memory for
+// it, and none while it waits for the client.
+class UploadCall final : public StreamCall, private Task {
+ public:
+  UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
+             StreamExchange& exchange)
+      : StreamCall(exchange),
+        Task(caller.tenant->number()),
+        core_(core),
+        tenant_(*caller.tenant),
+        sees_all_(caller.sees_all()),
+        live_(live),
+        peer_(context().peer()) {}
+
+  // Once the service knows the call.
+  void Begin();
+
+  void OnReadDone(bool ok) override;
+
+  void OnSendInitialMetadataDone(bool ok) override;
+
+  void OnDone() override;
+
+  // Safe at any time: while a call waits for a message no one else ends it.
+  void EndIfIdle(absl::Time now);
+
+ private:
+  // What gRPC does, or has done, for the message after the one in hand.
+  enum class Next { kNone, kReading, kHere, kNoMore };
+
+  // The functions from here on are for the one who has the turn.
+
+  // The errors of Core::CheckPause.
+  absl::Status CheckPause(absl::Time now) const;
+
+  // Is done with the message in hand: goes on with the next one if it is here, else gives the turn
+  // back.
+  void PassOn();
+
+  // Sends the next message, which is here, on its way, or ends the stream.
+  void GoOn();
+
+  // Whether the next message is here.
+  bool IsHere();
+
+  // Takes the next message, which is here, in hand.
+  absl::Status Take();
+
+  // Lets gRPC read the next message while there is one in hand. A luxury: not if host memory is
+  // getting short.
+  void ReadAhead();
+
+  // Finds or makes the buffer that the first message names.
+  absl::Status Open();
+
+  // Sends the message in hand to the device's workers.
+  absl::Status Hand();
+
+  // Copies the message in hand, and those that are here when it is done, to the device.
+  void Run(Stream& stream) override;
+
+  void Refuse(const absl::Status& status) override { End(status); }
+
+  // Checks the message in hand and brings its data on its way to the device.
+  absl::Status Copy(Stream& stream);
+
+  absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const;
+
+  // What is on its way arrives, and counts as written.
+  absl::Status EndWrite(Stream& stream);
+
+  // The client has sent all it wants to send.
+  absl::Status Close();
+
+  // Once. The call may be gone on return.
+  void End(const absl::Status& status);
+
+  Core& core_;
+  Tenant& tenant_;
+  const bool sees_all_;
+  LiveCalls<UploadCall>& live_;
+  const std::string peer_;  // which gRPC forgets when the connection breaks
+  const absl::Time accept_time_ = SteadyNow();
+  grpc::ByteBuffer response_;
+  Admission::Ticket ticket_;
+  Core::TransferPlace
+      place_;     // memory: for the message in hand, or the one that the call waits for
+  Charge ahead_;  // for the one behind it
+
+  std::mutex mutex_;
+  // Whether someone has the turn; from its end on the call has it for ever.
+  bool busy_ = true;
+  Next next_ = Next::kNone;
+  // When data last came, or since when it might: later by what the server then let messages wait.
+  // It belongs to the one who has the turn, and needs the mutex while nobody has.
+  absl::Time moved_ = SteadyNow();
+
+  // These belong to the one who has the turn; bytes_ to gRPC while it reads.
+  grpc::ByteBuffer bytes_;
+  UploadMessage message_;  // in hand
+  std::string name_;
+  std::uint64_t version_ = 0;
+  v1::BufferSpec spec_;
+  bool creates_ = false;
+  std::shared_ptr<Draft> draft_;
+  std::uint64_t position_ = 0;  // where data goes that does not say
+  std::uint64_t received_ = 0;
+  std::optional<std::uint32_t> buffer_checksum_;
+  // What Run brings on its way as one write of the store: data of messages that follow each other.
+  struct Write {
+    std::uint64_t begin = 0;
+    std::uint64_t size = 0;
+    std::optional<std::uint32_t> checksum;
+    bool failed = false;
+  };
+  std::optional<Write> write_;
+  std::uint64_t arrived_ = 0;  // bytes that Run has brought to the device
+  absl::Time submitted_;       // when it last began to wait for a worker
+  absl::Duration waited_ = absl::ZeroDuration();
+  absl::Duration copies_ = absl::ZeroDuration();
+};
+
+}  // namespace tessera
