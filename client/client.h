@@ -92,8 +92,8 @@ struct ClientOptions {
   // it goes to another, for servers that hang and keep their connections. To be longer than any
   // call takes.
   absl::Duration attempt_timeout = absl::InfiniteDuration();
-  // Whether calls about a buffer carry the route of its name (kernels/base/ring.h) as metadata
-  // "tessera-route", by which proxies find the buffer's server (deploy/README.md).
+  // Whether calls about a buffer carry the route of its name (kernels/client_and_server/ring.h) as
+  // metadata "tessera-route", by which proxies find the buffer's server (deploy/README.md).
   bool send_route = false;
 };
 

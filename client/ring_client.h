@@ -1,5 +1,5 @@
 // A client for each of several servers that share names: each name has one home
-// (kernels/base/ring.h).
+// (kernels/client_and_server/ring.h).
 //
 //   auto ring = tessera::RingClient::Read("ring.txt");
 //   tessera::Client& home = ring->For("run7/weights");

@@ -27,8 +27,10 @@ install(FILES client/arrays.h client/async.h client/client.h client/expression.h
               client/shared_memory.h client/slice.h
   DESTINATION ${TESSERA_HEADER_DIR}/client COMPONENT client)
 install(FILES kernels/base/dtype.h kernels/base/element.h kernels/base/error.h kernels/base/launch.h kernels/base/map_op.h
-              kernels/base/printable.h kernels/base/reduce_op.h kernels/base/ring.h
+              kernels/base/reduce_op.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/base COMPONENT client)
+install(FILES kernels/client_and_server/printable.h kernels/client_and_server/ring.h
+  DESTINATION ${TESSERA_HEADER_DIR}/kernels/client_and_server COMPONENT client)
 install(DIRECTORY ${TESSERA_PROTO_DIR}/tessera ${PROJECT_SOURCE_DIR}/proto/tessera
   DESTINATION ${TESSERA_HEADER_DIR} COMPONENT client FILES_MATCHING PATTERN "*.pb.h" PATTERN "*.proto")
 

@@ -307,7 +307,7 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
                             absl::Span<ScalarResult> results);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
-// (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
+// (kernels/same_bits/convert.h says how), and waits. Of the options, pace and max_seconds count.
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
 // The same to memory of another device: directly where Stream::ReachesPeer, else by way of the

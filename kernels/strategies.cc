@@ -231,12 +231,13 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 
 }  // namespace
 
-// On a GPU, but for large products of f64, by what random ones took (kernels/tuning.h); always as
-// long as the error bound is no larger than that of the library or what stands in for it: f32
-// operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when they
-// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores,
-// but on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to
-// one core (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
+// On a GPU, but for large products of f64, by what random ones took (kernels/choose/tuning.h);
+// always as long as the error bound is no larger than that of the library or what stands in for it:
+// f32 operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when
+// they are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16
+// cores, but on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it
+// leaves to one core (up to 2^18 multiply-adds), few rows or columns, and all products where cores
+// are few.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {

@@ -38,7 +38,7 @@ struct Options {
   std::string tls_key;
   std::string tls_client_ca;  // whose certificates clients have to have
   bool insecure = false;      // whether others than this host may come without TLS
-  std::string tokens;         // file of who may call (server/access.h); empty: everyone
+  std::string tokens;         // file of who may call (server/access/access.h); empty: everyone
   SocketAccess sockets;       // who may connect to the unix sockets, that of shared memory included
 
   // Other servers: whom buffers may be imported from (host:port, with `*`), and the file in PEM of

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-// The functions that server/gpu_monitor.cc uses, with the types of nvml.h.
+// The functions that server/devices/gpu_monitor.cc uses, with the types of nvml.h.
 namespace {
 
 tessera::FakeNvml& State() {

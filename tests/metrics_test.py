@@ -556,7 +556,7 @@ class DeployedTest(MetricsCase):
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
         # What the driver tells of GPUs: tests/gpu_monitor_test.cc has the samples.
-        source = (o.ROOT / "server" / "metrics_text.cc").read_text()
+        source = (o.ROOT / "server" / "status" / "metrics_text.cc").read_text()
         gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)
         known = scrape.names() | set(scrape.types) | gpu

@@ -22,7 +22,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kMib = std::size_t{1} << 20;
-// Of client/shared_transfers.cc.
+// Of client/transfers/shared_transfers.cc.
 constexpr std::size_t kLeast = 4 * kMib;
 constexpr std::size_t kSlot = 16 * kMib;
 

@@ -291,9 +291,9 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
                     ReduceOp::kSum, 0));
 }
 
-// Arrays just above a gigabyte are folded along the outermost axis in slabs (kernels/axis_slabs.h)
-// on GPUs. Sums of some columns leave the range of f32, in or between slabs, and come back; the
-// extremes of other columns stand in the rows that are left over.
+// Arrays just above a gigabyte are folded along the outermost axis in slabs
+// (kernels/team/axis_slabs.h) on GPUs. Sums of some columns leave the range of f32, in or between
+// slabs, and come back; the extremes of other columns stand in the rows that are left over.
 class SlabTest : public TeamTest {
  protected:
   static constexpr std::int64_t kRows = 1000 * kSlabs + 5;

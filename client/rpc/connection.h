@@ -201,7 +201,7 @@ class Connection {
             .cancel = call.cancel};
   }
 
-  // One unary call; whether it is repeated, the table of client/methods.h says. only: of that
+  // One unary call; whether it is repeated, the table of client/rpc/methods.h says. only: of that
   // server. route: where it went in the end.
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,

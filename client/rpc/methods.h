@@ -2,7 +2,7 @@
 // whether one may be sent again when nobody knows whether it was carried out. Not for users of the
 // library.
 //
-// What is sent again, and when (Retry in client/connection.h decides, after AIP-194):
+// What is sent again, and when (Retry in client/rpc/connection.h decides, after AIP-194):
 //   UNAVAILABLE (a broken connection, a server that stops)        only what is safe to repeat
 //   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               any: the server did nothing
 //   RESOURCE_EXHAUSTED with a RetryInfo                            any: the server did nothing

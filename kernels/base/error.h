@@ -1,5 +1,6 @@
 // How a failure is described everywhere above the kernels: an absl::Status that carries a reason
-// and figures, which server/convert.cc turns into a google.rpc.ErrorInfo and client/client.cc back.
+// and figures, which server/rpc/convert.cc turns into a google.rpc.ErrorInfo and client/client.cc
+// back.
 #pragma once
 
 #include <initializer_list>

@@ -65,7 +65,7 @@ struct MapOpInfo {
   int flops;  // its cost for the worst operands, in additions, in the cost model
 };
 
-// THE list, in the order of the values. What an operation computes: kernels/map_math.h.
+// THE list, in the order of the values. What an operation computes: kernels/expression/map_math.h.
 inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
     {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},

@@ -34,7 +34,7 @@ struct ReduceOpInfo {
 };
 
 // THE list of reduction operations, in the order of their values. What an operation computes:
-// kernels/reduction.h.
+// kernels/same_bits/reduction.h.
 inline constexpr std::array<ReduceOpInfo, 14> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},

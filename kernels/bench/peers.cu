@@ -16,7 +16,8 @@
 namespace tessera::bench {
 namespace {
 
-// As the strategies do, programs look for the libraries at run time (kernels/cuda/cublas_loader.h).
+// As the strategies do, programs look for the libraries at run time
+// (kernels/cuda/runtime/cublas_loader.h).
 struct Api {
   decltype(&cublasSnrm2_64) snrm2;
   decltype(&cublasSasum_64) sasum;

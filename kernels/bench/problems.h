@@ -24,7 +24,7 @@ struct Candidate {
 struct RandomProblem {
   std::string operation, dtype;
   std::string shape;            // extents, transposes, pitches, and bytes off a multiple of 256
-  std::vector<float> features;  // of a product: kernels/tuning.h
+  std::vector<float> features;  // of a product: kernels/choose/tuning.h
   // Strategies whose cost model is within kBeyond of the least, and whose error bound is within the
   // chosen one's or the vendor's; and the vendor's calls.
   std::vector<Candidate> candidates;

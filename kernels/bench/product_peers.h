@@ -7,7 +7,7 @@
 
 namespace tessera::bench {
 
-// Which way b takes to a GPU that does not have it: kernels/cuda/matmul/shares.cuh.
+// Which way b takes to a GPU that does not have it: kernels/cuda/team/shares.cuh.
 enum class Way { kChosen, kBeforehand, kRemote };
 void SetWay(Way way);
 

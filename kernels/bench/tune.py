@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Fits the decision trees of kernels/tuning.h to the times of random products.
+"""Fits the decision trees of kernels/choose/tuning.h to the times of random products.
 
     strategy_bench --regret=400 --seed=11 --operation=matmul --json=a.json
-    kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/tuning/matmul_sm90.inc
+    kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/choose/matmul_sm90.inc
 
 which is what `./dev tune` does with as many seeds as there is time for.
 

@@ -287,7 +287,7 @@ class Stream {
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
   // Writes n contiguous elements as another type, or the same. What does not fit is rounded or
-  // clipped as kernels/convert.h says.
+  // clipped as kernels/same_bits/convert.h says.
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;

@@ -293,7 +293,7 @@ TESSERA_HD auto Apply(T a, T b, T c) {
 }
 
 // A value rounded to an element type, as the value that this type has in a register:
-// kernels/convert.h for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
+// kernels/same_bits/convert.h for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
 template <class Element, class From>
 TESSERA_HD ValueOf<Element> RoundTo(From x) {
   if constexpr (std::is_same_v<Element, bool>) {

@@ -1,5 +1,6 @@
 // An expression as the strategies of Map run it: typed instructions on registers, one value an
-// element each. kernels/expression.h makes it from what a request says. Standard library only.
+// element each. kernels/expression/expression.h makes it from what a request says. Standard library
+// only.
 #pragma once
 
 #include <array>

@@ -109,7 +109,7 @@ struct ReduceAxesProblem {
 
 // c[m, n] = op(a) * op(b), c row-major without gaps, extents above 0. a is [m, k] with row pitch
 // lda >= k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches count
-// elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
+// elements. Which types c may have for which operands: IsMatmulPair in kernels/problem/matmul.h.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
@@ -171,8 +171,8 @@ struct MapProblem {
 inline constexpr std::int64_t kMostTopK = 4096;
 
 // Of each row of x[rows, n] the k largest or smallest elements, sorted, and their indices in the
-// row; kernels/top_k.h has the order. values and indices are [rows / inner, k, inner]: row r leaves
-// its j-th element at [r / inner, j, r % inner].
+// row; kernels/problem/top_k.h has the order. values and indices are [rows / inner, k, inner]: row
+// r leaves its j-th element at [r / inner, j, r % inner].
 struct TopKProblem {
   static constexpr std::string_view kOperation = "top_k";
   DType dtype = DType::kF32;
@@ -256,9 +256,9 @@ struct Strategy {
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
   // The same as launch and launch_wide, shared out among devices that all reach the operands: of
   // Dot and Reduce chunks of the fixed tree, of which the problem's stream, with or without a
-  // share, makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/axis_slabs.h), where
-  // the problem has some. Shares follow each other from the first part to the last. The result is
-  // there once all streams have been synchronised. Null: one device does all.
+  // share, makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/team/axis_slabs.h),
+  // where the problem has some. Shares follow each other from the first part to the last. The
+  // result is there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always

@@ -338,7 +338,7 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
 // strategy, LaunchBytes(strategy) where launches do not take scratch memory for the problem as it
 // is, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy) where
-// Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
+// Strategy::launch_wide alone does not do it, LaunchShare (kernels/team/share_out.h), and
 // ShareBytes(problem, strategy), the scratch memory that a share takes at most: the stream works
 // alone where another device has less.
 template <class Problem, class Place, class Work>

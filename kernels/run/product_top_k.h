@@ -1,5 +1,5 @@
-// Matmul, an expression and TopK as one operation (kernels/product_top_k.h), for whoever has them
-// as steps.
+// Matmul, an expression and TopK as one operation (kernels/problem/product_top_k.h), for whoever
+// has them as steps.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 //   segment  64 rows of a chunk, counted from the chunk's begin. The last may be short.
 //
 //   1. A column folds its elements of one segment from top to bottom, beginning with the identity,
-//      in the narrow accumulator of its kind (kernels/tree_columns.h).
+//      in the narrow accumulator of its kind (kernels/same_bits/tree_columns.h).
 //   2. The V columns of a lane are widened and folded as a halving tree: of count values, value i
 //      takes value i + count / 2, then count / 4, ... , 1.
 //   3. A lane folds those of the chunk's segments from first to last, beginning with the identity.

@@ -1,5 +1,5 @@
 // The algebra of reductions: what each ReduceOp does to elements, once for the host and the device.
-// Fold<op, T> serves every strategy; kernels/tree_columns.h lays it along the fixed tree.
+// Fold<op, T> serves every strategy; kernels/same_bits/tree_columns.h lays it along the fixed tree.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What a column of the tree (kernels/fixed_tree.h) does with its elements, for every kind of sum,
-// once for the host and the device, so that both compute the same bits.
+// What a column of the tree (kernels/same_bits/fixed_tree.h) does with its elements, for every kind
+// of sum, once for the host and the device, so that both compute the same bits.
 //
 // A kind has
 //   Element, Column, Wide  the operand's type; the narrow accumulator; the wide one

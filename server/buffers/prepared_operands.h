@@ -1,8 +1,8 @@
-// What operations have made of resident operands before they read them (kernels/prepared.h), kept
-// on a device for the next call with the same operand: READY buffers never change. It takes what
-// the buffers leave of the device's limit, and goes when they or the work of calls need it, when
-// its own buffer goes, or when newer is to be kept. What a call uses goes when the call ends; from
-// when it has been forgotten on, no other call finds it.
+// What operations have made of resident operands before they read them (kernels/device/prepared.h),
+// kept on a device for the next call with the same operand: READY buffers never change. It takes
+// what the buffers leave of the device's limit, and goes when they or the work of calls need it,
+// when its own buffer goes, or when newer is to be kept. What a call uses goes when the call ends;
+// from when it has been forgotten on, no other call finds it.
 #pragma once
 
 #include <atomic>

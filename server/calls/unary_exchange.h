@@ -95,7 +95,7 @@ class UnaryExchange {
 };
 
 // How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
-// specialisation bounds what a request may repeat (server/map_message.h).
+// specialisation bounds what a request may repeat (server/compute/map_message.h).
 template <class Request>
 struct RequestParser {
   // What that takes at most.

@@ -109,7 +109,7 @@ absl::Status BadCount(std::string_view field, int least, int most) {
 
 // Whether an expression has as many nodes, and the request in this field as many operands, as it
 // may. Of a request with too many of the one its parser leaves none of the other
-// (server/map_message.h).
+// (server/compute/map_message.h).
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
   const int nodes = expression.nodes_size();

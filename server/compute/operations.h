@@ -77,8 +77,8 @@ struct SelectionSteps {
   const v1::TopKRequest& top_k;
 };
 
-// The strategy that does so (kernels/product_top_k.h), where the steps by themselves would take
-// these ones of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
+// The strategy that does so (kernels/problem/product_top_k.h), where the steps by themselves would
+// take these ones of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
 const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
                                            std::string_view top_k, const Device& device);
 // Scratch memory that it takes at most.

@@ -1,4 +1,5 @@
-// What the server counts about itself while it serves, for server/metrics_text.h to write down.
+// What the server counts about itself while it serves, for server/status/metrics_text.h to write
+// down.
 #pragma once
 
 #include <array>

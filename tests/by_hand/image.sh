@@ -29,7 +29,7 @@ layers() {
   folder=$(mktemp -d)
   git archive HEAD | tar -xf - -C "$folder"
   local file
-  for file in server/clock.cc kernels/pace.cc; do
+  for file in server/clock.cc kernels/choose/pace.cc; do
     echo "// changed at $(date +%s)" >>"$folder/$file"
     say "$file is changed; repeated steps:"
     (cd "$folder" && DOCKER_BUILDKIT=0 docker build -f deploy/Dockerfile -t tessera:by-hand "$@" .) \

@@ -41,13 +41,13 @@ COUNTING = re.compile(r"^(void (?:Histogram::Add|Metrics::Count\w*)\([^{]*\{)", 
 
 def without_counters(build, folder):
     """A server that differs from the built one in functions that return at once."""
-    source = (o.ROOT / "server" / "metrics.cc").read_text()
+    source = (o.ROOT / "server" / "observe" / "metrics.cc").read_text()
     empty, changed = COUNTING.subn(r"\1 return;", source)
     assert changed > 4, changed
     stub = pathlib.Path(folder) / "metrics.cc"
     stub.write_text(empty)
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        if entry["file"].endswith("server/metrics.cc"):
+        if entry["file"].endswith("server/observe/metrics.cc"):
             words = shlex.split(entry["command"])
             words[words.index(entry["file"])] = str(stub)
             words[words.index("-o") + 1] = f"{stub}.o"

@@ -1,5 +1,6 @@
-// Dot along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA strategies of
-// the same names, whatever the number of threads. kernels/cuda/dot/fixed_tree.cu says how.
+// Dot along the tree of kernels/same_bits/fixed_tree.h, over all cores: the bits of the CUDA
+// strategies of the same names, whatever the number of threads. kernels/cuda/dot/fixed_tree.cu says
+// how.
 //
 // Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
 // add in f32, 64 rows deep, so that vector instructions take twice as many elements as with double
@@ -34,7 +35,7 @@ void RunShared(const DotProblem& p, std::span<const TeamShare> shares, Stream&) 
 extern constexpr Strategy<DotProblem> kDotCpuFixedTree = {
     .name = "fixed_tree",
     .summary = "the shape of the sum depends on n alone: the bits of every device",
-    .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
+    .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .deterministic = true,
     .roundoff = Roundoff<false>,
     .cost = CostOf,

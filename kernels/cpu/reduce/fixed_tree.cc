@@ -1,5 +1,6 @@
-// Reduce along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA strategies of
-// the same names, whatever the number of threads. kernels/cuda/reduce/fixed_tree.cu says how.
+// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores: the bits of the CUDA
+// strategies of the same names, whatever the number of threads. kernels/cuda/reduce/fixed_tree.cu
+// says how.
 //
 // Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
 // add in f32, 64 rows deep. compensated adds in double, f64 in 7 operations per element.
@@ -33,7 +34,7 @@ void RunShared(const ReduceProblem& p, std::span<const TeamShare> shares, Stream
 extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .name = "fixed_tree",
     .summary = "the shape of the sum depends on n alone: the bits of every device",
-    .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
+    .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .deterministic = true,
     .roundoff = Roundoff<false>,
     .cost = CostOf,

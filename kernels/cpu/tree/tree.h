@@ -1,5 +1,6 @@
-// The tree of kernels/fixed_tree.h on the CPU, for the strategies fixed_tree and compensated: the
-// kinds of kernels/tree_columns.h step by step as on a GPU, the same bits.
+// The tree of kernels/same_bits/fixed_tree.h on the CPU, for the strategies fixed_tree and
+// compensated: the kinds of kernels/same_bits/tree_columns.h step by step as on a GPU, the same
+// bits.
 #pragma once
 
 #include <span>

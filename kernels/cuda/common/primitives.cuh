@@ -2,8 +2,8 @@
 // block on the device.
 //
 // All folds take any number of elements and any block size, combine in an order that launch and n
-// alone decide, and work on accumulators of Fold<op, T> (kernels/reduction.h): numbers, or small
-// structs such as Indexed<T> and Moments.
+// alone decide, and work on accumulators of Fold<op, T> (kernels/same_bits/reduction.h): numbers,
+// or small structs such as Indexed<T> and Moments.
 #pragma once
 
 #include <algorithm>

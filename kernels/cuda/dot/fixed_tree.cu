@@ -5,8 +5,8 @@
 // FixedTree instead of as many as this device likes. A request may still choose grid and block: a
 // block then takes several chunks in turn, a thread several lanes, and what is added to what stays
 // as it is. A product is rounded before it is added, on every device: no fused multiply-add where
-// it would change a bit. kernels/fixed_tree.h defines the tree, well enough to be written again;
-// tests/tree_test.cc does that.
+// it would change a bit. kernels/same_bits/fixed_tree.h defines the tree, well enough to be written
+// again; tests/tree_test.cc does that.
 //
 // `compensated`: where products of both signs cancel, the sum keeps its digits. f32 and the 16-bit
 // types multiply and add in double, in which their products are exact. f64 has nothing wider, so a
@@ -58,7 +58,7 @@ void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Strea
 extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .name = "fixed_tree",
     .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
-    .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
+    .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},

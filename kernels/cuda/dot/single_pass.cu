@@ -5,7 +5,8 @@
 // own accumulator. No cell of device memory has to be zeroed before, and none copied after: the
 // last block to start receives the others' sums through the stream's mailbox, adds them in index
 // order and writes the result, so that the same call gives the same bits. kernels/cuda/tree/ has
-// the kernel and says how blocks meet; kernels/fixed_tree.h says in which order values are added.
+// the kernel and says how blocks meet; kernels/same_bits/fixed_tree.h says in which order values
+// are added.
 //
 // A chunk is what one block folds: as long as the device's number of SMs makes it, so that every
 // one of them has four blocks at once, or fewer in a short array.

@@ -5,8 +5,8 @@
 // FixedTree instead of as many as this device likes. A request may still choose grid and block: a
 // block then takes several chunks in turn, a thread several lanes, and what is added to what stays
 // as it is. So a result can be repeated elsewhere, compared bit by bit and cached by its operands.
-// kernels/fixed_tree.h defines the tree, well enough to be written again; tests/tree_test.cc does
-// that.
+// kernels/same_bits/fixed_tree.h defines the tree, well enough to be written again;
+// tests/tree_test.cc does that.
 //
 //   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
 //   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
@@ -63,7 +63,7 @@ void EnqueueShared(const ReduceProblem& p, std::span<const TeamShare> shares, St
 extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .name = "fixed_tree",
     .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
-    .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
+    .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},

@@ -6,8 +6,8 @@
 // short chains per thread instead of one. And there is no second kernel: the last block to start
 // receives the others' values through the stream's mailbox and folds them in index order, so that
 // starting a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and says how
-// blocks meet without a fence and without a memset; kernels/fixed_tree.h says in which order values
-// are added.
+// blocks meet without a fence and without a memset; kernels/same_bits/fixed_tree.h says in which
+// order values are added.
 //
 //   warp 0, row 0   | lane 0: 16 bytes | lane 1: 16 bytes | ... | lane 31 |   512 bytes, one
 //   request row 1 ...       4096 bytes on: the block's 256 threads take a row

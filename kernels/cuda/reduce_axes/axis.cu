@@ -4,9 +4,9 @@
 // enough threads.
 //
 // A thread loads vectors of 16 bytes, eight of them before it uses the first
-// (kernels/cuda/vectors.cuh). A block of 256 threads is a box: `width` threads across neighbouring
-// vectors of outputs, `height` threads along the axis, and, when that is less than a block,
-// `depth` threads over neighbouring values of outer. All three are powers of two.
+// (kernels/cuda/common/vectors.cuh). A block of 256 threads is a box: `width` threads across
+// neighbouring vectors of outputs, `height` threads along the axis, and, when that is less than a
+// block, `depth` threads over neighbouring values of outer. All three are powers of two.
 //
 //   columns (inner > 1)                     rows (inner = 1): width 1, the vectors lie along the
 //   axis
@@ -30,8 +30,8 @@
 // memory.
 //
 // Along the outermost axis of more than 1 GiB, if it is long, that launch folds slabs of rows to
-// partial results, and another one those (kernels/axis_slabs.h): where several GPUs have the array,
-// each of them folds the slabs that it has.
+// partial results, and another one those (kernels/team/axis_slabs.h): where several GPUs have the
+// array, each of them folds the slabs that it has.
 //
 // Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
 // rows, with 2 vectors per thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,

@@ -65,7 +65,7 @@ PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
 
-class Partition;  // kernels/cuda/partition.h
+class Partition;  // kernels/cuda/runtime/partition.h
 
 // One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
 // microseconds and frees do not stall the kernels of other streams.

@@ -1,5 +1,5 @@
 // Products whose rows several GPUs compute, for strategies that compute all columns of a share at
-// once. kernels/cuda/matmul/shares.cuh has how b gets to each GPU. Standard library only.
+// once. kernels/cuda/team/shares.cuh has how b gets to each GPU. Standard library only.
 #pragma once
 
 #include <span>

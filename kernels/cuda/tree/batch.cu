@@ -1,7 +1,7 @@
 // Batches on a GPU: a block a problem, in one launch. A problem is one chunk of the tree of
-// kernels/fixed_tree.h, so that its block folds it as `fixed_tree` does, and no block has to meet
-// another. Where no problem has more than a row of the tree, each has a warp, whose threads take
-// eight lanes each: eight times as many problems are under way at once.
+// kernels/same_bits/fixed_tree.h, so that its block folds it as `fixed_tree` does, and no block has
+// to meet another. Where no problem has more than a row of the tree, each has a warp, whose threads
+// take eight lanes each: eight times as many problems are under way at once.
 //
 // Problems of one length that lie at one distance from each other, as slices of an array do, are
 // known by the first one and the distance. Others stand in a table in page-locked host memory,

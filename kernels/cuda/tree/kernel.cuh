@@ -1,5 +1,5 @@
 // The kernels of the strategies single_pass, fixed_tree and compensated: one launch folds an array
-// along the tree of kernels/fixed_tree.h, whatever its chunks are, and leaves the result.
+// along the tree of kernels/same_bits/fixed_tree.h, whatever its chunks are, and leaves the result.
 //
 // Short arrays, of a few rows a chunk, are bound by the latency of what happens one after the
 // other. They have a kernel of their own, FoldShort, in which there is one trip to memory a block.

@@ -1,5 +1,5 @@
-// One lane of a chunk of the tree of kernels/fixed_tree.h: a thread loads the vectors of its
-// columns and folds them.
+// One lane of a chunk of the tree of kernels/same_bits/fixed_tree.h: a thread loads the vectors of
+// its columns and folds them.
 //
 // A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
 // vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,

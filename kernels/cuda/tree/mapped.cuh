@@ -1,5 +1,5 @@
-// The tree of kernels/fixed_tree.h over elements that an expression makes: a thread loads the
-// vectors of all operands for some rows, runs the steps of the chain on them
+// The tree of kernels/same_bits/fixed_tree.h over elements that an expression makes: a thread loads
+// the vectors of all operands for some rows, runs the steps of the chain on them
 // (kernels/cuda/map/chain.cuh), and folds what comes out into its columns as FoldLane does.
 // Operands pass through memory once, and nothing else does. The bits are those of Map and a
 // reduction of its result: values are rounded to the type that the array between them would have.

@@ -1,5 +1,5 @@
-// Folds along the tree of kernels/fixed_tree.h on a GPU, as the strategies single_pass, fixed_tree
-// and compensated do: what they ask for, and the chunks of single_pass.
+// Folds along the tree of kernels/same_bits/fixed_tree.h on a GPU, as the strategies single_pass,
+// fixed_tree and compensated do: what they ask for, and the chunks of single_pass.
 #pragma once
 
 #include <algorithm>
