@@ -10,7 +10,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _functions, _ufuncs
+from tessera.arrays import _functions, _ufuncs
 
 # All functions of the standard.
 STANDARD = {

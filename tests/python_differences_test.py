@@ -8,7 +8,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _dtypes
+from tessera.graph import _dtypes
 
 F, I = np.array([1.5, -2.25, 3], "f4"), np.array([1, 2, 3], "i4")
 BF16 = ts.bfloat16 if _dtypes.HAVE_ML_DTYPES else np.dtype("f4")  # Of what numpy() gives.

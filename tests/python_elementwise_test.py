@@ -9,8 +9,8 @@ import operator
 import numpy as np
 import python_outsider
 import tessera as ts
-from tessera import _elementwise, _graph, _plan
-from tessera import _protocol as p
+from tessera.graph import _elementwise, _graph, _plan
+from tessera.wire import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS

@@ -19,9 +19,12 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _connect, _core, _errors, _graph, _retry, _wire
-from tessera import _protocol as p
-from tessera._elementwise import apply, constant
+from tessera import _core
+from tessera.graph import _graph
+from tessera.graph._elementwise import apply, constant
+from tessera.transfers import _messages
+from tessera.wire import _connect, _errors, _retry
+from tessera.wire import _protocol as p
 
 LONG = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 MIB = 1 << 20
@@ -120,7 +123,7 @@ class LimitedServer:
     def perform(self, command):
         if isinstance(command, _core.Pause):
             return True
-        upload = isinstance(command, _wire.Upload)
+        upload = isinstance(command, _messages.Upload)
         method = "Upload" if upload else command.method
         self.methods.append(method)
         if self.lost:

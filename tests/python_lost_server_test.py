@@ -18,7 +18,8 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _retry, _wire
+from tessera.transfers import _messages
+from tessera.wire import _retry
 
 OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 LOST = ts.ConnectionLost, ts.Draining
@@ -144,16 +145,16 @@ class LostServer(Case):
         self.assertLess(told[0], 0.5)
 
     def test_uploads_and_downloads_under_way(self):
-        several = mock.patch.object(_wire.Several, "over", wraps=_wire.Several.over)
+        several = mock.patch.object(_messages.Several, "over", wraps=_messages.Several.over)
         for flags, divided in (
-            ((), _wire.DIVIDED), (("--shared-memory", f"{self.folder}/socket"), _wire.DIVIDED),
+            ((), _messages.DIVIDED), (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
             ((), 8 * MIB),  # By several connections.
         ):
             for work in (
                 lambda t, x, data, kill: t.put(data, progress=kill),
                 lambda t, x, data, kill: x.numpy(progress=kill),
             ):
-                with self.subTest(flags), mock.patch.object(_wire, "DIVIDED", divided):
+                with self.subTest(flags), mock.patch.object(_messages, "DIVIDED", divided):
                     with several as begun:
                         self.check_transfer(flags, work)
                     self.assertEqual(begun.called, divided == 8 * MIB)

@@ -23,7 +23,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _protocol as p
+from tessera.wire import _protocol as p
 
 MIB = 1 << 20
 # What every program of this suite begins with. Jobs in the background ignore Ctrl-C.

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import python_outsider
 import tessera as ts
-from tessera import _functions, _numpy, _ufuncs
+from tessera.arrays import _functions, _numpy, _ufuncs
 
 TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
 # Values of parameters, by name; those of arrays are made of the first array.

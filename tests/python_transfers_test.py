@@ -19,9 +19,10 @@ import outsider as o
 import python_outsider
 import tessera as ts
 from relay import Relay
-from tessera import (
-    _async, _blocking, _connect, _core, _dtypes, _errors, _progress, _shared, _wire,
-)  # fmt: skip
+from tessera import _async, _blocking, _core
+from tessera.graph import _dtypes
+from tessera.transfers import _messages, _progress, _shared
+from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
 STALL_S = 0.4  # For transfers that stand still.
@@ -67,7 +68,7 @@ class TransfersTest(python_outsider.Case):
     def test_an_upload_resumes(self):
         relay = Relay(self.server.address, request_cuts=self.CUTS)
         t = self.through(relay)
-        streams = performed(t, _wire.Stream)
+        streams = performed(t, _messages.Stream)
         sent = []
         x = t.put(self.data, "resumed", progress=lambda done, total: sent.append(done))
         self.assertEqual(relay.breaks, 1)
@@ -169,16 +170,16 @@ class TransfersTest(python_outsider.Case):
 class DividedTest(TransfersTest):
     """The same by several connections."""
 
-    STREAMS = _wire.UPLOADS
+    STREAMS = _messages.UPLOADS
     CUTS = [None, 8 * MIB]
 
     def setUp(self):
-        self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
+        self.enterContext(mock.patch.object(_messages, "DIVIDED", 8 * MIB))
 
     def test_connections(self):
         relay = Relay(self.server.address)
         t = self.through(relay)
-        streams = performed(t, _wire.Stream)
+        streams = performed(t, _messages.Stream)
         t.put(self.data[: MIB - 1], "small", replace=True)
         t["small"].numpy()
         self.assertEqual((len(relay.passed), len(streams)), (1, 2))
@@ -189,9 +190,9 @@ class DividedTest(TransfersTest):
             callers.add(threading.current_thread())
 
         for work, count in (
-            (lambda: t.put(self.data, "large", replace=True, progress=tell), _wire.UPLOADS),
-            (lambda: t["large"].numpy(progress=tell), _wire.DOWNLOADS),
-            (lambda: t["large"][9 : 3 * MIB].numpy(), _wire.DOWNLOADS),
+            (lambda: t.put(self.data, "large", replace=True, progress=tell), _messages.UPLOADS),
+            (lambda: t["large"].numpy(progress=tell), _messages.DOWNLOADS),
+            (lambda: t["large"][9 : 3 * MIB].numpy(), _messages.DOWNLOADS),
         ):
             streams.clear()
             got = work()
@@ -200,7 +201,7 @@ class DividedTest(TransfersTest):
         self.assertEqual(callers, {threading.current_thread()})
         size = self.data.nbytes
         self.assertEqual(told, 2 * [(done, size) for done in range(MIB, size + 1, MIB)])
-        self.assertEqual(len(relay.passed), max(_wire.UPLOADS, _wire.DOWNLOADS))  # They are kept.
+        self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))  # They are kept.
         ends = relay.open[::2]
         t.close()
 
@@ -211,7 +212,7 @@ class DividedTest(TransfersTest):
 
     def test_ranges(self):
         for begin, end in ((0, 8 * MIB), (5, 48 * MIB + 3), (MIB + 1, 100 * MIB), (0, 8 * MIB - 1)):
-            parts = _wire.divided(begin, end, 4)
+            parts = _messages.divided(begin, end, 4)
             self.assertEqual(len(parts), 4 if end - begin >= 8 * MIB else 1)
             self.assertEqual((parts[0][0], parts[-1][1]), (begin, end))
             for (a, b), (c, d) in zip(parts, parts[1:]):
@@ -238,7 +239,7 @@ class DividedTest(TransfersTest):
         t = self.through(relay)
         relay.address = other.address.split(":")
         np.testing.assert_array_equal(t.put(self.data).numpy(), self.data)
-        self.assertEqual(len(relay.passed), max(_wire.UPLOADS, _wire.DOWNLOADS))
+        self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
 
     def test_a_server_that_never_has_room(self):
         """gRPC takes a stream's first bytes before it knows of the refusal: no progress."""
@@ -247,7 +248,7 @@ class DividedTest(TransfersTest):
         perform, refused = t._io.perform, []
 
         def refuse(command):
-            if not isinstance(command, (_wire.Upload, _wire.Several)):
+            if not isinstance(command, (_messages.Upload, _messages.Several)):
                 return perform(command)
             for stream in getattr(command, "streams", [command]):
                 messages = iter(stream)
@@ -280,7 +281,7 @@ class AsyncioTest(python_outsider.Case):
     data = TransfersTest.data
 
     def setUp(self):
-        self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
+        self.enterContext(mock.patch.object(_messages, "DIVIDED", 8 * MIB))
 
     def run_through(self, relay, work, **options):
         self.addCleanup(relay.close)
@@ -300,7 +301,7 @@ class AsyncioTest(python_outsider.Case):
             return await x.numpy(progress=lambda done, total: told.append(done))
 
         np.testing.assert_array_equal(self.run_through(relay, work), self.data)
-        self.assertEqual(len(relay.passed), max(_wire.UPLOADS, _wire.DOWNLOADS))
+        self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
         self.assertEqual(told, 2 * list(range(MIB, self.data.nbytes + 1, MIB)))
 
     def test_breaks(self):
@@ -375,7 +376,7 @@ class SharedTest(o.Case):
 
     def kinds(self):
         """The transfers since the last call, by class."""
-        transfers = _shared.Transfer, _wire.Upload, _wire.Download
+        transfers = _shared.Transfer, _messages.Upload, _messages.Download
         found = [type(c).__name__ for c in self.performed if isinstance(c, transfers)]
         self.performed.clear()
         return found
@@ -467,7 +468,7 @@ class SharedTest(o.Case):
         with self.stopped():
             self.assertRaises(ts.Stalled, x.numpy)
         download = self.performed[-1]
-        self.assertIsInstance(download, _wire.Download)
+        self.assertIsInstance(download, _messages.Download)
         self.assertLess(download.tally.moved, begin[0])
 
     def test_patience_begins_with_the_last_part(self):
@@ -581,8 +582,8 @@ class ProgressTest(unittest.TestCase):
 
     def test_streams_of_an_earlier_attempt_tell_nothing_more(self):
         told, now = [], [100.0]
-        with mock.patch.object(_wire.time, "monotonic", lambda: now[0]):
-            first = _wire.Tally(told.append, 5, since=90.0)
+        with mock.patch.object(_messages.time, "monotonic", lambda: now[0]):
+            first = _messages.Tally(told.append, 5, since=90.0)
             self.assertEqual((first.done, first.moved), (5, 90))
             first.add(2)
             self.assertEqual((told, first.done, first.moved), ([7], 7, 100))
@@ -675,7 +676,7 @@ class SeveralTest(unittest.TestCase):
                     raise outcomes[stream.connection]
 
             io.perform = perform
-            several = _wire.Several([_wire.Stream(_wire.Tally(None)) for _ in outcomes])
+            several = _messages.Several([_messages.Stream(_messages.Tally(None)) for _ in outcomes])
             with self.subTest(outcomes):
                 self.check(lambda several=several: io._several(several), want)
 
@@ -695,8 +696,8 @@ class SeveralTest(unittest.TestCase):
 
             io.perform = perform
             try:
-                streams = [_wire.Stream(_wire.Tally(None)) for _ in outcomes]
-                await io._several(_wire.Several(streams))
+                streams = [_messages.Stream(_messages.Tally(None)) for _ in outcomes]
+                await io._several(_messages.Several(streams))
             finally:
                 await io.close()
 
@@ -723,9 +724,9 @@ class WireTest(unittest.TestCase):
 
     def test_patience_ends_soon_after_its_time(self):
         now = [100.0]
-        tally = _wire.Tally(None)
-        with mock.patch.object(_wire.time, "monotonic", lambda: now[0]):
-            patience = _wire.Patience(tally, 8)
+        tally = _messages.Tally(None)
+        with mock.patch.object(_messages.time, "monotonic", lambda: now[0]):
+            patience = _messages.Patience(tally, 8)
             waited = []
             for looks in range(60):
                 now[0] += patience.step
@@ -738,16 +739,16 @@ class WireTest(unittest.TestCase):
         self.assertEqual(waited, [13])
 
     def test_messages_by_hand_are_those_of_protobuf(self):
-        from tessera import _protocol as p
+        from tessera.wire import _protocol as p
 
         data = memoryview(os.urandom(3 * MIB + 5))
-        messages = list(_wire.Upload("x", data, MIB, len(data), 7, None, _wire.Tally(None)))
+        messages = list(_messages.Upload("x", data, MIB, len(data), 7, None, _messages.Tally(None)))
         parsed = [p.UploadRequest.FromString(message) for message in messages]
         self.assertEqual((parsed[0].name, parsed[0].version, parsed[0].offset), ("x", 7, MIB))
         self.assertEqual(b"".join(m.data for m in parsed), bytes(data[MIB:]))
         response = p.METHODS["Download"].response
         message = response(offset=1 << 40, data=b"abc", crc32c=9, buffer=p.Buffer(name="n"))
-        offset, found = _wire.data_of(message.SerializeToString())
+        offset, found = _messages.data_of(message.SerializeToString())
         self.assertEqual((offset, bytes(found)), (1 << 40, b"abc"))
 
 

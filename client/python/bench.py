@@ -26,8 +26,8 @@ import grpc
 import numpy as np
 
 import tessera as ts
-from tessera import _protocol as p
-from tessera import _wire
+from tessera.transfers import _messages
+from tessera.wire import _protocol as p
 
 PING = "/grpc.health.v1.Health/Check"
 CALLERS = 64
@@ -145,7 +145,7 @@ def transfers(address, mib, rounds, cli):
     array = np.ones(mib << 18, np.float32)
     gb = array.nbytes / 1e9
     streams = ts.connect(address, shared_memory=False)
-    whole = mock.patch.object(_wire, "DIVIDED", sys.maxsize)
+    whole = mock.patch.object(_messages, "DIVIDED", sys.maxsize)
     clients = (
         ("", ts.connect(address), contextlib.nullcontext()),
         (" by streams", streams, contextlib.nullcontext()),

@@ -28,10 +28,10 @@ to the server are awaited.
 SECTIONS = (
     ("Connections", (("_client", "connect"), ("_client", "Client"), ("_scope", "Scope"),
                      ("_ring", "Ring"))),
-    ("Arrays and expressions", (("_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
+    ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
     ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),
                  ("aio", "Array"))),
-    ("Costs", (("_plan", "Stats"),)),
+    ("Costs", (("graph/_plan", "Stats"),)),
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
               ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
@@ -46,7 +46,7 @@ def exported(module):
     """The names that __init__.py takes from a module, in its order."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == module:
+        if isinstance(node, ast.ImportFrom) and node.module == module.replace("/", "."):
             return [alias.name for alias in node.names]
     return []
 
@@ -121,7 +121,7 @@ def class_lines(module, name):
 def error_lines():
     """A table of the errors: name, what else it is, and its reason."""
     lines = ["## Errors", ""]
-    classes = definitions("_errors")
+    classes = definitions("wire/_errors")
     lines += [*docstring(classes["Error"], "Error").splitlines(), ""]
     lines += ["| class | is also | reason |", "|---|---|---|"]
     for name, node in classes.items():
@@ -143,8 +143,8 @@ def page():
             make = class_lines if isinstance(kind, ast.ClassDef) else function_lines
             lines += make(module, name)
     lines += ["## Functions", ""]
-    for name in exported("_functions"):
-        lines += function_lines("_functions", name)
+    for name in exported("arrays/_functions"):
+        lines += function_lines("arrays/_functions", name)
     return "\n".join([*lines, *error_lines()]).rstrip() + "\n"
 
 

@@ -14,15 +14,16 @@ import pkgutil
 # Code that protoc generates from the protocol is tessera/v1, in another folder of the path.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
-from . import _errors, aio  # noqa: E402
+from . import aio  # noqa: E402
 from ._client import Array, Client, Expr, connect
-from ._dtypes import bfloat16
-from ._errors import *  # noqa: F403  (every class of _errors, by its name)
-from ._errors import Error
-from ._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
-from ._plan import Stats
 from ._ring import Ring
 from ._scope import Scope
+from .arrays._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
+from .graph._dtypes import bfloat16
+from .graph._plan import Stats
+from .wire import _errors  # noqa: E402
+from .wire._errors import *  # noqa: F403  (every class of _errors, by its name)
+from .wire._errors import Error
 
 __version__ = "0.1.0"
 __all__ = [

@@ -6,7 +6,10 @@ from typing import Any, AsyncIterator, Dict, Iterable, List, Set
 
 import grpc
 
-from ._connect import (
+from ._core import Call, Command, Create, Pause, Share, Steps
+from .transfers._messages import Download, Patience, Several, Upload
+from .transfers._shared import Transfer, share
+from .wire._connect import (
     LAST_CALLS_S,
     PAUSE_S,
     PING,
@@ -18,10 +21,7 @@ from ._connect import (
     channel,
     check_process,
 )
-from ._core import Call, Command, Create, Pause, Share, Steps
-from ._errors import Error, Stalled, closed, from_rpc
-from ._shared import Transfer, share
-from ._wire import Download, Patience, Several, Upload
+from .wire._errors import Error, Stalled, closed, from_rpc
 
 
 _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError

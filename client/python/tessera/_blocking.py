@@ -8,7 +8,10 @@ from typing import Any, Dict, Iterable, List, Set
 
 import grpc
 
-from ._connect import (
+from ._core import Call, Command, Create, Pause, Share, Steps
+from .transfers._messages import Download, Patience, Several, Stream, Upload
+from .transfers._shared import Transfer, share
+from .wire._connect import (
     LAST_CALLS_S,
     PAUSE_S,
     PING,
@@ -20,10 +23,7 @@ from ._connect import (
     channel,
     check_process,
 )
-from ._core import Call, Command, Create, Pause, Share, Steps
-from ._errors import Error, Stalled, closed, from_rpc
-from ._shared import Transfer, share
-from ._wire import Download, Patience, Several, Stream, Upload
+from .wire._errors import Error, Stalled, closed, from_rpc
 
 # Of a KeyboardInterrupt: the channels need not be replaced for it.
 _SETTLED = "_settled"

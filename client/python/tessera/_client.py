@@ -7,16 +7,17 @@ from typing import Any, List, Optional, Tuple
 
 import numpy.typing as npt
 
-from . import _core, _dtypes, _sweep
+from . import _core, _sweep
 from ._blocking import Blocking
-from ._connect import Options, Placement, Ttl
 from ._core import Core
-from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported, closed
-from ._graph import Leaf
-from ._lazy import Lazy, picked, terms_of
-from ._progress import Progress
 from ._scope import Scope
-from ._views import View
+from .arrays._lazy import Lazy, picked, terms_of
+from .graph import _dtypes
+from .graph._graph import Leaf
+from .graph._views import View
+from .transfers._progress import Progress
+from .wire._connect import Options, Placement, Ttl
+from .wire._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported, closed
 
 
 _open: "weakref.WeakSet[Client]" = weakref.WeakSet()

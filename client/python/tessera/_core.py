@@ -1,7 +1,7 @@
 """What the blocking and the asyncio client have in common, without any I/O.
 
 Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload, a Download or
-Several of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
+Several of _messages.py), is sent the outcome, or has an Error thrown into it, and returns the result.
 """
 
 import dataclasses
@@ -30,10 +30,25 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from . import _dtypes, _plan
-from . import _protocol as p
-from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
-from ._errors import (
+from .graph import _dtypes, _plan
+from .graph._graph import Dead, Inline, Leaf, Node, Term
+from .graph._views import View
+from .transfers._messages import (
+    CHUNK,
+    DOWNLOADS,
+    UPLOADS,
+    Download,
+    Range,
+    Several,
+    Tally,
+    Upload,
+    divided,
+)
+from .transfers._progress import Progress, reporter
+from .transfers._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
+from .wire import _protocol as p
+from .wire._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
+from .wire._errors import (
     BadShape,
     BadTtl,
     BufferExists,
@@ -51,22 +66,7 @@ from ._errors import (
     closed,
     read,
 )
-from ._graph import Dead, Inline, Leaf, Node, Term
-from ._progress import Progress, reporter
-from ._retry import Retry
-from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
-from ._views import View
-from ._wire import (
-    CHUNK,
-    DOWNLOADS,
-    UPLOADS,
-    Download,
-    Range,
-    Several,
-    Tally,
-    Upload,
-    divided,
-)
+from .wire._retry import Retry
 
 
 @dataclasses.dataclass

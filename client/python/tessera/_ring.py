@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, Mapping, Union
 
 from ._client import connect
-from ._connect import route_of
+from .wire._connect import route_of
 
 _MASK = (1 << 64) - 1
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, List, Optional
 
-from ._connect import Ttl
-from ._errors import Error
+from .wire._connect import Ttl
+from .wire._errors import Error
 
 if TYPE_CHECKING:
     from ._client import Array, Client, Expr

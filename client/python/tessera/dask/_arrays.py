@@ -6,8 +6,8 @@ import dask.array as da
 import dask.base
 import numpy as np
 
-from .. import _dtypes
-from .._errors import VersionMismatch
+from ..graph import _dtypes
+from ..wire._errors import VersionMismatch
 from . import _servers
 from ._chunk import Chunk
 from ._joined import numpy_of

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._client import Array
-from .._connect import duration
-from .._errors import Error
+from ..wire._connect import duration
+from ..wire._errors import Error
 from . import _servers
 
 # How long a handle that has been sent keeps its array, and for how long after it has arrived.

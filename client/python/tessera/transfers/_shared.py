@@ -17,8 +17,8 @@ from typing import Any, List, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _errors
-from . import _protocol as p
+from ..wire import _errors
+from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4

@@ -8,7 +8,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._errors import BadAxes, BadShape, BadView, Unsupported
+from ..wire._errors import BadAxes, BadShape, BadView, Unsupported
 
 Shape = Tuple[int, ...]
 MAX_RANK = 8

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from . import _dtypes, _functions
-from . import _elementwise as e
-from ._errors import NoAttribute, Unsupported
-from ._graph import Constant, Term
+from ..graph import _dtypes
+from ..graph import _elementwise as e
+from ..graph._graph import Constant, Term
+from ..wire._errors import NoAttribute, Unsupported
+from . import _functions
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"

@@ -4,7 +4,7 @@ import datetime
 import html
 from typing import Any
 
-from . import _dtypes
+from ..graph import _dtypes
 
 
 def _bytes(count: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
+from ..wire._errors import Unsupported
 from . import _dtypes
-from ._errors import Unsupported
 from ._graph import Constant, Inline, Node, Term
 from ._views import View, broadcast_shapes
 

@@ -6,10 +6,10 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
+from ..transfers._messages import varint
+from ..wire import _protocol as p
 from . import _dtypes
-from . import _protocol as p
 from ._views import Shape, View, size_of
-from ._wire import varint
 
 
 class Dead(collections.deque):  # type: ignore[type-arg]

@@ -7,12 +7,13 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
-from . import _dtypes, _ops, _ufuncs
-from . import _elementwise as e
-from ._errors import BadShape, Unsupported
-from ._graph import Constant, Term
+from ..graph import _dtypes, _ops
+from ..graph import _elementwise as e
+from ..graph._graph import Constant, Term
+from ..graph._views import View, index_of, normalize_axis
+from ..wire._errors import BadShape, Unsupported
+from . import _ufuncs
 from ._manipulation import MANIPULATIONS, add, diagonal, flat
-from ._views import View, index_of, normalize_axis
 
 MISSING: Any = object()  # An argument that was not given.
 

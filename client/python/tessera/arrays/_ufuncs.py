@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
-from . import _dtypes, _ops
-from . import _elementwise as e
-from ._errors import Unsupported
-from ._graph import Term
+from ..graph import _dtypes, _ops
+from ..graph import _elementwise as e
+from ..graph._graph import Term
+from ..wire._errors import Unsupported
 from ._operators import invert, power
 
 Function = Callable[..., Any]

@@ -4,10 +4,10 @@ and promoted as in NumPy 2. No I/O."""
 import numbers
 from typing import Any, Callable, Optional, TypeVar
 
-from . import _dtypes, _ops
-from . import _elementwise as e
-from ._errors import Unsupported
-from ._graph import Term
+from ..graph import _dtypes, _ops
+from ..graph import _elementwise as e
+from ..graph._graph import Term
+from ..wire._errors import Unsupported
 
 Self = TypeVar("Self", bound="Operators")
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_PATH = pathlib.Path(__file__).with_name("protocol.binpb")
+_PATH = pathlib.Path(__file__).parents[1] / "protocol.binpb"
 
 
 def _load() -> Any:

@@ -11,15 +11,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
+from ..transfers._messages import varint
+from ..wire import _protocol as p
+from ..wire._errors import Error, damaged, from_step, read
 from . import _dtypes
-from . import _protocol as p
 from ._elementwise import copy
-from ._errors import Error, damaged, from_step, read
 from ._expression import OPERANDS, expression_message, expression_text
 from ._fuse import Fuser, Step
 from ._graph import Inline, Leaf, Node, Source, Term
 from ._views import View
-from ._wire import varint
 
 _METHOD = {
     "dot": "Dot",

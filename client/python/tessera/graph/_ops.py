@@ -7,9 +7,9 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ..wire._errors import BadK, BadRadius, BadShape, Unsupported
 from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, copy
-from ._errors import BadK, BadRadius, BadShape, Unsupported
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
 

@@ -2,8 +2,8 @@
 
 from typing import Any, Dict, List, Sequence, Tuple
 
+from ..wire import _protocol as p
 from . import _dtypes
-from . import _protocol as p
 from ._fuse import Instruction
 from ._graph import Constant
 

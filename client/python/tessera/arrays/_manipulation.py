@@ -7,10 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from . import _dtypes, _ops
-from . import _elementwise as e
-from ._errors import BadShape, Unsupported
-from ._views import (
+from ..graph import _dtypes, _ops
+from ..graph import _elementwise as e
+from ..graph._views import (
     broadcast_shapes,
     extents,
     index_of,
@@ -18,6 +17,7 @@ from ._views import (
     normalize_axis,
     size_of,
 )
+from ..wire._errors import BadShape, Unsupported
 
 
 def flat(a: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _protocol as p
-from ._errors import damaged
+from ..wire import _protocol as p
+from ..wire._errors import damaged
 
 CHUNK = 1 << 20
 # Transfers of so many bytes and more go through several connections.

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _dtypes, _functions, _html, _manipulation, _numpy, _ops, _plan
-from ._elementwise import apply, cast, common_dtype, constant, converted, lift
-from ._errors import BadShape, BadView, Unsupported
-from ._graph import Constant, Leaf, Node, Term
+from ..graph import _dtypes, _ops, _plan
+from ..graph._elementwise import apply, cast, common_dtype, constant, converted, lift
+from ..graph._graph import Constant, Leaf, Node, Term
+from ..graph._views import (
+    Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
+)
+from ..wire._errors import BadShape, BadView, Unsupported
+from . import _functions, _html, _manipulation, _numpy
 from ._operators import Operators
-from ._views import Shape, View, extents, index_of, is_true, normalize_axes, normalize_axis, size_of
 
 _TWO_CONNECTIONS = (
     "arrays of two connections: bring one over with t.import_from(server, name), or with .numpy()"

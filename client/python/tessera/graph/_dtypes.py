@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import Unsupported
+from ..wire._errors import Unsupported
 
 try:
     import ml_dtypes

@@ -1,0 +1,1 @@
+"""NumPy's operations on resident arrays."""

@@ -1,0 +1,1 @@
+"""Arrays on their way to the server and back."""

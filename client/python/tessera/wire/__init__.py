@@ -1,0 +1,1 @@
+"""What the server understands: the protocol, addresses and options, errors, retries."""
