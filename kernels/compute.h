@@ -23,12 +23,13 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/base/error.h"
-#include "kernels/choose/pace.h"
 #include "kernels/device/device.h"
 #include "kernels/expression/expression.h"
 #include "kernels/problem/strategy.h"
 
 namespace tessera {
+
+class Pace;  // kernels/choose/pace.h
 
 // --- Devices ------------------------------------------------------------------------------------
 

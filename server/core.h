@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
+#include "kernels/choose/pace.h"
 #include "server/access/access.h"
 #include "server/access/tenant.h"
 #include "server/buffers/buffer_store.h"

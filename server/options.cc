@@ -21,6 +21,7 @@
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/word_lines.h"
 #include "kernels/device/host_memory.h"
+#include "server/net/port.h"
 
 namespace tessera {
 namespace {
@@ -167,12 +168,6 @@ std::string CheckPattern(const std::string& pattern) {
 }
 
 }  // namespace
-
-bool IsPort(std::string_view text) {
-  int port = 0;
-  return !text.empty() && std::all_of(text.begin(), text.end(), absl::ascii_isdigit) &&
-         absl::SimpleAtoi(Absl(text), &port) && port <= 65535;
-}
 
 std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
   return bytes != 0 ? bytes

@@ -26,9 +26,6 @@ struct MemoryLimit {
 // final B is allowed.
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text);
 
-// Whether text is a number from 0 to 65535, in digits alone.
-bool IsPort(std::string_view text);
-
 struct Options {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // host:port or unix:/path
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice

@@ -26,7 +26,7 @@ to the server are awaited.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
-    ("Connections", (("_client", "connect"), ("_client", "Client"), ("_scope", "Scope"),
+    ("Connections", (("_client", "connect"), ("_client", "Client"), ("_client", "Scope"),
                      ("_ring", "Ring"))),
     ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
     ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),

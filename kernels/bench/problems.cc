@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/choose/pace.h"
 #include "kernels/choose/tuning.h"
 #include "kernels/problem/matmul.h"
 #include "kernels/same_bits/batch.h"

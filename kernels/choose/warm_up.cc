@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/choose/pace.h"
 #include "kernels/compute.h"
 #include "kernels/device/guard.h"
 #include "kernels/expression/map_cost.h"

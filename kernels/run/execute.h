@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "kernels/choose/pace.h"
 #include "kernels/compute.h"
 #include "kernels/device/guard.h"
 #include "kernels/device/profiler_range.h"

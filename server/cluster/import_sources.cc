@@ -8,6 +8,7 @@
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/printable.h"
 #include "server/net/closing_channel.h"
+#include "server/net/port.h"
 #include "server/net/watched_file.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@ using std::chrono::steady_clock;
 // A loss is to be known within a second. The answer takes microseconds.
 constexpr std::chrono::milliseconds kInterval{200};
 
-std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
+std::int64_t ClockTicks() { return steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
 
@@ -25,14 +25,14 @@ DeviceProbe::~DeviceProbe() {
 
 steady_clock::duration DeviceProbe::Waiting() const {
   const std::int64_t asked = asked_.load(std::memory_order_relaxed);
-  return steady_clock::duration(asked == 0 ? 0 : Ticks() - asked);
+  return steady_clock::duration(asked == 0 ? 0 : ClockTicks() - asked);
 }
 
 void DeviceProbe::Ask() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; }) && !device_.lost()) {
     lock.unlock();
-    asked_.store(Ticks(), std::memory_order_relaxed);
+    asked_.store(ClockTicks(), std::memory_order_relaxed);
     Probe(device_).IgnoreError();  // the device knows from then on
     asked_.store(0, std::memory_order_relaxed);
     lock.lock();

@@ -38,7 +38,7 @@ namespace {
 constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 
 // What a socket is known by while it lives and afterwards, as descriptors are used again.
-std::optional<std::uint64_t> CookieOf(int socket) {
+std::optional<std::uint64_t> CookieIfOpen(int socket) {
   std::uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);
   if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return std::nullopt;
@@ -62,7 +62,7 @@ class OwnNumber {
   void ShutDown(const Socket& socket) {
     const std::lock_guard lock(mutex_);
     if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;
-    if (CookieOf(number_) == socket.cookie) shutdown(number_, SHUT_RDWR);
+    if (CookieIfOpen(number_) == socket.cookie) shutdown(number_, SHUT_RDWR);
     dup3(nothing_, number_, O_CLOEXEC);
   }
 
@@ -79,8 +79,9 @@ class Sockets {
   bool Add(int socket) {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
-    std::erase_if(sockets_, [](const Socket& one) { return CookieOf(one.number) != one.cookie; });
-    if (const std::optional<std::uint64_t> cookie = CookieOf(socket))
+    std::erase_if(sockets_,
+                  [](const Socket& one) { return CookieIfOpen(one.number) != one.cookie; });
+    if (const std::optional<std::uint64_t> cookie = CookieIfOpen(socket))
       sockets_.push_back({socket, *cookie});
     return true;
   }
@@ -94,7 +95,7 @@ class Sockets {
   bool open() {
     const std::lock_guard lock(mutex_);
     return std::any_of(sockets_.begin(), sockets_.end(),
-                       [](const Socket& one) { return CookieOf(one.number) == one.cookie; });
+                       [](const Socket& one) { return CookieIfOpen(one.number) == one.cookie; });
   }
 
  private:

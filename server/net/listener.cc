@@ -20,7 +20,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/options.h"
+#include "server/net/port.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 
 // The pause after a look, in multiples of the processor time that it took.
 constexpr int kPause = 20;
-constexpr absl::Duration kLogInterval = absl::Seconds(1);
+constexpr absl::Duration kWatchLogInterval = absl::Seconds(1);
 // How long a connection may have more calls than the limit.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
@@ -120,7 +120,7 @@ void StreamWatch::LookAtConnection(std::int64_t socket, std::string_view name, a
   if (!peer.has_value() || !here.has_value() || !connections_.End(*peer, *here)) return;
   ++unlogged_;
   if (now < next_log_) return;
-  next_log_ = now + kLogInterval;
+  next_log_ = now + kWatchLogInterval;
   spdlog::warn("{} connections ended for more than {} calls: {} had {}",
                std::exchange(unlogged_, 0), limit_, name.substr(name.find(' ') + 1), open);
 }

@@ -28,7 +28,7 @@ namespace {
 
 // Calls that wait for the file, which take about 1 MiB.
 constexpr std::size_t kMostWaiting = 4096;
-constexpr std::size_t kLongestText = 64;
+constexpr std::size_t kLongestSpanText = 64;
 
 // How often the file is looked for under its name.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
@@ -138,8 +138,8 @@ SpanFile::~SpanFile() {
 void SpanFile::Add(const CallRecord& call, const absl::Status& status) {
   bool taken = false, first = false;
   try {
-    Entry entry{call, Printable(call.strategy, kLongestText), status.code(), ErrorReason(status),
-                absl::Now() - SteadyNow()};
+    Entry entry{call, Printable(call.strategy, kLongestSpanText), status.code(),
+                ErrorReason(status), absl::Now() - SteadyNow()};
     const std::lock_guard lock(mutex_);
     if (queue_.size() < kMostWaiting) {
       first = queue_.empty();

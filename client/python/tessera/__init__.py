@@ -15,9 +15,8 @@ import pkgutil
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from . import aio  # noqa: E402
-from ._client import Array, Client, Expr, connect
+from ._client import Array, Client, Expr, Scope, connect
 from ._ring import Ring
-from ._scope import Scope
 from .arrays._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
 from .graph._dtypes import bfloat16
 from .graph._plan import Stats

@@ -6,8 +6,8 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from ..transfers._messages import varint
 from ..wire import _protocol as p
+from ..wire._protocol import varint
 from . import _dtypes
 from ._views import Shape, View, size_of
 

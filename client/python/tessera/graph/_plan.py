@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from ..transfers._messages import varint
 from ..wire import _protocol as p
 from ..wire._errors import Error, damaged, from_step, read
+from ..wire._protocol import varint
 from . import _dtypes
 from ._elementwise import copy
 from ._expression import OPERANDS, expression_message, expression_text

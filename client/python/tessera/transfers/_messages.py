@@ -26,15 +26,6 @@ def divided(begin: int, end: int, streams: int) -> List[Range]:
     return list(zip(bounds, bounds[1:]))
 
 
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _read_varint(data: bytes, at: int) -> Tuple[int, int]:
     value = shift = 0
     while True:
@@ -172,7 +163,7 @@ class Upload(Stream):
         while not self._stopped:
             chunk = self._data[self.sent : min(self.sent + CHUNK, self._end)]
             # Field 4, data; a message is its fields one after the other.
-            yield b"".join((head, b"\x22", varint(len(chunk)), chunk)) if chunk else head
+            yield b"".join((head, b"\x22", p.varint(len(chunk)), chunk)) if chunk else head
             head = b""
             self.sent += len(chunk)
             self.tally.add(len(chunk))

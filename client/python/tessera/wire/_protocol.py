@@ -92,6 +92,15 @@ ErrorInfo = message("google.rpc.ErrorInfo")
 RetryInfo = message("google.rpc.RetryInfo")
 
 
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def _values(enum: str, prefix: str) -> Dict[str, int]:
     """The values of an enum by their names in lower case, without the prefix."""
     values = _pool.FindEnumTypeByName(f"tessera.v1.{enum}").values
