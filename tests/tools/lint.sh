@@ -57,6 +57,7 @@ lint() {
   mapfile -t python < <(sources py)
   step clang-format "Style of ${#cpp[@]} files" clang-format --dry-run -Werror "${cpp[@]}"
   step long-lines "Lines of at most 100 columns" long_lines
+  step includes "Includes between folders" /usr/bin/python3 tests/tools/includes.py
   step shellcheck "Shell scripts" shellcheck dev .ci/* "${scripts[@]}"
   step python-syntax "Syntax of Python files" /usr/bin/python3 -c \
     'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' "${python[@]}"
