@@ -225,8 +225,8 @@ def table(summaries, earlier, conditions=()):
 def plain(head, lines):
     widths = [max(map(len, column)) for column in zip(head, *lines)]
     return "\n".join(
-        "  ".join(text.rjust(w) if i else text.ljust(w) for i,
-                  (text, w) in enumerate(zip(line, widths)))
+        "  ".join(text.rjust(w) if i else text.ljust(w)
+                  for i, (text, w) in enumerate(zip(line, widths)))
         for line in [head, *lines]
     )
 
