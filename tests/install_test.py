@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What `cmake --install` installs works from any folder: programs find their library, and a project
-of somebody else finds the client library, builds the example of docs/cpp.md with it, and runs it."""
+of somebody else finds the client library, builds the example of docs/cpp.md with it and runs it."""
 
 import argparse
 import pathlib
