@@ -1,6 +1,6 @@
 // Every request with a fault of the device at every place where one can come: the k-th allocation,
-// copy, launch or wait fails, for each k there is. The call says so or goes well, nothing is left of
-// it, and the same call goes well afterwards. Or the device is lost there: the call says so, and
+// copy, launch or wait fails, for each k there is. The call says so or goes well, nothing is left
+// of it, and the same call goes well afterwards. Or the device is lost there: the call says so, and
 // nothing is left at all.
 #include <unistd.h>
 

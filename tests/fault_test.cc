@@ -191,8 +191,8 @@ TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   EXPECT_EQ(device_->Count(Step::kBegin), 2);
 }
 
-// As short operations do, of which the worker, once it has begun to run one, is a moment late to say
-// that it has nothing to do.
+// As short operations do, of which the worker, once it has begun to run one, is a moment late to
+// say that it has nothing to do.
 TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
@@ -314,8 +314,8 @@ std::string Row(std::size_t count, float value) {
   return std::string(reinterpret_cast<const char*>(values.data()), count * sizeof(float));
 }
 
-// A row of ones times every other element of every other row of "m", which has 256 x 256 floats: the
-// server keeps a copy of those.
+// A row of ones times every other element of every other row of "m", which has 256 x 256 floats:
+// the server keeps a copy of those.
 v1::MatmulRequest ProductOfEveryOther() {
   auto request = Of<v1::MatmulRequest>(
       "a { tensor { dtype: DTYPE_F32 shape: [1, 128] } } "

@@ -1,5 +1,5 @@
-// One of several devices is lost while callers work on all of them: what it had goes, and nothing else does. On the GPUs of a
-// machine that has several, otherwise on four devices of the host.
+// One of several devices is lost while callers work on all of them: what it had goes, and nothing
+// else does. On the GPUs of a machine that has several, otherwise on four devices of the host.
 
 #include <algorithm>
 
@@ -119,7 +119,8 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
         ++answered;
         continue;
       }
-      // What has nothing on the lost device never fails, and what has something ends with one of two errors.
+      // What has nothing on the lost device never fails, and what has something ends with one of
+      // two errors.
       EXPECT_TRUE(choice == last || choice == count()) << choice << status.error_message();
       EXPECT_FALSE(before && !lost) << choice << status.error_message();
       const std::string reason = DetailsOf(status).reason;

@@ -45,7 +45,8 @@ class PreparedOperandsTest : public testing::Test {
     PreparedOperands::Call call;
   };
 
-  // What a call is given that prepares this of a buffer, and nothing else. done: whether its work is.
+  // What a call is given that prepares this of a buffer, and nothing else. done: whether its work
+  // is.
   PreparedMemory Ask(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy",
                      std::size_t bytes = kBytes, bool done = true) {
     User user(*this, buffer);

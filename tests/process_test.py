@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The server as a process: signals, limits of threads and memory, its environment, what its log says at the start.
+"""The server as a process: signals, limits of threads and memory, its environment, what its log
+says at the start.
 
 usage: process_test.py --server build/bin/tessera-server [test ...]
 """
@@ -58,7 +59,8 @@ class SignalTest(Case):
         replace(tokens, "nobody\n")
         replace(ring, "there 127.0.0.1:1\n")
         for count in (1, 2):
-            for said in (f"cannot use {tokens} as --tokens: line 1", f"cannot use {ring} as --ring"):
+            for said in (f"cannot use {tokens} as --tokens: line 1",
+                         f"cannot use {ring} as --ring"):
                 self.assert_logs(server, said, count)
             server.signal(signal.SIGHUP)
         self.assertEqual(Caller(server, "first").names(), ["x"])

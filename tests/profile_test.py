@@ -50,7 +50,8 @@ class WindowTest(ProfileCase):
         server = self.serve("--profile", "1h")
         for counts in ((1, 0), (1, 1), (2, 1)):
             server.signal(signal.SIGUSR1)
-            self.assertTrue(eventually(lambda: self.counts(server) == counts, SECONDS), server.log())
+            self.assertTrue(eventually(lambda: self.counts(server) == counts, SECONDS),
+                            server.log())
             server.client().dot_of_ones()
             self.assertEqual(self.counts(server), counts)
         self.assertEqual(server.stop(), 0)

@@ -1,5 +1,5 @@
-// Products that select in programs: which steps become one, as their statistics say, and that answers are
-// those of the steps.
+// Products that select in programs: which steps become one, as their statistics say, and that
+// answers are those of the steps.
 
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"

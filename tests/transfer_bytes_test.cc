@@ -1,5 +1,5 @@
-// Bytes that travel by messages to each kind of device and back: of every size, from every offset, in any order, and by streams
-// that are broken off. All arrive, and none other.
+// Bytes that travel by messages to each kind of device and back: of every size, from every offset,
+// in any order, and by streams that are broken off. All arrive, and none other.
 
 #include <algorithm>
 
@@ -76,8 +76,8 @@ TEST_P(TransferBytesTest, MessagesApplyInTheirOrder) {
   }
 }
 
-// Each stream goes on where those before it have left off: with what the server says that it lacks, or
-// behind what has been read.
+// Each stream goes on where those before it have left off: with what the server says that it lacks,
+// or behind what has been read.
 TEST_P(TransferBytesTest, BrokenStreamsResume) {
   for (int round = 0; round < 8; ++round) {
     const std::string bytes = Random(2 + 2 * Below(4 * kSlot));

@@ -353,8 +353,8 @@ TEST_F(ThreeTransferWorkers, CopyAtOnce) {
   }
 }
 
-// Lets so much time pass, slowly enough that the server looks at its streams meanwhile, and does not
-// take itself for a process that was stopped.
+// Lets so much time pass, slowly enough that the server looks at its streams meanwhile, and does
+// not take itself for a process that was stopped.
 void Pass(absl::Duration time) {
   constexpr absl::Duration kStep = absl::Milliseconds(100);
   for (; time > absl::ZeroDuration(); time -= kStep) {

@@ -68,7 +68,8 @@ def nanoseconds(timestamp):
 
 
 def steps(report, seconds):
-    """Of a run at a rate that rises in steps: [(rate asked for, what summarize says of its calls)]"""
+    """Of a run at a rate that rises in steps: [(rate asked for, what summarize says of its
+    calls)]"""
     options, details = report["options"], report.get("details") or []
     if options.get("load-schedule") != "step" or not details:
         return []
@@ -224,7 +225,8 @@ def table(summaries, earlier, conditions=()):
 def plain(head, lines):
     widths = [max(map(len, column)) for column in zip(head, *lines)]
     return "\n".join(
-        "  ".join(text.rjust(w) if i else text.ljust(w) for i, (text, w) in enumerate(zip(line, widths)))
+        "  ".join(text.rjust(w) if i else text.ljust(w)
+                  for i, (text, w) in enumerate(zip(line, widths)))
         for line in [head, *lines]
     )
 
@@ -276,7 +278,8 @@ def step_plot(name, found, caption):
         pages.Line(f"p{q}", [(rate, s[f"p{q}_ms"]) for rate, s in found if f"p{q}_ms" in s])
         for q in QUANTILES
     ]
-    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines, str)
+    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines,
+                      str)
 
 
 def write(folder, summaries, reports, problems, earlier):

@@ -1,6 +1,7 @@
 // Calls of every method, with any bytes as their requests, to a server in this process. Between two
-// inputs the server has no buffers, and has to have all of their memory back. With TESSERA_FUZZ_TOKENS
-// in the environment the server knows callers by tokens, and every call is that of one of them.
+// inputs the server has no buffers, and has to have all of their memory back. With
+// TESSERA_FUZZ_TOKENS in the environment the server knows callers by tokens, and every call is that
+// of one of them.
 #include <cstdlib>
 #include <memory>
 #include <optional>
