@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What `cmake --install` installs works from any folder: programs find their library, and a project
-of somebody else finds the client library, builds the example of docs/cpp.md with it and runs it."""
+of somebody else finds the client library, builds the example of docs/cpp.md with it, and runs
+it."""
 
 import argparse
 import pathlib
@@ -35,7 +36,8 @@ class InstallTest(outsider.Case):
         return result.stdout
 
     def test_programs(self):
-        out = self.run_command(self.prefix / "bin/tessera", "--server", self.server.address, "health")
+        out = self.run_command(self.prefix / "bin/tessera", "--server", self.server.address,
+                               "health")
         self.assertEqual(out, "serving\n")
         maps = pathlib.Path(f"/proc/{self.server.pid}/maps").read_text()
         libraries = set(re.findall(r"\S+libtessera\w+\.so", maps))
@@ -47,7 +49,8 @@ class InstallTest(outsider.Case):
         main.write_text(example[1])
         self.run_command(
             "cmake", "-G", "Ninja", "-S", ROOT / "tests/consumer", "-B", out, f"-DMAIN={main}",
-            f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")  # fmt: skip
+            f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")  # fmt: skip
         self.run_command("cmake", "--build", out)
         commands = self.run_command("ninja", "-C", out, "-t", "commands")
         self.assertIn(f"{self.prefix}/include/tessera", commands)
@@ -56,7 +59,8 @@ class InstallTest(outsider.Case):
         self.assertRegex(answer, r"^250000 by fixed_tree, the square of 500\n$")
 
     def test_headers_are_complete(self):
-        """Every public header can be included alone, and none names a file that was not installed."""
+        """Every public header can be included alone, and none names a file that was not
+        installed."""
         installed = self.prefix / "include/tessera"
         names = [str(header.relative_to(installed)) for header in installed.rglob("*.h")]
         self.assertIn("client/ring_client.h", names)
@@ -64,7 +68,8 @@ class InstallTest(outsider.Case):
             with self.subTest(name):
                 alone = self.folder / "alone.cc"
                 alone.write_text(f'#include "{name}"\n')
-                self.run_command("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+                self.run_command("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra",
+                                 "-Werror",
                                  "-I", installed, alone)
         for header in installed.rglob("*.h"):
             for name in re.findall(r'#include "([^"]+)"', header.read_text()):
