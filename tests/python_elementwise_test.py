@@ -396,7 +396,7 @@ class FusionTest(python_outsider.Case):
 
     def test_every_function_of_the_server_is_known(self):
         self.assertEqual(
-            {*_elementwise.FUNCTIONS, "cast", "unspecified"}, set(ts._protocol.MAP_OPS)
+            {*_elementwise.FUNCTIONS, "cast", "unspecified"}, set(ts.wire._protocol.MAP_OPS)
         )
 
 

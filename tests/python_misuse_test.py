@@ -79,7 +79,7 @@ class ArraysTest(python_outsider.Case):
             array = np.array(value, object)
             with self.subTest(value=str(value)[:40]):
                 got = self.t.put(array, dtype=dtype).numpy()
-                np.testing.assert_array_equal(got, array.astype(ts._dtypes.dtype_of(dtype)))
+                np.testing.assert_array_equal(got, array.astype(ts.graph._dtypes.dtype_of(dtype)))
         halves = np.array([[third, 2], [3, 4]], object).T
         want = halves.astype("f4")
         np.testing.assert_allclose(self.t.put(halves, dtype="bf16").numpy(), want, rtol=1 / 256)
@@ -611,7 +611,7 @@ print(found > 6)
 
     def test_drafts_that_are_sealed_while_others_are_deleted(self):
         """From the first deletion on, put() keeps none of them."""
-        core = ts._core.Core(ts._connect.Options("127.0.0.1:1"))
+        core = ts._core.Core(ts.wire._connect.Options("127.0.0.1:1"))
         core._drafts.update({("a", 1), ("b", 2)})
         self.assertEqual(next(core.close()).method, "DeleteBuffer")
         self.assertEqual(core._drafts, set())
@@ -640,7 +640,7 @@ print(found > 6)
     def test_many_threads_that_delete_what_is_dead(self):
         self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(1e-6)
-        core = ts._core.Core(ts._connect.Options("127.0.0.1:1"))
+        core = ts._core.Core(ts.wire._connect.Options("127.0.0.1:1"))
         taken = []
         for _ in range(30):
             core.dead.extend(("x", i) for i in range(200))

@@ -201,7 +201,8 @@ class DividedTest(TransfersTest):
         self.assertEqual(callers, {threading.current_thread()})
         size = self.data.nbytes
         self.assertEqual(told, 2 * [(done, size) for done in range(MIB, size + 1, MIB)])
-        self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))  # They are kept.
+        # They are kept.
+        self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
         ends = relay.open[::2]
         t.close()
 
@@ -267,7 +268,7 @@ class DividedTest(TransfersTest):
         """The server says which byte it does not take, wherever that is."""
         wrong = np.zeros(48 * MIB, np.uint8)
         wrong[40 * MIB] = 2
-        as_it_is = mock.patch.object(ts._dtypes, "_converted", lambda array, _: array)
+        as_it_is = mock.patch.object(ts.graph._dtypes, "_converted", lambda array, _: array)
         with self.assertRaises(ts.BadBool) as caught, as_it_is:
             self.t.put(wrong.view(bool))
         self.assertEqual(caught.exception.details["offset"], str(40 * MIB))
