@@ -147,7 +147,8 @@ class LostServer(Case):
     def test_uploads_and_downloads_under_way(self):
         several = mock.patch.object(_messages.Several, "over", wraps=_messages.Several.over)
         for flags, divided in (
-            ((), _messages.DIVIDED), (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
+            ((), _messages.DIVIDED),
+            (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
             ((), 8 * MIB),  # By several connections.
         ):
             for work in (

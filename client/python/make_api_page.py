@@ -28,7 +28,8 @@ to the server are awaited.
 SECTIONS = (
     ("Connections", (("_client", "connect"), ("_client", "Client"), ("_client", "Scope"),
                      ("_ring", "Ring"))),
-    ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
+    ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"),
+                                ("_client", "Array"))),
     ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),
                  ("aio", "Array"))),
     ("Costs", (("graph/_plan", "Stats"),)),

@@ -1,7 +1,8 @@
 """What the blocking and the asyncio client have in common, without any I/O.
 
 Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload, a Download or
-Several of _messages.py), is sent the outcome, or has an Error thrown into it, and returns the result.
+Several of transfers/_messages.py), is sent the outcome, or has an Error thrown into it, and returns
+the result.
 """
 
 import dataclasses
