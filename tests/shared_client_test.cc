@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -166,9 +168,11 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   };
   for (const Way& way : {Way{"one slot", client_, kLeast}, Way{"slots", client_, 3 * kSlot},
                          Way{"a stream", wire, kLeast}, Way{"streams", wire, kSlot, 4}}) {
-    const auto replace = [&](const Source& source) {
+    const auto replace = [&](const Source& source,
+                             std::function<void(std::uint64_t)> progress = nullptr) {
       const std::int64_t shape[] = {static_cast<std::int64_t>(way.size / 4)};
-      const UploadOptions options = {.replace = true, .streams = way.streams};
+      const UploadOptions options = {
+          .replace = true, .streams = way.streams, .progress = std::move(progress)};
       return way.client.Upload("x", DType::kI32, shape, source, options).status();
     };
     for (const std::size_t end : {std::size_t{1}, way.size / 2, way.size}) {
@@ -183,6 +187,9 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
       expect_old(replace(FromMemory(std::string_view(data).substr(0, way.size))), way.name);
       EXPECT_EQ(device_->Relent(FakeDevice::Step::kCopyToDevice), 0) << way.name;
     }
+    expect_old(replace(FromMemory(std::string_view(data).substr(0, way.size)),
+                       [](std::uint64_t) { throw std::runtime_error("enough"); }),
+               way.name);
   }
   const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kMib);
   ASSERT_TRUE(memory.ok()) << memory.status();
@@ -377,6 +384,8 @@ TEST(SharedClient, GoesOnWithoutSharedMemoryOrWhereTheServerHasNoRoom) {
     EXPECT_EQ(none.code(),
               shared ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnimplemented);
     EXPECT_EQ(ErrorReason(none), shared ? "SHARED_MEMORY_EXHAUSTED" : "") << none;
+    // Before it allocates what it may not share.
+    if (shared) EXPECT_THAT(none.message(), testing::HasSubstr("1048576 bytes at most"));
   }
 }
 

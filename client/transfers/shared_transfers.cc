@@ -98,6 +98,17 @@ absl::StatusOr<v1::DownloadSharedResponse> SharedTransfers::Download(
 absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
   const auto answer = connection_.Call(v1::GetSharedMemoryRequest(), {});
   if (!answer.ok()) return answer.status();
+  // The memory is allocated before the server sees it, so what the server would refuse is refused here.
+  const std::uint64_t total = answer->limit_bytes();
+  const std::uint64_t free = total - std::min(total, answer->used_bytes());
+  if (bytes > free) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "SHARED_MEMORY_EXHAUSTED",
+        absl::StrCat("the server shares ", total, " bytes at most, of which ", free, " are free"),
+        {{"requested", absl::StrCat(bytes)},
+         {"free", absl::StrCat(free)},
+         {"total", absl::StrCat(total)}});
+  }
   return SharedMemory::Make(answer->socket_path(), bytes, kHandshake);
 }
 
