@@ -53,7 +53,7 @@ inline Options TestOptions() {
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
-  options.warm_up = false;                       // a fake device may fail at its first work
+  options.warm_up = false;  // a fake device may fail at its first work
   options.drain_timeout = absl::Seconds(10);
   return options;
 }
