@@ -384,5 +384,19 @@ TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
+// Larger than a chunk of the way over the host, with a cast and a view that has to be gathered.
+TEST_F(TwoDevicesTest, CopiesReachTheOtherDevice) {
+  std::vector<std::int32_t> x(1000 * 700);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int32_t>(i % 1000);
+  ASSERT_TRUE(server_.Put<std::int32_t>("x", v1::DTYPE_I32, {1000, 700}, x).ok());
+  const auto copy = Good<v1::CopyBufferResponse>(
+      Of<v1::CopyBufferRequest>("source: 'x' name: 'y' device: 'fake:1' dtype: DTYPE_F64 "
+                                "view { shape: [700, 1000] strides: [1, 700] }"));
+  EXPECT_EQ(copy.buffer().device(), "fake:1");
+  EXPECT_EQ(server_.used_bytes(1), Charged(8 * x.size()));
+  const auto y = Values<double>(Fetched("y"));
+  for (std::size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], x[i % 1000 * 700 + i / 1000]) << i;
+}
+
 }  // namespace
 }  // namespace tessera
