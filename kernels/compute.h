@@ -309,7 +309,7 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
 // (kernels/same_bits/convert.h says how), and waits. Of the options, pace and max_seconds count.
-absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
+absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output& out,
                      const RunOptions& options = {});
 // The same to memory of another device: directly where Stream::ReachesPeer, else by way of the
 // host. It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or

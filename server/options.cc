@@ -30,6 +30,9 @@ constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
 constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
 constexpr double kMostSeconds = 1e9;  // of an operation, by estimate
+constexpr std::size_t kLargestFile = 1 << 20;
+// Clients send arrays in messages of 1 MiB.
+constexpr std::uint64_t kLeastMessage = 1088 << 10;
 
 std::string EnvironmentName(std::string flag) {
   std::replace(flag.begin(), flag.end(), '-', '_');
@@ -50,9 +53,14 @@ class BelowEnvironment : public CLI::ConfigTOML {
   explicit BelowEnvironment(const CLI::App& app) : app_(app) {}
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    std::stringstream text;
-    text << input.rdbuf();
-    text.str(std::string(BehindByteOrderMark(text.str())));
+    std::string bytes(kLargestFile + 1, '\0');
+    input.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    bytes.resize(static_cast<std::size_t>(input.gcount()));
+    if (bytes.size() > kLargestFile)
+      throw CLI::ConfigError("the configuration file has more than 1 MiB");
+    if (bytes.find('\0') != bytes.npos)
+      throw CLI::ConfigError("the configuration file has a byte 0");
+    std::istringstream text{std::string(BehindByteOrderMark(bytes))};
     std::vector<CLI::ConfigItem> found = CLI::ConfigTOML::from_config(text);
     for (const CLI::ConfigItem& item : found) {
       if (item.parents.empty() && app_.get_option_no_throw("--" + item.name) != nullptr) continue;
@@ -90,7 +98,12 @@ CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& 
 
 CLI::Option* AddFile(CLI::App& app, const std::string& flag, const std::string& help,
                      std::string& out) {
-  return app.add_option("--" + flag, out, help)->type_name("FILE")->envname(EnvironmentName(flag));
+  return app.add_option("--" + flag, out, help)
+      ->type_name("FILE")
+      ->check([](const std::string& path) -> std::string {
+        return path.empty() ? "the name of the file is empty" : "";
+      })
+      ->envname(EnvironmentName(flag));
 }
 
 // A number of bytes from least to most.
@@ -351,8 +364,8 @@ void AddWork(CLI::App& app, Options& options) {
 
 // What a connection may take.
 void AddConnections(CLI::App& app, Options& options) {
-  AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send", 1024,
-           kLargestMessage, "from 1Ki to 1Gi", options.max_message);
+  AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send",
+           kLeastMessage, kLargestMessage, "from 1088Ki to 1Gi", options.max_message);
   AddCount(app, "max-connections", "connections at once; further ones are closed as they come",
            std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
   AddCount(app, "max-streams", "calls at once on a connection", 1, 1 << 20, options.max_streams);

@@ -88,7 +88,7 @@ TEST(Options, Defaults) {
 TEST(Options, Flags) {
   const Options options = Good(
       "--listen 0.0.0.0:1 --listen unix:/tmp/s --device cuda:1 --device cpu --memory-limit 2Gi "
-      "--queue 7 --workers 3 --max-message 1Mi --default-ttl 10m --max-ttl 2h --upload-timeout 0 "
+      "--queue 7 --workers 3 --max-message 2Mi --default-ttl 10m --max-ttl 2h --upload-timeout 0 "
       "--drain-delay 5s --drain-timeout 500ms --log-level debug --log-format json --no-reflection "
       "--max-connections 9 --max-streams 5 --connection-idle 0 "
       "--slow-call 250ms --metrics-listen localhost:0");
@@ -97,7 +97,7 @@ TEST(Options, Flags) {
   EXPECT_EQ(options.memory_limit.Resolve(0), std::uint64_t{2} << 30);
   EXPECT_EQ(options.queue, 7u);
   EXPECT_EQ(options.workers, 3);
-  EXPECT_EQ(options.max_message, 1u << 20);
+  EXPECT_EQ(options.max_message, 2u << 20);
   EXPECT_EQ(options.max_connections, 9u);
   EXPECT_EQ(options.max_streams, 5);
   EXPECT_EQ(options.connection_idle, absl::InfiniteDuration());
@@ -218,14 +218,19 @@ TEST(Options, FlagBeatsEnvironmentBeatsFile) {
 TEST(Options, MistakesEndTheProcessWithAReason) {
   for (const std::string bad :
        {"--queue 0", "--workers many", "--memory-limit lots", "--memory-limit 0",
-        "--memory-limit 101%", "--max-message 3", "--max-connections 0", "--max-streams 0",
+        "--memory-limit 101%", "--max-message 1Mi", "--max-connections 0", "--max-streams 0",
         "--drain-delay 5", "--drain-delay -5s", "--drain-timeout inf", "--log-level loud",
         "--log-format xml", "--connection-idle soon", "--slow-call soon"})
     ExpectRefused(absl::StrSplit(bad, ' '), bad.substr(0, bad.find(' ')));
   ExpectRefused({"--bogus"}, "--bogus");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
+  ExpectRefused({"--config", "/dev/zero"}, "the configuration file has more than 1 MiB");
+  for (const char* flag : {"--tokens", "--tls-client-ca", "--tls-cert", "--ring", "--spans"})
+    ExpectRefused({flag, ""}, "the name of the file is empty");
   for (const auto& [text, said] : std::vector<std::pair<std::string, std::string>>{
            {"queueu = 1\n", "'queueu' of the configuration file is no option"},
+           {"tokens = \"\"\n", "the name of the file is empty"},
+           {std::string("\0\nqueue = 1\n", 12), "the configuration file has a byte 0"},
            {"[server]\nqueue = 1\n", "'[server]' of the configuration file is no option"}}) {
     const TemporaryFile file(text);
     ExpectRefused({"--config", file.path()}, said);

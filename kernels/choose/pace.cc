@@ -343,7 +343,11 @@ void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   Rate next;
   do {
     if (old.base == 0) {
-      next = {static_cast<float>(seen), static_cast<float>(seen)};
+      // The first call is believed as far as any call may lead away from what was expected.
+      const Rate expected = RateOf(strategy, kind);
+      const auto base = expected.base == 0 ? 1.0 : static_cast<double>(expected.base);
+      next = {static_cast<float>(base),
+              static_cast<float>(Bounded(seen, base / kMostApart, base * kMostApart))};
     } else {
       const auto base = static_cast<double>(old.base), factor = static_cast<double>(old.factor);
       const double moved = factor * std::pow(Bounded(seen / factor, 0.25, 3), 0.25);

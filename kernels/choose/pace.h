@@ -27,7 +27,8 @@ class Pace {
   // The strategy took so long for the problem. What took less than kMatters teaches nothing, being
   // mostly launches, and neither does what should have taken less than a tenth of that: it waited
   // for something else. Of one call the factor moves by a third at most, so that a moment in which
-  // the device was busy with something else does not count for much.
+  // the device was busy with something else does not count for much. The first call of a kind that
+  // has not been calibrated moves it further, by kMostApart at most.
   template <class Problem>
   void Learn(const Strategy<Problem>& strategy, const Problem& problem, double seconds);
   // Two problems of the strategy, the second much larger, in quiet and on a CPU both small enough
@@ -59,8 +60,8 @@ class Pace {
   struct Model {
     double work = 0, memory = 0, latency = 0;
   };
-  // factor: what was learned; base: what it was calibrated to, 0 for nothing yet. One word, so that
-  // both are read and replaced together.
+  // factor: what was learned; base: what it was calibrated to, or what was expected before the first
+  // call; 0 for nothing yet. One word, so that both are read and replaced together.
   struct Rate {
     float base = 0, factor = 0;
   };

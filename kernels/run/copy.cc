@@ -38,10 +38,13 @@ void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, 
 
 }  // namespace
 
-absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
+absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output& to,
                      const RunOptions& options) {
   if (absl::Status status = CheckCopySeconds({&stream}, view, dtype, options); !status.ok())
     return status;
+  const absl::StatusOr<void*> memory = to.Get();
+  if (!memory.ok()) return memory.status();
+  void* const out = *memory;
   const Stopwatch watch;
   absl::Status status = Finished(stream, [&] {
     if (dtype == view.dtype) return stream.Gather(view, out);

@@ -1,5 +1,6 @@
 #include "server/transfers/buffer_service.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -243,16 +244,24 @@ class CopyCall final : public DeviceCall {
     return &source_->device();
   }
 
+  // Whether the result, or a shard of it, is on the device.
+  bool IsResultOn(const Device& device) const {
+    if (spec_.placement.empty()) return spec_.device == &device;
+    return std::find(spec_.placement.begin(), spec_.placement.end(), &device) !=
+           spec_.placement.end();
+  }
+
   absl::Status RunOn(Stream& stream) override {
     ResultDraft copy(store(), spec_);
-    absl::StatusOr<void*> memory = copy.Open();
-    if (!memory.ok()) return memory.status();
     const RunOptions options{.pace = &core().pace(stream.device()),
                              .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
-    if (copy.buffer().IsOn(stream.device())) {
-      status = RunCopy(stream, view_, spec_.type.dtype, *memory, options);
+    if (IsResultOn(stream.device())) {
+      const auto open = [&copy] { return copy.Open(); };  // once it is known not to take too long
+      status = RunCopy(stream, view_, spec_.type.dtype, open, options);
     } else {
+      absl::StatusOr<void*> memory = copy.Open();  // before the bridge, which others may wait for
+      if (!memory.ok()) return memory.status();
       const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
       status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
     }
