@@ -286,7 +286,9 @@ def fold(op, x):
         return EMPTY[op], 0.0, None
     with np.errstate(all="ignore"):
         real = x.astype(np.float64)
-        size, squares = float(np.abs(real).sum()), real * real
+        # Squares of f64 leave the range of f64, and their roots and deviations do not.
+        size, long = float(np.abs(real).sum()), real.astype(np.longdouble)
+        squares = long * long
         if op in ("MIN", "MAX", "ARGMIN", "ARGMAX"):
             index = int((np.argmin if op.endswith("MIN") else np.argmax)(x))
             return x[index], 0.0, index if op.startswith("ARG") else None
@@ -303,8 +305,8 @@ def fold(op, x):
             "SUM": lambda: (x.sum(dtype=x.dtype), size),
             "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
             "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
-            "VARIANCE": lambda: (float(np.var(real)), 4 * float(squares.mean())),
-            "STD": lambda: (float(np.std(real)), 4 * float(np.sqrt(squares.mean()))),
+            "VARIANCE": lambda: (float(np.var(long)), 4 * float(squares.mean())),
+            "STD": lambda: (float(np.std(long)), 4 * float(np.sqrt(squares.mean()))),
             "ALL": lambda: (int(np.all(x != 0)), 0.0),
             "ANY": lambda: (int(np.any(x != 0)), 0.0),
         }[op]()
