@@ -84,25 +84,28 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
     async def test_a_put_that_is_cancelled_while_its_buffer_is_made(self):
         """The buffer is deleted as soon as the server has made it; the name can be put again at
         once, and close() waits for it."""
-        data = np.zeros(2 << 20)
-        for name, again in itertools.product(("made", None), (True, False)):
+        for size, name, again in itertools.product((2 << 20, 9), ("made", None), (True, False)):
+            data = np.zeros(size)
             async with await ts.aio.connect(self.server.address) as t:
-                made, waited_for, call = asyncio.Event(), asyncio.Event(), t._io.call
-                perform = t._io.perform
+                made, waited_for, perform = asyncio.Event(), asyncio.Event(), t._io.perform
 
-                async def slow(method, *rest, call=call, made=made, waited_for=waited_for):
-                    answer = await call(method, *rest)
-                    if method == "CreateBuffer" and not made.is_set():
-                        made.set()
-                        await waited_for.wait()
-                    return answer
+                def slow(call, made=made, waited_for=waited_for):
+                    async def called(*args):
+                        answer = await call(*args)
+                        if hasattr(answer, "buffer") and not made.is_set():
+                            made.set()
+                            await waited_for.wait()
+                        return answer
+
+                    return called
 
                 async def watched(command, perform=perform, waited_for=waited_for):
                     if isinstance(command, _core.Pause):
                         waited_for.set()
                     return await perform(command)
 
-                t._io.call, t._io.perform = slow, watched
+                t._io.call, t._io._upload = slow(t._io.call), slow(t._io._upload)
+                t._io.perform = watched
                 running = asyncio.ensure_future(t.put(data, name))
                 await made.wait()
                 running.cancel()

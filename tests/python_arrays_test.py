@@ -93,7 +93,7 @@ class ArraysTest(python_outsider.Case):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in ([0, 1], np.array([1]), self.a > 0, 1.5, True):
+        for key in ([0, 1], np.array([1]), self.a > 0, 1.5, True, np.True_, (0, np.False_)):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
@@ -151,6 +151,15 @@ class ArraysTest(python_outsider.Case):
         self.assertTrue(np.allclose(x, a * (1 + 1e-7)) and np.array_equal(x, a))
         self.assertFalse(np.allclose(x, a + 1) or np.array_equal(x, a + 1))
         self.assertFalse(np.array_equal(x, a.T))
+        for a in (np.arange(-128, 128).astype("i1"), self.a):
+            x = self.t.put(a)
+            for call in (
+                lambda x: np.dot(x, 2), lambda x: np.dot(2, x), lambda x: x.dot(2),
+                lambda x: np.inner(x, 2), lambda x: np.tensordot(x, 2, 0),
+                lambda x: np.dot(x, np.float32(2)),
+            ):
+                self.check(call(x), call(a), 0)
+                self.assertEqual(call(x).dtype, call(a).dtype)
         for radius, error in ((-1, ts.BadRadius), (1.5, TypeError), ("1", TypeError)):
             self.assertRaises(error, ts.window_sum, x.ravel(), radius)
 
@@ -190,9 +199,12 @@ class ArraysTest(python_outsider.Case):
             lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
             lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),
             lambda a: np.linalg.matrix_power(a[0, 0, 0, :, 0, :2], 0),
+            lambda a: np.atleast_1d(2, a[0, 0, 0, 0, 0, 1])[1], lambda a: np.atleast_2d([1], a)[1],
+            *(lambda a, i=i: np.atleast_3d(3, a[0, 0, 0, :, 0][i])[1] for i in ((0, 0), 0, ...)),
         ):
             with np.errstate(all="ignore"):
                 self.check(call(x), call(a), 0)
+        np.testing.assert_equal(np.atleast_2d([1, 2], x)[0], [[1, 2]])
         for call in (lambda: x.sum(6), lambda: np.expand_dims(x, 9), lambda: x.sum((0, 0))):
             self.assertRaises(IndexError, call)
             self.assertRaises(ValueError, call)

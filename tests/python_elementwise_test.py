@@ -149,6 +149,11 @@ class ElementwiseTest(python_outsider.Case):
         self.assertEqual(lazy.dtype, want.dtype)
         np.testing.assert_array_equal(lazy.numpy(), want)
 
+    def test_round_by_more_than_floats_have(self):
+        for decimals in (400, -400):
+            got = np.round(self.t.put(np.array([1.5, 0, -2])), decimals).numpy()
+            np.testing.assert_array_equal(got, [np.nan] * 3)
+
     def test_integers_that_do_not_fit(self):
         x = self.t.put(np.arange(4, dtype="i4"))
         with self.assertRaises(OverflowError):

@@ -123,6 +123,8 @@ class LimitedServer:
     def perform(self, command):
         if isinstance(command, _core.Pause):
             return True
+        if isinstance(command, _core.Create):
+            command = command.command
         upload = isinstance(command, _messages.Upload)
         method = "Upload" if upload else command.method
         self.methods.append(method)
@@ -347,6 +349,17 @@ class LostArraysTest(o.Case):
             x = x.dot(x) * x
         with self.assertRaisesRegex(ts.TooManySteps, r"\.save\(\) of what comes in between"):
             x.numpy()
+
+    def test_only_programs_of_several_steps_name_the_way_out_and_name_it_once(self):
+        self.restart("--scratch-limit", "1Mi")
+        x = self.t.put(np.ones((2000, 2000), "f4"))
+        single, several = ts.topk(x, 5, axis=0)[0], (x @ x @ x).sum(axis=0)
+        for work, times in (
+            (single.numpy, 0), (single.save, 0), (several.numpy, 1), (several.save, 1),
+        ):
+            with self.assertRaises(ts.ScratchExhausted) as caught:
+                work()
+            self.assertEqual(str(caught.exception).count("in between"), times)
 
     def test_a_replaced_array_is_gone(self):
         x = self.t.put(np.ones(5, "f4"), "x")

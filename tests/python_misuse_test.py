@@ -527,8 +527,10 @@ print(found > 6)
         perform = self.t._io.perform
 
         def interrupted(command):
-            perform(command)
-            raise KeyboardInterrupt
+            answer = perform(command)
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return answer
 
         for work in (
             lambda: (x + 1).save(), lambda: self.t.keep(x + 1, x.sum()), lambda: x[::2].copy(),
@@ -547,26 +549,31 @@ print(found > 6)
         once, and close() waits for it."""
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, handler)
-        data = np.ones(MIB)
 
-        for name, again in itertools.product(("made", None), (True, False)):
-            with self.subTest(name=name, again=again), ts.connect(self.server.address) as t:
-                made, waited_for, call, perform = [], threading.Event(), t._io.call, t._io.perform
+        for size, name, again in itertools.product((MIB, 9), ("made", None), (True, False)):
+            data = np.ones(size)
+            with self.subTest(size=size, name=name, again=again), \
+                    ts.connect(self.server.address) as t:
+                made, waited_for, perform = [], threading.Event(), t._io.perform
 
-                def slow(method, *rest, call=call, made=made, waited_for=waited_for):
-                    answer = call(method, *rest)
-                    if method == "CreateBuffer" and not made:
-                        made.append(answer.buffer)
-                        os.kill(os.getpid(), signal.SIGINT)
-                        waited_for.wait()
-                    return answer
+                def slow(call, made=made, waited_for=waited_for):
+                    def called(*args):
+                        answer = call(*args)
+                        if hasattr(answer, "buffer") and not made:
+                            made.append(answer.buffer)
+                            os.kill(os.getpid(), signal.SIGINT)
+                            waited_for.wait(10)
+                        return answer
+
+                    return called
 
                 def watched(command, perform=perform, waited_for=waited_for):
                     if isinstance(command, ts._core.Pause):
                         waited_for.set()
                     return perform(command)
 
-                t._io.call, t._io.perform = slow, watched
+                t._io.call, t._io._upload = slow(t._io.call), slow(t._io._upload)
+                t._io.perform = watched
                 self.assertRaises(KeyboardInterrupt, t.put, data, name)
                 if again:
                     kept = t.put(data, name)

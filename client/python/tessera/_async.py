@@ -141,7 +141,7 @@ class Async:
     async def _create(self, create: Create) -> Any:
         answer = None
         try:
-            answer = await self.call(create.method, create.request, create.timeout)
+            answer = await self.perform(create.command)
             return answer
         finally:
             self.forget(create.ended(answer))

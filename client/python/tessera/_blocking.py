@@ -167,7 +167,7 @@ class Blocking:
         def work() -> None:
             answer = failure = None
             try:
-                answer = self.call(create.method, create.request, create.timeout)
+                answer = self.perform(create.command)
             except BaseException as error:
                 failure = error.with_traceback(None)
             self.forget(create.ended(answer))

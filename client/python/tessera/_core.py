@@ -78,11 +78,12 @@ class Call:
 
 
 @dataclasses.dataclass
-class Create(Call):
-    """A call that ends in the background when nobody waits for it any more. ended: what is told the
-    answer in any case, or None where it failed, and gives calls to send whose outcomes do not
-    matter."""
+class Create:
+    """A call or an upload that ends in the background when nobody waits for it any more. ended:
+    what is told the answer in any case, or None where it failed, and gives calls to send whose
+    outcomes do not matter."""
 
+    command: Union[Call, Upload]
     ended: Callable[[Any], Iterable[Call]]
 
 
@@ -112,8 +113,9 @@ class Prepared(NamedTuple):
     request: bytes
 
 
-Command = Union[Call, Pause, Upload, Download, Several, Share, Transfer]
+Command = Union[Call, Create, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
+_Make = Callable[[Any], Command]
 # So many ranges a server lists at most.
 _MISSING = 100
 # Seconds: how long close() waits for a server, and for how long after a put() that was interrupted
@@ -212,7 +214,7 @@ class Core:
         idempotent: bool = True,
         failures: Optional[List[Error]] = None,
         timeout: Optional[float] = None,
-        make: Callable[[str, bytes, float], Call] = Call,
+        make: Callable[[Call], Command] = lambda call: call,
     ) -> Steps:
         """The answer of a call. failures: that of a first attempt that was made elsewhere."""
         whole = timeout = self.options.timeout if timeout is None else timeout
@@ -222,7 +224,7 @@ class Core:
             try:
                 if failures:
                     raise failures.pop()
-                return (yield make(method, request, timeout))
+                return (yield make(Call(method, request, timeout)))
             except Error as error:
                 retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
@@ -398,25 +400,24 @@ class Core:
             placement=devices_of(placement),
         )
         report = reporter(progress, len(data), f"put {to}")
-        if len(data) <= CHUNK:
-            data.convert()
-            retry = Retry(self.options, replace, self.options.timeout)
-            while True:
-                try:
-                    stream = Upload(to, data, 0, len(data), 0, spec, Tally(report))
-                    answer = yield stream
-                    return Leaf(answer.buffer, dead)
-                except Error as error:
-                    if not (yield from self._again(retry, error)):
-                        raise
-                except GeneratorExit:
-                    self._abandoned([to])
-                    raise
+        small = len(data) <= CHUNK
+        upload = functools.partial(self._upload_whole, to, data, spec, report, replace)
+        if small and replace:
+            try:
+                return Leaf((yield from upload(lambda stream: stream)).buffer, dead)
+            except GeneratorExit:
+                self._abandoned([to])
+                raise
         draft = _Draft(to)
         try:
-            yield from self._create(draft, spec)
-            yield from self._fill(to, draft.version, data, report)
-            sealed = yield from self.unary("SealBuffer", name=to, version=draft.version)
+            if small:
+                made = yield from self._create(draft, upload)
+            else:
+                request = p.METHODS["CreateBuffer"].request(name=to, spec=spec).SerializeToString()
+                create = functools.partial(self.call, "CreateBuffer", request, False)
+                yield from self._create(draft, create)
+                yield from self._fill(to, draft.version, data, report)
+                made = yield from self.unary("SealBuffer", name=to, version=draft.version)
             try:
                 self._drafts.remove((to, draft.version))
             except KeyError:
@@ -434,11 +435,27 @@ class Core:
         except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
             self._abandon(draft)
             raise
-        return Leaf(sealed.buffer, dead)
+        return Leaf(made.buffer, dead)
 
-    def _create(self, draft: _Draft, spec: Any) -> Steps:
+    def _upload_whole(
+        self, name: str, data: Any, spec: Any, report: Any, replace: bool, make: _Make
+    ) -> Steps:
+        """Makes an array by a single message."""
+        data.convert()
+        own = bytes(data[:])  # A stream that goes on in the background reads the copy.
+        retry = Retry(self.options, replace, self.options.timeout)
+        while True:
+            tally = Tally(report)
+            try:
+                return (yield make(Upload(name, own, 0, len(own), 0, spec, tally)))
+            except Error as error:
+                if not (yield from self._again(retry, error)):
+                    raise
+            finally:
+                tally.tell = None
+
+    def _create(self, draft: _Draft, attempt: Callable[..., Steps]) -> Steps:
         """Makes a draft, which is deleted also if it is abandoned before the server answers."""
-        request = p.METHODS["CreateBuffer"].request(name=draft.name, spec=spec)
 
         def ended(answer: Any) -> Iterator[Call]:
             try:
@@ -450,14 +467,13 @@ class Core:
             finally:
                 self._creating.discard(draft)  # From here on close() need not wait for it.
 
-        def create(method: str, request: bytes, timeout: float) -> Create:
+        def create(command: Union[Call, Upload]) -> Create:
             self._creating.add(draft)
-            return Create(method, request, timeout, ended)
+            return Create(command, ended)
 
         while True:
             try:
-                message = request.SerializeToString()
-                return (yield from self.call("CreateBuffer", message, False, make=create))
+                return (yield from attempt(make=create))
             except BufferExists:
                 since = self._abandoned_at.get(draft.name, -_LEFT_OVER_S)
                 if time.monotonic() - since >= _LEFT_OVER_S:
@@ -580,9 +596,9 @@ class Core:
             placement=devices_of(placement),
         )
         try:
-            answer = yield from self._of_known(
-                {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
-            )
+            answer = yield from self.call("CopyBuffer", request.SerializeToString(), replace)
+        except Error as error:
+            raise self._explained(error, {leaf.name: leaf})
         except GeneratorExit:
             self._abandoned([request.name])
             raise
@@ -698,16 +714,9 @@ class Core:
 
     # --- expressions
 
-    def _of_known(
-        self, leaves: Mapping[str, Leaf], method: str, request: bytes, idempotent: bool
-    ) -> Steps:
-        try:
-            return (yield from self.call(method, request, idempotent))
-        except Error as error:
-            raise self._explained(error, leaves)
-
-    def _explained(self, error: Error, leaves: Mapping[str, Leaf]) -> Error:
-        if isinstance(error, (ScratchExhausted, TooManySteps)):
+    def _explained(self, error: Error, leaves: Mapping[str, Leaf], steps: int = 1) -> Error:
+        """The error of so many steps, with what their user can do about it."""
+        if steps > 1 and isinstance(error, (ScratchExhausted, TooManySteps)):
             error.text += ("; .save() of what comes in between, x = x.save(), makes several"
                            " programs of it")
         elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
@@ -730,12 +739,10 @@ class Core:
         """The answers of all steps."""
         method, request = plan.call(results)
         try:
-            response = yield from self._of_known(plan.leaves, method, request, idempotent)
+            response = yield from self.call(method, request, idempotent)
             return plan.answers(method, response)
         except Error as error:
-            if method == "Execute":
-                raise self._explained(error, plan.leaves)
-            raise
+            raise self._explained(error, plan.leaves, len(plan.steps))
         except GeneratorExit:
             self._abandoned(target.buffer.name for target in results.values())
             raise
@@ -773,7 +780,7 @@ class Core:
             response = yield from self.call(prepared.method, prepared.request, True, failures)
             return self.answered(term, prepared, response)
         except Error as error:
-            raise self._explained(error, prepared.plan.leaves)
+            raise self._explained(error, prepared.plan.leaves, len(prepared.plan.steps))
 
     @_within_limits
     def evaluate(self, terms: Sequence[Term]) -> Steps:

@@ -143,7 +143,7 @@ def round_(a: Any, decimals: int = 0) -> Any:
         return a
     if decimals and not _dtypes.is_float(a.dtype):
         raise Unsupported("decimals of integers: round .astype('f8') of them")
-    scale = 10.0 ** abs(decimals)
+    scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale
     found = a._make(e.apply("round", a._term()))
@@ -297,8 +297,8 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 def dot(a: Any, b: Any) -> Any:
     """As numpy.dot of numbers, vectors, matrices and stacks of them."""
-    a._operand(b, "np.dot")
-    ranks = np.ndim(a), np.ndim(b)
+    b = a._lifted(b, "np.dot")
+    ranks = a.ndim, b.ndim
     if 0 in ranks:
         return a * b
     if max(ranks) > 2 and ranks[1] > 1:
@@ -311,8 +311,8 @@ def _outer(a: Any, b: Any) -> Any:
 
 
 def _inner(a: Any, b: Any) -> Any:
-    a._operand(b, "np.inner")
-    ranks = np.ndim(a), np.ndim(b)
+    b = a._lifted(b, "np.inner")
+    ranks = a.ndim, b.ndim
     if 0 in ranks:
         return a * b
     if ranks == (1, 1):

@@ -142,8 +142,15 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) ->
 
 
 def _at_least(rank: int) -> Callable[..., Any]:
+    def extended(a: Any) -> Any:
+        if not hasattr(a, "_session"):
+            return getattr(np, f"atleast_{rank}d")(a)
+        missing = max(rank - a.ndim, 0)
+        after = missing > 0 and rank == 3
+        return a[(None,) * (missing - after) + (...,) + (None,) * after]
+
     def call(*arys: Any) -> Any:
-        found = [a if np.ndim(a) >= rank else a[(None,) * (rank - np.ndim(a))] for a in arys]
+        found = [extended(a) for a in arys]
         return found[0] if len(found) == 1 else found
 
     return call
@@ -186,6 +193,7 @@ add(
         "copy": lambda a: a,
         "atleast_1d": _at_least(1),
         "atleast_2d": _at_least(2),
+        "atleast_3d": _at_least(3),
         "full_like": _full_like,
         "zeros_like": lambda a, dtype=None, shape=None: _full_like(a, 0, dtype, shape),
         "ones_like": lambda a, dtype=None, shape=None: _full_like(a, 1, dtype, shape),

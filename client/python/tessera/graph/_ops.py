@@ -123,6 +123,7 @@ def tensordot(
     a: Term, b: Term, axes: Any = 2, out_dtype: "Optional[np.dtype[Any]]" = None
 ) -> Term:
     """As numpy.tensordot: a Matmul between transposes and reshapes."""
+    a, b = array(a), array(b)
     rank_a, rank_b = len(a[1].shape), len(b[1].shape)
     if not isinstance(axes, Iterable):
         count = index_of(axes, "the number of axes")

@@ -97,7 +97,7 @@ class View(NamedTuple):
                 shape.append(length)
                 strides.append(step * stride)
                 continue
-            number: Any = None if isinstance(item, bool) else item
+            number: Any = None if isinstance(item, (bool, np.bool_)) else item
             try:
                 i = operator.index(number)
             except TypeError:

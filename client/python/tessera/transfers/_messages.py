@@ -80,8 +80,9 @@ class Tally:
         with self._lock:
             self.done += count
             self.moved = time.monotonic()
-            if self.tell is not None:
-                self.tell(self.done)
+            tell = self.tell
+            if tell is not None:
+                tell(self.done)
 
     def anew(self, done: int) -> "Tally":
         """One for what is left: threads that still carry streams of this one tell nothing more."""
