@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <stdexcept>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -192,6 +193,24 @@ TEST_F(BusyAsyncTest, ARefusedCallIsRepeatedWhenThereIsRoom) {
   absl::SleepFor(absl::Milliseconds(200));
   device_->Open();
   for (auto& call : calls) EXPECT_TRUE(call.Get().ok());
+}
+
+TEST_F(BusyAsyncTest, ManyDotsEndWhenAStopIsRequested) {
+  const std::vector<std::pair<Operand, Operand>> pairs(5500, {"x", "x"});
+  std::stop_source stop;
+  const std::jthread canceller([&] {
+    device_->WaitForBlocked(1);
+    stop.request_stop();
+  });
+  const auto expect_cancelled = [&] {
+    const auto dots = client_->Dots(pairs, {.cancel = stop.get_token()});
+    EXPECT_EQ(dots.size(), pairs.size());
+    for (const auto& dot : dots) ASSERT_TRUE(absl::IsCancelled(dot.status())) << dot.status();
+  };
+  expect_cancelled();
+  const std::uint64_t sent = client_->traffic().sent_bytes;
+  expect_cancelled();
+  EXPECT_EQ(client_->traffic().sent_bytes, sent);
 }
 
 // The call under way and one that waits for room.
