@@ -237,6 +237,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   const ProgramStep twice = program.Name("twice", program.Add("x", "x"));
   program.Name("length", program.Dot("x", twice));
   const ProgramStep last = program.Reduce(ReduceOp::kArgMax, "x");
+  const ProgramStep first = program.Reduce(ReduceOp::kArgMin, "x");
   const ProgramStep all = program.Reduce(ReduceOp::kAll, "x");
   const ProgramStep kept = program.Add("x", "x", {.target = ResultBuffer{"kept"}});
   program.Name("wrong", program.Dot("x", "nothing"));
@@ -247,6 +248,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   EXPECT_EQ(results->Tensor(twice)->shape(0), 3);
   EXPECT_EQ(*results->Real("length"), 28);
   EXPECT_EQ(*results->Index(last), 2);
+  EXPECT_EQ(*results->Index(first), 0);
   EXPECT_EQ(*results->Real(last), 3);
   EXPECT_EQ(*results->Integer(all), 1);
   EXPECT_EQ(*results->Real(all), 1);
@@ -256,12 +258,12 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   EXPECT_EQ(ErrorReason(results->StatusOf("wrong")), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(results->Real("wrong").status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(results->Real("who").status()), "UNKNOWN_STEP");
-  EXPECT_EQ(ErrorReason(results->Real(ProgramStep{6}).status()), "UNKNOWN_STEP");
+  EXPECT_EQ(ErrorReason(results->Real(ProgramStep{7}).status()), "UNKNOWN_STEP");
   for (const absl::Status& status :
        {results->Real(twice).status(), results->Integer("length").status(),
-        results->Index(twice).status(), results->Values<double>(twice).status(),
-        results->Values<float>(kept).status(), results->Buffer(twice).status(),
-        results->Tensor("length").status()}) {
+        results->Index(twice).status(), results->Index(all).status(),
+        results->Values<double>(twice).status(), results->Values<float>(kept).status(),
+        results->Buffer(twice).status(), results->Tensor("length").status()}) {
     EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
   }
 }
