@@ -76,12 +76,20 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
   return values;
 }
 
-// The whole buffer, or the range of the options, in bytes. The errors of Client::Download and
-// CheckElements, the latter before any data is fetched.
+// The whole buffer, or the range of the options, in bytes. The errors of Client::Download, and
+// before any data is fetched those of CheckElements and INVALID_ARGUMENT / BAD_RANGE {offset, limit,
+// element}: the range is not of whole elements.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {
   static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: use Client::Download");
+  if (options.offset % sizeof(T) != 0 || options.limit % sizeof(T) != 0) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                     absl::StrCat("the range is not of whole elements of ", sizeof(T), " bytes"),
+                     {{"offset", absl::StrCat(options.offset)},
+                      {"limit", absl::StrCat(options.limit)},
+                      {"element", absl::StrCat(sizeof(T))}});
+  }
   std::vector<T> values;
   std::size_t filled = 0;  // in bytes
   const auto buffer = client.Download(

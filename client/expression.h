@@ -23,7 +23,8 @@ namespace tessera {
 // A value for each element. Copies share what they consist of; what occurs twice is computed once.
 class Expr {
  public:
-  // A constant; without a type it takes that of what it meets.
+  // A constant; without a type it takes that of what it meets. An integer of 2^63 or above is a
+  // floating-point constant.
   template <class T>
   requires std::is_arithmetic_v<T> Expr(T value,  // NOLINT(google-explicit-constructor)
                                         std::optional<DType> dtype = std::nullopt) {
@@ -32,7 +33,11 @@ class Expr {
     if constexpr (std::is_same_v<T, bool>) {
       node.set_boolean(value);
     } else if constexpr (std::is_integral_v<T>) {
-      node.set_integer(static_cast<std::int64_t>(value));
+      if (value > 0 && static_cast<std::int64_t>(value) < 0) {
+        node.set_real(static_cast<double>(value));
+      } else {
+        node.set_integer(static_cast<std::int64_t>(value));
+      }
     } else {
       node.set_real(static_cast<double>(value));
     }

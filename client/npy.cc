@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -423,6 +425,12 @@ absl::Status NpyWriter::Open() {
     // A pipe, a terminal, a descriptor of this process: nothing that could be moved into place.
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
+    struct stat old {};
+    const bool replaces = ::stat(path_.c_str(), &old) == 0;
+    std::error_code none;
+    if (replaces && std::filesystem::is_symlink(path_, none))
+      path_ = std::filesystem::canonical(path_, none).string();
+    const mode_t mode = replaces ? old.st_mode & 0777 : 0666;
     // Others may write to the folder: the name is no one's guess, and nothing that they have put
     // there is opened. In the same folder, because a file cannot be moved across file systems; not
     // made of the file's name, which may be as long as names can be.
@@ -431,9 +439,10 @@ absl::Status NpyWriter::Open() {
       std::uint64_t random = 0;
       if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) break;
       partial_ = absl::StrCat(folder, ".tessera-", absl::Hex(random, absl::kZeroPad16), ".part");
-      fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+      fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     } while (fd_ < 0 && errno == EEXIST);
     if (fd_ < 0) partial_.clear();
+    if (fd_ >= 0 && replaces && ::fchmod(fd_, mode) != 0) return FileError(path_, "create");
   }
   return fd_ < 0 ? FileError(path_, "create") : absl::OkStatus();
 }

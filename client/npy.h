@@ -67,7 +67,8 @@ class NpyFile {
 };
 
 // Writes a .npy file beside its destination, under a name that nobody can foresee, and moves it
-// there when it is complete and on the disk, so that nobody sees half a file. What is no regular
+// there when it is complete and on the disk, so that nobody sees half a file. A file that it
+// replaces passes on its mode, and a link to one goes on leading to it. What is no regular
 // file (a pipe, a terminal, a descriptor in /dev/fd), and standard output ("-"), is written
 // directly.
 class NpyWriter {

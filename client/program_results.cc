@@ -96,7 +96,7 @@ absl::StatusOr<std::int64_t> ProgramResults::Integer(const StepKey& step) const 
 absl::StatusOr<std::int64_t> ProgramResults::Index(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  if (!result->result->reduce().has_value()) return OtherResult("an index");
+  if (!result->result->reduce().has_index()) return OtherResult("an index");
   return result->result->reduce().index();
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <stdexcept>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -194,6 +195,24 @@ TEST_F(BusyAsyncTest, ARefusedCallIsRepeatedWhenThereIsRoom) {
   for (auto& call : calls) EXPECT_TRUE(call.Get().ok());
 }
 
+TEST_F(BusyAsyncTest, ManyDotsEndWhenAStopIsRequested) {
+  const std::vector<std::pair<Operand, Operand>> pairs(5500, {"x", "x"});
+  std::stop_source stop;
+  const std::jthread canceller([&] {
+    device_->WaitForBlocked(1);
+    stop.request_stop();
+  });
+  const auto expect_cancelled = [&] {
+    const auto dots = client_->Dots(pairs, {.cancel = stop.get_token()});
+    EXPECT_EQ(dots.size(), pairs.size());
+    for (const auto& dot : dots) ASSERT_TRUE(absl::IsCancelled(dot.status())) << dot.status();
+  };
+  expect_cancelled();
+  const std::uint64_t sent = client_->traffic().sent_bytes;
+  expect_cancelled();
+  EXPECT_EQ(client_->traffic().sent_bytes, sent);
+}
+
 // The call under way and one that waits for room.
 TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
   std::atomic<int> cancelled{0};
@@ -218,6 +237,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   const ProgramStep twice = program.Name("twice", program.Add("x", "x"));
   program.Name("length", program.Dot("x", twice));
   const ProgramStep last = program.Reduce(ReduceOp::kArgMax, "x");
+  const ProgramStep first = program.Reduce(ReduceOp::kArgMin, "x");
   const ProgramStep all = program.Reduce(ReduceOp::kAll, "x");
   const ProgramStep kept = program.Add("x", "x", {.target = ResultBuffer{"kept"}});
   program.Name("wrong", program.Dot("x", "nothing"));
@@ -228,6 +248,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   EXPECT_EQ(results->Tensor(twice)->shape(0), 3);
   EXPECT_EQ(*results->Real("length"), 28);
   EXPECT_EQ(*results->Index(last), 2);
+  EXPECT_EQ(*results->Index(first), 0);
   EXPECT_EQ(*results->Real(last), 3);
   EXPECT_EQ(*results->Integer(all), 1);
   EXPECT_EQ(*results->Real(all), 1);
@@ -237,12 +258,12 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   EXPECT_EQ(ErrorReason(results->StatusOf("wrong")), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(results->Real("wrong").status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(results->Real("who").status()), "UNKNOWN_STEP");
-  EXPECT_EQ(ErrorReason(results->Real(ProgramStep{6}).status()), "UNKNOWN_STEP");
+  EXPECT_EQ(ErrorReason(results->Real(ProgramStep{7}).status()), "UNKNOWN_STEP");
   for (const absl::Status& status :
        {results->Real(twice).status(), results->Integer("length").status(),
-        results->Index(twice).status(), results->Values<double>(twice).status(),
-        results->Values<float>(kept).status(), results->Buffer(twice).status(),
-        results->Tensor("length").status()}) {
+        results->Index(twice).status(), results->Index(all).status(),
+        results->Values<double>(twice).status(), results->Values<float>(kept).status(),
+        results->Buffer(twice).status(), results->Tensor("length").status()}) {
     EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
   }
 }

@@ -5,11 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <semaphore>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +21,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/crc32c.h"
+#include "tessera/v1/shared_memory.grpc.pb.h"
 #include "tests/client_fixture.h"
 
 namespace tessera {
@@ -40,6 +45,19 @@ class Served {
 
  private:
   std::unique_ptr<grpc::Server> server_;
+};
+
+// Is asked where its memory is, and answers only when the caller has gone.
+class SilentSharedMemory final : public v1::SharedMemoryService::Service {
+ public:
+  grpc::Status GetSharedMemory(grpc::ServerContext* context, const v1::GetSharedMemoryRequest*,
+                               v1::GetSharedMemoryResponse*) override {
+    asked.release();
+    if (Eventually([&] { return context->IsCancelled(); })) ++left;
+    return {grpc::StatusCode::UNIMPLEMENTED, ""};
+  }
+  std::counting_semaphore<> asked{0};
+  std::atomic<int> left = 0;  // callers
 };
 
 // One name, "x", whose READY buffer has version 3 and whose draft gets version 7; it fails on
@@ -466,6 +484,26 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
   EXPECT_EQ(ErrorReason(client.Add("x", "x", options).status()), "CONNECTION_LOST");
   server.calls = 0;
   EXPECT_TRUE(client.Async().Dot("x", "x").Get().ok());
+}
+
+TEST(SharedMemoryTest, ATransferDoesNotWaitForAServerLongerThanItMay) {
+  SilentSharedMemory silent;
+  const Served served(silent);
+  Client client({.server = served.address, .timeout = absl::InfiniteDuration()});
+  const std::string data = Pattern(8 << 20);
+  const auto upload = [&](const UploadOptions& options) {
+    return client.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options).status();
+  };
+  std::stop_source stop;
+  const std::jthread canceller([&] {
+    silent.asked.acquire();
+    stop.request_stop();
+  });
+  EXPECT_TRUE(absl::IsCancelled(upload({.cancel = stop.get_token()})));
+  EXPECT_TRUE(Eventually([&] { return silent.left == 1; }));
+  EXPECT_EQ(upload({.timeout = absl::Seconds(1)}),
+            absl::DeadlineExceededError("no answer within 1s, the call's deadline"));
+  EXPECT_TRUE(Eventually([&] { return silent.left == 2; }));
 }
 
 }  // namespace

@@ -220,6 +220,13 @@ TEST_F(ClientTest, ArraysOfCppTypes) {
   EXPECT_EQ(*Download<double>(client_, "x", {.offset = 8, .limit = 16}),
             (std::vector<double>{2, 3}));
   EXPECT_EQ(ErrorReason(Download<float>(client_, "x").status()), "BAD_DTYPE");
+  const Traffic before = client_.traffic();
+  for (const DownloadOptions& part : {DownloadOptions{.offset = 4}, DownloadOptions{.limit = 12}}) {
+    const absl::Status status = Download<double>(client_, "x", part).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorReason(status), "BAD_RANGE") << status;
+  }
+  EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
   const auto sum = client_.Add("x", Inline<double>(values, {2, 3}));
   ASSERT_TRUE(sum.ok()) << sum.status();
   EXPECT_EQ(*Elements<double>(sum->tensor()), (std::vector<double>{2, 4, 6, 8, 10, 12}));

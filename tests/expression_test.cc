@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +54,9 @@ TEST(ExprTest, OperatorsAndConstants) {
   EXPECT_EQ(Written(Where((a < b) & !(a == 1), -a, Cast(b, DType::kF16))),
             "where(and(less(a, b), not(equal(a, 1))), negate(a), cast:f16(b))");
   EXPECT_EQ(Written(Expr(3, DType::kI32) / true), "divide(3:i32, true)");
+  constexpr std::uint64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(Written(Expr(kLargest)), "9223372036854775807");
+  EXPECT_EQ(Written(Expr(kLargest + 1)), "9.22337e+18r");
 }
 
 TEST(ExprTest, WhatOccursTwiceIsOneNode) {

@@ -294,6 +294,23 @@ TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(NpyWriter, KeepsTheModeOfWhatItReplacesAndTheLinkToIt) {
+  const TemporaryFile file("old"), link;
+  std::filesystem::create_symlink(std::filesystem::path(file.path()).filename(), link.path());
+  const auto mode = [&] { return std::filesystem::status(file.path()).permissions(); };
+  using std::filesystem::perms;
+  for (const perms kept : {perms::owner_read | perms::owner_write, perms{0666}}) {
+    std::filesystem::permissions(file.path(), kept);
+    auto writer = NpyWriter::Create(link.path(), DType::kI32, {1});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE(writer->Append("1234").ok());
+    EXPECT_TRUE(writer->Finish().ok());
+    EXPECT_TRUE(std::filesystem::is_symlink(link.path()));
+    EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kI32, {1}) + "1234");
+    EXPECT_EQ(mode(), kept);
+  }
+}
+
 // --- NumPy itself --------------------------------------------------------------------------------
 
 bool Python(const std::string& code) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "kernels/base/error.h"
 #include "tessera/v1/shared_memory.grpc.pb.h"
@@ -224,6 +225,62 @@ TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
   device_->Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
   EXPECT_EQ(ErrorReason(client_.Download("x", none).status()), "CUDA_ERROR");
   EXPECT_TRUE(Get(client_, "x") == data);
+}
+
+TEST_F(SharedClientTest, ATransferEndsAtItsDeadline) {
+  const std::string data = Pattern(2 * kSlot);
+  ASSERT_TRUE(Put("x", data).ok());
+  std::string got(data.size(), '\0');
+  for (const int seconds : {0, -1}) {
+    const absl::Duration timeout = absl::Seconds(seconds);
+    const absl::Status wanted = absl::DeadlineExceededError(
+        absl::StrCat("no answer within ", absl::FormatDuration(timeout), ", the call's deadline"));
+    for (const std::size_t size : {kLeast, 2 * kSlot})
+      EXPECT_EQ(Put("y", data.substr(0, size), {.timeout = timeout}).status(), wanted);
+    EXPECT_EQ(client_.Download("x", absl::MakeSpan(got), {.timeout = timeout}).status(), wanted);
+  }
+  const absl::Duration timeout = absl::Milliseconds(500);
+  const absl::Time begin = absl::Now();
+  const auto wait = [&] { absl::SleepFor(begin + timeout - absl::Now() + absl::Seconds(1)); };
+  const auto source = [&](std::uint64_t offset, absl::Span<char> out) {
+    if (offset + out.size() == data.size()) wait();
+    return FromMemory(data)(offset, out);
+  };
+  const auto late = client_.Upload("y", DType::kI32, {kSlot / 2}, source, {.timeout = timeout});
+  const absl::Status wanted =
+      absl::DeadlineExceededError("no answer within 500ms, the call's deadline");
+  EXPECT_EQ(late.status(), wanted);
+  const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
+    if (bytes.empty()) absl::SleepFor(timeout);
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(Put("z", data + data).ok());
+  EXPECT_EQ(client_.Download("z", sink, {.timeout = timeout}).status(), wanted);
+  ASSERT_TRUE(client_.DeleteBuffer("z").ok());
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(data.size()); }));
+}
+
+TEST_F(SharedClientTest, ATransferThatStandsStillEnds) {
+  const std::string data = Pattern(2 * kSlot);
+  ASSERT_TRUE(Put("x", data).ok());
+  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
+  const auto expect_stalled = [&](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(ErrorReason(status), "STALLED");
+    EXPECT_EQ(status.message(), "no progress for 300ms");
+    device_->Open();
+  };
+  for (const std::size_t size : {kLeast, 2 * kSlot}) {
+    device_->Close(FakeDevice::Step::kCopyToDevice);
+    expect_stalled(hasty
+                       .Upload(std::to_string(size), DType::kI32,
+                               {static_cast<std::int64_t>(size / 4)},
+                               FromMemory(std::string_view(data).substr(0, size)))
+                       .status());
+  }
+  std::string got(data.size(), '\0');
+  device_->Close(FakeDevice::Step::kCopyToHost);
+  expect_stalled(hasty.Download("x", absl::MakeSpan(got)).status());
 }
 
 TEST_F(SharedClientTest, MoreTransfersThanSlots) {

@@ -162,7 +162,8 @@ absl::Status ReportResult(Session& session, const v1::StepResult& result) {
     case v1::StepResult::kReduce:
       stats(result.reduce());
       if (!result.reduce().has_value()) return array(result.reduce());
-      if (session.json) session.document["index"] = result.reduce().index();
+      if (session.json && result.reduce().has_index())
+        session.document["index"] = result.reduce().index();
       ReportScalar(session, result.reduce().value());
       return absl::OkStatus();
     case v1::StepResult::kMatmul:

@@ -167,6 +167,11 @@ absl::Status WithDeadline(absl::Status status, absl::Duration timeout) {
       absl::StrCat("no answer within ", absl::FormatDuration(timeout), ", the call's deadline"));
 }
 
+absl::Status Stalled(absl::Duration timeout) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, "STALLED",
+                   absl::StrCat("no progress for ", absl::FormatDuration(timeout)));
+}
+
 absl::Status MovedFrom() {
   return MakeError(absl::StatusCode::kFailedPrecondition, "MOVED_FROM",
                    "the client has been moved from");
@@ -463,8 +468,7 @@ void StallGuard::Watch(grpc::ClientContext* context) {
 absl::Status StallGuard::Explain(absl::Status status) const {
   if (token_.stop_requested() && absl::IsCancelled(status)) return Cancelled();
   if (!stalled_ || status.ok()) return status;
-  return MakeError(absl::StatusCode::kDeadlineExceeded, "STALLED",
-                   absl::StrCat("no progress for ", absl::FormatDuration(timeout_)));
+  return Stalled(timeout_);
 }
 
 }  // namespace tessera

@@ -40,6 +40,8 @@ absl::Status Cancelled();
 // Returns the error with a message that names the deadline if that deadline has caused it, and any
 // other error unchanged.
 absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
+// DEADLINE_EXCEEDED / STALLED: the error of a transfer that made no progress for so long.
+absl::Status Stalled(absl::Duration timeout);
 // FAILED_PRECONDITION / MOVED_FROM.
 absl::Status MovedFrom();
 

@@ -3,12 +3,13 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
 #include "client/async.h"
 #include "client/client.h"
-#include "client/rpc/requests.h"
+#include "client/rpc/connection.h"
 
 namespace tessera {
 namespace {
@@ -33,6 +34,7 @@ std::vector<absl::StatusOr<Response>> InPrograms(Client& client, std::size_t ste
   responses.reserve(steps);
   std::deque<Part> parts;
   const auto collect = [&] {
+    const std::stop_callback cancel(call.cancel, [&] { parts.front().answer.Cancel(); });
     absl::StatusOr<v1::ExecuteResponse> answer = parts.front().answer.Get();
     for (int i = 0; i < parts.front().steps; ++i) {
       if (!answer.ok()) {
@@ -45,7 +47,7 @@ std::vector<absl::StatusOr<Response>> InPrograms(Client& client, std::size_t ste
     }
     parts.pop_front();
   };
-  for (std::size_t next = 0; next < steps;) {
+  for (std::size_t next = 0; next < steps && !call.cancel.stop_requested();) {
     Program program;
     program.WantStats();
     std::size_t bytes = 0;
@@ -58,6 +60,7 @@ std::vector<absl::StatusOr<Response>> InPrograms(Client& client, std::size_t ste
     parts.push_back({client.Async().Execute(program, call), count});
   }
   while (!parts.empty()) collect();
+  responses.resize(steps, Cancelled());
   return responses;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <thread>
 #include <utility>
@@ -35,8 +36,12 @@ bool IsSameHost(const std::string& server) {
   return !absl::StrContains(server, ',') && StaysHere(server);
 }
 
-// Nobody has to wait for that a second time.
 bool IsUnreachable(const absl::Status& status) { return ErrorReason(status) == "UNREACHABLE"; }
+
+// Whether the transfer ends with this error, since nobody has to wait for it a second time.
+bool IsEnd(const absl::Status& status) {
+  return IsUnreachable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+}
 
 absl::Status Unavailable(std::string_view why) {
   return MakeError(absl::StatusCode::kUnavailable, "SHARED_MEMORY_UNAVAILABLE", why);
@@ -76,27 +81,74 @@ class SharedTransfers::Slots {
   const std::vector<std::size_t> parts_;
 };
 
+class SharedTransfers::Limit {
+ public:
+  // timeout: absent: as long as every call ends within stall_timeout.
+  Limit(Connection& connection, std::optional<absl::Duration> timeout,
+        const std::stop_token& cancel)
+      : connection_(connection),
+        timeout_(timeout.value_or(absl::InfiniteDuration())),
+        cancel_(cancel) {}
+
+  absl::Duration Left() const { return timeout_ - absl::FromChrono(Clock::now() - since_); }
+  // Returns why the transfer has to end now, or OK.
+  absl::Status Check() const {
+    if (cancel_.stop_requested()) return Cancelled();
+    if (Left() > absl::ZeroDuration()) return absl::OkStatus();
+    return WithDeadline(absl::DeadlineExceededError(""), timeout_);
+  }
+  template <class Request>
+  absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
+                                           absl::Duration most = absl::InfiniteDuration()) const {
+    // The time that a connection takes is not that of the call.
+    Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
+    if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
+    const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
+    auto response =
+        connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
+    const absl::Status& status = response.status();
+    if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return response;
+    if (most < std::min(left, stall)) return Unavailable(std::string(status.message()));
+    return stall < left ? Stalled(stall) : WithDeadline(status, timeout_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Connection& connection_;
+  const absl::Duration timeout_;
+  const std::stop_token cancel_;
+  const Clock::time_point since_ = Clock::now();
+};
+
 SharedTransfers::SharedTransfers(Connection& connection)
     : connection_(connection), same_host_(IsSameHost(connection.options().server)) {}
 
 // --- One call each -------------------------------------------------------------------------------
 
 absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request,
-                                                   const std::stop_token& cancel) {
-  auto response =
-      connection_.Call(request, {.timeout = connection_.options().stall_timeout, .cancel = cancel});
+                                                   const Limit& limit) {
+  auto response = limit.Call(request);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
 
+absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request,
+                                                   const std::stop_token& cancel) {
+  return Upload(request, Limit(connection_, std::nullopt, cancel));
+}
+
 absl::StatusOr<v1::DownloadSharedResponse> SharedTransfers::Download(
     const v1::DownloadSharedRequest& request, const std::stop_token& cancel) {
-  return connection_.Call(request,
-                          {.timeout = connection_.options().stall_timeout, .cancel = cancel});
+  return Limit(connection_, std::nullopt, cancel).Call(request);
 }
 
 absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
-  const auto answer = connection_.Call(v1::GetSharedMemoryRequest(), {});
+  return MakeMemory(bytes, Limit(connection_, std::nullopt, {}));
+}
+
+absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, const Limit& limit) {
+  const auto answer = limit.Call(v1::GetSharedMemoryRequest(), kHandshake);
   if (!answer.ok()) return answer.status();
   // The memory is allocated before the server sees it, so what the server would refuse is refused here.
   const std::uint64_t total = answer->limit_bytes();
@@ -109,18 +161,21 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
          {"free", absl::StrCat(free)},
          {"total", absl::StrCat(total)}});
   }
-  return SharedMemory::Make(answer->socket_path(), bytes, kHandshake);
+  return SharedMemory::Make(answer->socket_path(), bytes, std::min(kHandshake, limit.Left()));
 }
 
 // --- Slots ---------------------------------------------------------------------------------------
 
-absl::Status SharedTransfers::Prepare() {
+absl::Status SharedTransfers::Prepare(const Limit& limit) {
   if (memory_ != nullptr && memory_->connected()) return absl::OkStatus();
   memory_ = nullptr;
   if (absl::Now() < next_attempt_) return Unavailable("the server shares no memory");
-  absl::StatusOr<SharedMemory> memory = MakeMemory(kSlots * kSlotBytes);
+  absl::StatusOr<SharedMemory> memory = MakeMemory(kSlots * kSlotBytes, limit);
   if (!memory.ok()) {
-    if (!IsUnreachable(memory.status())) next_attempt_ = absl::Now() + kAskAgain;
+    if (IsUnreachable(memory.status())) return memory.status();
+    // A limit of the caller says nothing about the server.
+    if (absl::Status ended = limit.Check(); !ended.ok()) return ended;
+    next_attempt_ = absl::Now() + kAskAgain;
     return memory.status();
   }
   memory_ = std::make_shared<SharedMemory>(*std::move(memory));
@@ -129,11 +184,12 @@ absl::Status SharedTransfers::Prepare() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(std::uint64_t size) {
+absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(std::uint64_t size,
+                                                                              const Limit& limit) {
   if (!connection_.options().shared_memory || !same_host_ || size < kLeast)
     return Unavailable("it is not worth it");
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = Prepare(); !status.ok()) return status;
+  if (absl::Status status = Prepare(limit); !status.ok()) return status;
   if (free_.empty()) return Unavailable("other transfers have all of it");
   const std::size_t count = size <= kSlotBytes ? 1 : std::min(kSlotsATransfer, free_.size());
   std::vector<std::size_t> parts(free_.end() - static_cast<std::ptrdiff_t>(count), free_.end());
@@ -158,9 +214,10 @@ bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     const v1::CreateBufferRequest& create, std::uint64_t size, const Source& source,
     const UploadOptions& options) {
-  const auto slots = Take(size);
+  const Limit limit(connection_, options.timeout, options.cancel);
+  const auto slots = Take(size, limit);
   if (!slots.ok()) {
-    if (IsUnreachable(slots.status())) return slots.status();
+    if (IsEnd(slots.status())) return slots.status();
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
@@ -171,9 +228,9 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     request.set_name(create.name());
     *request.mutable_spec() = create.spec();
     *request.mutable_source() = (*slots)->Range(0, size);
-    buffer = Upload(request, options.cancel);
+    buffer = Upload(request, limit);
   } else {
-    buffer = Fill(create, size, source, options, **slots);
+    buffer = Fill(create, size, source, options, limit, **slots);
   }
   if (!buffer.ok() && Lost(buffer.status(), **slots)) return std::nullopt;
   return buffer;
@@ -181,8 +238,9 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
 
 absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& create,
                                                  std::uint64_t size, const Source& source,
-                                                 const UploadOptions& options, Slots& slots) {
-  const auto created = connection_.Call(create, {.cancel = options.cancel});
+                                                 const UploadOptions& options, const Limit& limit,
+                                                 Slots& slots) {
+  const auto created = limit.Call(create);
   if (!created.ok()) return created.status();
   const std::uint64_t version = created->buffer().version();
 
@@ -206,7 +264,7 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
         begin += part;
       }
       *request.mutable_source() = slots.Range(i, part);
-      const absl::Status status = Upload(request, options.cancel).status();
+      const absl::Status status = limit.Call(request).status();
       const std::lock_guard lock(mutex);
       if (!status.ok()) {
         if (failure.ok()) failure = status;
@@ -225,7 +283,7 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
     v1::SealBufferRequest seal;
     seal.set_name(create.name());
     seal.set_version(version);
-    auto sealed = connection_.Call(seal, {.cancel = options.cancel});
+    auto sealed = limit.Call(seal);
     if (sealed.ok()) return std::move(*sealed->mutable_buffer());
     failure = sealed.status();
   }
@@ -252,12 +310,14 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   v1::GetBufferRequest find;
   find.set_name(name);
   find.set_version(options.version);
-  const auto found = connection_.Call(find, {.cancel = options.cancel});
-  if (IsUnreachable(found.status())) return found.status();
+  const Limit limit(connection_, options.timeout, options.cancel);
+  const auto found = limit.Call(find);
+  if (IsEnd(found.status())) return found.status();
   // The stream says what is wrong.
   if (!found.ok() || options.offset > found->buffer().size_bytes()) return std::nullopt;
   const std::uint64_t rest = found->buffer().size_bytes() - options.offset;
-  const auto slots = Take(options.limit != 0 ? std::min(options.limit, rest) : rest);
+  const auto slots = Take(options.limit != 0 ? std::min(options.limit, rest) : rest, limit);
+  if (IsEnd(slots.status())) return slots.status();
   if (!slots.ok()) return std::nullopt;
 
   // Asks for the bytes from a place on, into slot i.
@@ -269,7 +329,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     request.set_offset(options.offset + begin);
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
-    absl::StatusOr<v1::DownloadSharedResponse> part = Download(request, options.cancel);
+    absl::StatusOr<v1::DownloadSharedResponse> part = limit.Call(request);
     // Here, because the caller ignores a part that was fetched ahead when the download fails.
     if (!part.ok()) Lost(part.status(), **slots);
     return part;

@@ -45,18 +45,23 @@ class SharedTransfers {
   // One or two parts of the memory, which a transfer has until it ends: nobody waits for one, since
   // sources and sinks may use the client themselves.
   class Slots;
+  // How long a transfer and its calls may take, and what cancels it.
+  class Limit;
 
-  // UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, the errors of SharedMemory::Make and of the call.
-  absl::Status Prepare();  // with the mutex
+  absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request, const Limit& limit);
+  absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const Limit& limit);
+  // UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, the errors of SharedMemory::Make and of the limit.
+  absl::Status Prepare(const Limit& limit);  // with the mutex
   // Whether a transfer of size bytes (0: not known) is worth a slot, and there is one.
-  absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size);
+  absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const Limit& limit);
   // Whether a call failed because the server does not know the memory any more. The memory is made
   // anew then, and where the call ended here while the server may still use its slot.
   bool Lost(const absl::Status& status, const Slots& slots);
 
   // Fills a draft through the slots.
   absl::StatusOr<v1::Buffer> Fill(const v1::CreateBufferRequest& create, std::uint64_t size,
-                                  const Source& source, const UploadOptions& options, Slots& slots);
+                                  const Source& source, const UploadOptions& options,
+                                  const Limit& limit, Slots& slots);
 
   Connection& connection_;
   const bool same_host_;
