@@ -77,8 +77,8 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
 }
 
 // The whole buffer, or the range of the options, in bytes. The errors of Client::Download, and
-// before any data is fetched those of CheckElements and INVALID_ARGUMENT / BAD_RANGE {offset, limit,
-// element}: the range is not of whole elements.
+// before any data is fetched those of CheckElements and INVALID_ARGUMENT / BAD_RANGE {offset,
+// limit, element}: the range is not of whole elements.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {

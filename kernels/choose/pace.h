@@ -60,8 +60,8 @@ class Pace {
   struct Model {
     double work = 0, memory = 0, latency = 0;
   };
-  // factor: what was learned; base: what it was calibrated to, or what was expected before the first
-  // call; 0 for nothing yet. One word, so that both are read and replaced together.
+  // factor: what was learned; base: what it was calibrated to, or what was expected before the
+  // first call; 0 for nothing yet. One word, so that both are read and replaced together.
   struct Rate {
     float base = 0, factor = 0;
   };
