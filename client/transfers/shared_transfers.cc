@@ -150,7 +150,7 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
 absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, const Limit& limit) {
   const auto answer = limit.Call(v1::GetSharedMemoryRequest(), kHandshake);
   if (!answer.ok()) return answer.status();
-  // The memory is allocated before the server sees it, so this refuses what the server would refuse.
+  // The memory is allocated before the server sees it, so this refuses what the server would.
   const std::uint64_t total = answer->limit_bytes();
   const std::uint64_t free = total - std::min(total, answer->used_bytes());
   if (bytes > free) {
