@@ -385,7 +385,9 @@ TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
 }
 
 // Larger than a chunk of the way over the host, with a cast and a view that has to be gathered.
-TEST_F(TwoDevicesTest, CopiesReachTheOtherDevice) {
+class CopyBetweenDevicesTest : public TwoDevicesTest {};
+
+TEST_F(CopyBetweenDevicesTest, CopiesReachTheOtherDevice) {
   std::vector<std::int32_t> x(1000 * 700);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int32_t>(i % 1000);
   ASSERT_TRUE(server_.Put<std::int32_t>("x", v1::DTYPE_I32, {1000, 700}, x).ok());

@@ -144,7 +144,8 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   const auto sender = SendTwo(6);
   EXPECT_EQ(sender->sent(), 2) << "a third message is read";
-  EXPECT_EQ(Used("host_memory"), 2 * TestOptions().max_message);
+  // The memory of a call before may be returned a moment later.
+  EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 2 * TestOptions().max_message; }));
   device_.Open();
   EXPECT_TRUE(sender->Finish().ok());
   EXPECT_EQ(Committed("x"), 6000u);

@@ -100,6 +100,8 @@ class SharedTransfers::Limit {
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
                                            absl::Duration most = absl::InfiniteDuration()) const {
+    // A call whose deadline has passed may still succeed.
+    if (absl::Status ended = Check(); !ended.ok()) return ended;
     // The time that a connection takes is not that of the call.
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
     if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
