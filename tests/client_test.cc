@@ -210,6 +210,7 @@ TEST_F(ClientTest, DownloadsByRanges) {
         ErrorReason(client_.Download(held, absl::MakeSpan(out), {.streams = streams}).status()),
         "VERSION_MISMATCH");
   }
+  EXPECT_EQ(ErrorReason(client_.CopyBuffer(held, {.name = "z"}).status()), "VERSION_MISMATCH");
 }
 
 TEST_F(ClientTest, ArraysOfCppTypes) {

@@ -155,6 +155,7 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
   }
   v1::CopyBufferRequest request;
   request.set_source(*name);
+  request.set_source_version(source.version);
   if (source.view) *request.mutable_view() = *source.view;
   request.set_name(target.name);
   if (dtype) request.set_dtype(ToMessage(*dtype));

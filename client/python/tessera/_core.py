@@ -79,7 +79,7 @@ class Call:
 
 @dataclasses.dataclass
 class Create:
-    """A call or an upload that ends in the background when nobody waits for it any more. ended:
+    """A call or an upload that ends in the background when its caller has left. ended:
     what is told the answer in any case, or None where it failed, and gives calls to send whose
     outcomes do not matter."""
 
@@ -253,7 +253,7 @@ class Core:
         return (yield Pause(pause, reconnect))
 
     def take_dead(self) -> List[Call]:
-        """Calls that delete what nobody refers to any more; their outcomes do not matter."""
+        """Calls that delete buffers without references; their outcomes do not matter."""
         taken = list(self._take_dead())
         return [self._deletion(*one) for one in taken] if self.own else []
 
