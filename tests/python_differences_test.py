@@ -57,11 +57,11 @@ CASES = {
         (put(np.array([0, 600], "f2")).std(), np.float16(300), "f2"),
         (put(np.array([1e200, -1e200])).std(), 1e200, "f8"),
     ],
-    "bf16 beside i32, i64": lambda put: [
+    "bf16 with i32, i64": lambda put: [
         (put(F, dtype="bf16") + put(I.astype(other)), F + I, dtype)
         for other, dtype in (("i4", "f8"), ("i8", "f8"), ("f2", "f4"), ("u1", BF16), ("i1", BF16))
     ],
-    "uint8 beside int8": lambda put: [
+    "uint8 with int8": lambda put: [
         refused(lambda: put(I, dtype="u1") + put(I, dtype="i1"), "int16")],
     "floats to integers": lambda put: [
         (put(HUGE).astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")],
