@@ -235,7 +235,7 @@ class Output {
 // An expression on the way into an operation or out of it. Its operand 0 is what the operation
 // would take or give without it, and `with` are the others, from 1 on.
 struct MapStage {
-  absl::Span<const ExpressionNode> expression;
+  const Expression& expression;
   absl::Span<const View> with;
 };
 
@@ -253,8 +253,7 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 // Shapes of operands are broadcast as in NumPy.
-absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
-                                  absl::Span<const ExpressionNode> expression);
+absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression);
 // Of the values; those of the indices, I64, have the same shape. axis: in [-rank, rank).
 absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 
@@ -287,7 +286,7 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
 absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
                                    const Output& out, const RunOptions& options);
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
-                             absl::Span<const ExpressionNode> expression, const Output& out,
+                             const Expression& expression, const Output& out,
                              const RunOptions& options);
 absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int axis,
                               bool smallest, const Output& values, const Output& indices,

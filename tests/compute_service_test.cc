@@ -26,20 +26,21 @@ TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
   request.mutable_b()->set_buffer("x");
   const ArrayType megabyte = *MakeArrayType(DType::kF32, {250'000});
   Sources sources;
-  for (const auto& named : OperandsOf(request))
+  const Operation add = *MakeOperation(request);
+  for (const auto& named : add.operands)
     sources.push_back({.named = named, .type = megabyte, .view = WholeView(megabyte, nullptr)});
-  EXPECT_DOUBLE_EQ(LeastMicroseconds(request, sources, gpu), 2 + 100);
-  EXPECT_DOUBLE_EQ(LeastMicroseconds(request, sources, cpu), 500);
+  EXPECT_DOUBLE_EQ(LeastMicroseconds(add, sources, gpu), 2 + 100);
+  EXPECT_DOUBLE_EQ(LeastMicroseconds(add, sources, cpu), 500);
 
   const ResultType result{.scalar = false, .arrays = {megabyte}};
-  const Destinations destinations = DestinationsOf(request);
+  const Destinations& destinations = add.destinations;
   EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, gpu), 100);
   EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, cpu), 0);
   EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, {.scalar = true, .arrays = {}}, gpu), 0);
   for (const bool scratch : {true, false}) {
     if (scratch) request.mutable_result()->set_scratch(true);
     if (!scratch) request.mutable_result()->mutable_buffer()->set_name("y");
-    EXPECT_DOUBLE_EQ(AnswerMicroseconds(DestinationsOf(request), result, gpu), 0);
+    EXPECT_DOUBLE_EQ(AnswerMicroseconds(MakeOperation(request)->destinations, result, gpu), 0);
   }
 }
 

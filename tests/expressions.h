@@ -19,10 +19,12 @@ inline ExpressionNode In(std::uint32_t operand) {
 inline ExpressionNode Real(double value, std::optional<DType> dtype = std::nullopt) {
   return {.kind = ExpressionNode::Kind::kReal, .real = value, .dtype = dtype};
 }
-inline ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
+inline ExpressionNode Op(MapOp op, const std::vector<std::uint32_t>& args,
                          std::optional<DType> dtype = std::nullopt) {
-  return {
-      .kind = ExpressionNode::Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
+  return {.kind = ExpressionNode::Kind::kOperation,
+          .op = op,
+          .args = {args.begin(), args.end()},
+          .dtype = dtype};
 }
 
 inline std::uint32_t Below(Random& random, std::size_t n) {
@@ -31,14 +33,14 @@ inline std::uint32_t Below(Random& random, std::size_t n) {
 inline DType AnyDType(Random& random) { return kArrayDTypes[Below(random, kArrayDTypes.size())]; }
 
 // An expression that compiles, over all its operands, whose types are drawn as well.
-struct Expression {
+struct DrawnExpression {
   std::vector<DType> dtypes;
   Nodes nodes;
   MapProgram program;
 };
-inline Expression AnyExpression(Random& random) {
+inline DrawnExpression AnyExpression(Random& random) {
   for (;;) {
-    Expression e;
+    DrawnExpression e;
     const std::uint32_t operands = 1 + Below(random, 4), steps = 1 + Below(random, 8);
     for (std::uint32_t i = 0; i < operands; ++i) {
       e.dtypes.push_back(AnyDType(random));

@@ -19,7 +19,7 @@ bool Assembles(const std::string& text) {
 TEST(KernelText, IsWhatTheAssemblerTakes) {
   Random random(1);
   for (int round = 0; round < 60; ++round) {
-    const Expression e = AnyExpression(random);
+    const DrawnExpression e = AnyExpression(random);
     KernelPlan plan;
     plan.program = &e.program;
     plan.aligned = Below(random, 4) != 0;

@@ -64,7 +64,7 @@ class CompiledTest : public testing::Test {
 
   // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted, too.
   struct Operands {
-    Operands(Stream& stream, const Expression& e, std::int64_t rows, std::int64_t columns,
+    Operands(Stream& stream, const DrawnExpression& e, std::int64_t rows, std::int64_t columns,
              Random& random, bool any) {
       arrays.reserve(e.dtypes.size());
       for (DType dtype : e.dtypes) {
@@ -86,7 +86,7 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   const int rounds = WatchedClosely() ? 20 : 400;
   const std::int64_t before = compiled::Launches();
   for (int round = 0; round < rounds; ++round) {
-    const Expression e = AnyExpression(random);
+    const DrawnExpression e = AnyExpression(random);
     const std::int64_t rows = 1 + Below(random, 40), columns = Below(random, 2) == 0
                                                                    ? 16 * (1 + Below(random, 9))
                                                                    : 1 + Below(random, 100);
@@ -167,7 +167,7 @@ TEST_F(CompiledTest, ExitsWhileItCompiles) {
 TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
   Random seeds(5);
   constexpr int kThreads = 6, kExpressions = 12;
-  std::vector<Expression> expressions;
+  std::vector<DrawnExpression> expressions;
   for (int i = 0; i < kExpressions; ++i) expressions.push_back(AnyExpression(seeds));
   const std::int64_t rows = 64, columns = WatchedClosely() ? 16 : 640;
   const std::int64_t before = compiled::Launches();
@@ -178,14 +178,14 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
       Random random(static_cast<std::uint64_t>(100 + thread));
       for (int round = 0; round < 4 * kExpressions && !HasFailure(); ++round) {
         ASSERT_TRUE(BeginRequest(*own).ok());
-        const Expression& e = expressions[Below(random, expressions.size())];
+        const DrawnExpression& e = expressions[Below(random, expressions.size())];
         const Operands operands(*own, e, rows, columns, random, /*any=*/false);
         Compare(*own, operands.views, e.nodes);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const Expression& e = expressions[0];
+  const DrawnExpression& e = expressions[0];
   Stream& stream = TestStream(Backend::kCuda);
   const Operands operands(stream, e, rows, columns, seeds, /*any=*/false);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);

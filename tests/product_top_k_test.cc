@@ -103,21 +103,21 @@ struct Search {
   std::int64_t m = 1024, n = 1 << 20, d = 128, k = 10;
   DType dtype = DType::kBF16, out_dtype = DType::kF32;
   Nodes nodes = Scores()[7].first;
-  View operands[2];
-  ProductTopK request;
+  Expression expression = {};
+  ProductTopK request = {};
 
   const ProductTopK& Make() {
+    expression = nodes;
     request = {.a = StridedView(nullptr, dtype, {m, d}, {d, 1}),
                .b = StridedView(nullptr, dtype, {n, d}, {d, 1}),
                .transpose_b = true,
                .out_dtype = out_dtype,
-               .expression = nodes,
-               .operands = operands,
+               .expression = nodes.empty() ? nullptr : &expression,
+               .operands = {StridedView(nullptr, out_dtype, {n}, {1}),
+                            StridedView(nullptr, out_dtype, {m, n}, {n, 1})},
                .product = 1,
                .k = k,
                .smallest = true};
-    operands[0] = StridedView(nullptr, out_dtype, {n}, {1});
-    operands[1] = StridedView(nullptr, out_dtype, {m, n}, {n, 1});
     return request;
   }
 };
@@ -268,18 +268,18 @@ class ProductTopKTest : public testing::Test {
     }
     const DeviceArray<T> a(stream(), host_a), b(stream(), host_b);
     const DeviceArray<S> v(stream(), host_v);
-    const Nodes& nodes = Scores()[p.score].first;
+    const Expression nodes = Scores()[p.score].first;
     const ArrayType type{p.out_dtype, MakeShape({p.m, p.n})};
     DeviceArray<S> scores(stream(), p.m * p.n), product(stream(), p.m * p.n);
-    View operands[] = {v.view(), WholeView(type, product.data())};
+    const std::vector<View> operands = {v.view(), WholeView(type, product.data())};
     const ProductTopK request{.a = a.view({p.m, p.d}),
                               .b = p.transpose_b
                                        ? b.view({p.n, p.d})
                                        : StridedView(b.data(), p.dtype, {p.d, p.n}, {pitch, 1}),
                               .transpose_b = p.transpose_b,
                               .out_dtype = p.out_dtype,
-                              .expression = nodes,
-                              .operands = operands,
+                              .expression = &nodes,
+                              .operands = {operands.begin(), operands.end()},
                               .product = 1,
                               .k = p.k,
                               .smallest = p.smallest};

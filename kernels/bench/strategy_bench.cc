@@ -266,7 +266,7 @@ const std::vector<MapCase>& MapCases() {
     return ExpressionNode{.kind = Kind::kOperand, .operand = i};
   };
   const auto real = [](double x) { return ExpressionNode{.kind = Kind::kReal, .real = x}; };
-  const auto op = [](MapOp o, std::vector<std::uint32_t> args) {
+  const auto op = [](MapOp o, absl::InlinedVector<std::uint32_t, kMostArguments> args) {
     return ExpressionNode{.kind = Kind::kOperation, .op = o, .args = std::move(args)};
   };
   static const auto& cases = *new std::vector<MapCase>{
@@ -375,7 +375,7 @@ void RegisterMappedReduces(Rig& rig, DType dtype, std::int64_t n) {
   const auto in = [](std::uint32_t i) {
     return ExpressionNode{.kind = ExpressionNode::Kind::kOperand, .operand = i};
   };
-  const auto op = [](MapOp o, std::vector<std::uint32_t> args) {
+  const auto op = [](MapOp o, absl::InlinedVector<std::uint32_t, kMostArguments> args) {
     return ExpressionNode{
         .kind = ExpressionNode::Kind::kOperation, .op = o, .args = std::move(args)};
   };

@@ -409,4 +409,18 @@ absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> no
   return Compiler(nodes, operands, cast).Compile();
 }
 
+absl::StatusOr<const MapProgram*> Expression::Compile(absl::Span<const DType> operands,
+                                                      std::optional<DType> cast) const {
+  std::unique_ptr<const MapProgram>& compiled = compiled_[cast.has_value() ? 1 : 0];
+  const bool fits = compiled != nullptr && (!cast.has_value() || compiled->dtype == *cast) &&
+                    absl::MakeSpan(compiled->operand_dtypes)
+                            .first(static_cast<std::size_t>(compiled->operands)) == operands;
+  if (!fits) {
+    absl::StatusOr<MapProgram> program = CompileExpression(nodes_, operands, cast);
+    if (!program.ok()) return program.status();
+    compiled = std::make_unique<const MapProgram>(*program);
+  }
+  return compiled.get();
+}
+
 }  // namespace tessera

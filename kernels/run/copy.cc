@@ -30,8 +30,8 @@ absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View
 // n contiguous elements as another type. Throws DeviceError.
 void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, std::int64_t n) {
   if (IsComputed(from) && IsComputed(to)) return stream.Convert(in, from, out, to, n);
-  const absl::StatusOr<MapProgram> program = CompileExpression(Identity(), {from}, to);
-  MapProblem cast{.dtype = to, .n = n, .program = &*program};
+  const Expression identity = Identity();
+  MapProblem cast{.dtype = to, .n = n, .program = *identity.Compile({from}, to)};
   cast.operands[0] = {.data = in, .dtype = from, .shape = {.rank = 1, .dims = {n}}, .strides = {1}};
   LaunchMapRange(cast, 0, n, out, stream);
 }

@@ -77,23 +77,22 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
   return Execute(stream, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
 }
 
-absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
-                                  absl::Span<const ExpressionNode> expression) {
-  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
+absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression) {
+  const absl::StatusOr<const MapProgram*> program = CompileFor(operands, expression);
   if (!program.ok()) return program.status();
   const absl::StatusOr<Shape> shape = BroadcastShape(operands, NameOfMapOperand);
   if (!shape.ok()) return shape.status();
-  return MakeArrayType(program->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+  return MakeArrayType((*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
 }
 
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
-                             absl::Span<const ExpressionNode> expression, const Output& out,
+                             const Expression& expression, const Output& out,
                              const RunOptions& options) {
   const absl::StatusOr<ArrayType> type = MapType(operands, expression);
   if (!type.ok()) return type.status();
-  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
-  if (!program.ok()) return program.status();
-  MapProblem problem{.dtype = type->dtype, .n = type->shape.elements(), .program = &*program};
+  MapProblem problem{.dtype = type->dtype,
+                     .n = type->shape.elements(),
+                     .program = *CompileFor(operands, expression)};
   for (std::size_t i = 0; i < operands.size(); ++i)
     problem.operands[i] = Broadcast(operands[i], type->shape);
   return Execute(stream, problem, options, PlaceAt(out, &problem.out), WholeLaunch<MapProblem>{});

@@ -77,7 +77,7 @@ absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpo
 absl::StatusOr<std::unique_ptr<StagedMap>> StageMatmul(const ArrayType& product,
                                                        const MapStage& out_of) {
   absl::StatusOr<std::unique_ptr<StagedMap>> staged =
-      StagedMap::Make(WholeView(product, nullptr), out_of, "product", /*numeric=*/false);
+      StagedMap::Make(WholeView(product, nullptr), &out_of, "product", /*numeric=*/false);
   if (!staged.ok() || (*staged)->type().shape == product.shape) return staged;
   // Some other operand stretches the product.
   std::size_t at = 0;

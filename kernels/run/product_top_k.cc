@@ -60,14 +60,15 @@ std::optional<ProductTopKProblem> ProblemOf(const ProductTopK& request) {
                              .smallest = request.smallest,
                              .k = request.k};
   if (IsTrivial(problem.product)) return std::nullopt;
-  if (request.expression.empty()) return problem;
-  const absl::StatusOr<MapProgram> program = CompileFor(request.operands, request.expression);
+  if (request.expression == nullptr) return problem;
+  const absl::StatusOr<const MapProgram*> program =
+      CompileFor(request.operands, *request.expression);
   const absl::StatusOr<Shape> shape =
       BroadcastShape(request.operands, [](std::size_t) { return std::string(); });
   if (!program.ok() || !shape.ok() ||
       !(*shape == request.operands[static_cast<std::size_t>(request.product)].shape))
     return std::nullopt;
-  const std::optional<Score> score = FindScore(*program, request.product);
+  const std::optional<Score> score = FindScore(**program, request.product);
   if (!score.has_value()) return std::nullopt;
   problem.score = *score;
   if (score->vector >= 0) {
@@ -93,7 +94,7 @@ const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::stri
 const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::string_view product,
                                              const Device& device) {
   const std::optional<ProductTopKProblem> problem = ProblemOf(request);
-  return problem.has_value() && Pays(*problem, !request.expression.empty())
+  return problem.has_value() && Pays(*problem, request.expression != nullptr)
              ? FindProductTopK(request, product, device)
              : nullptr;
 }

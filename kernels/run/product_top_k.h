@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
@@ -18,8 +19,8 @@ struct ProductTopK {
   View a, b;
   bool transpose_a = false, transpose_b = false;
   DType out_dtype = DType::kF32;
-  absl::Span<const ExpressionNode> expression;
-  absl::Span<const View> operands;
+  const Expression* expression = nullptr;
+  absl::InlinedVector<View, 2> operands;  // of the expression
   int product = 0;
   std::int64_t k = 0;
   bool smallest = false;

@@ -43,53 +43,53 @@ View Broadcast(const View& view, const Shape& shape) {
   return wide;
 }
 
-absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
-                                      absl::Span<const ExpressionNode> expression,
-                                      std::optional<DType> cast) {
-  std::vector<DType> dtypes;
+absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
+                                             const Expression& expression,
+                                             std::optional<DType> cast) {
+  absl::InlinedVector<DType, kMostOperands> dtypes;
   for (const View& view : operands) dtypes.push_back(view.dtype);
-  return CompileExpression(expression, dtypes, cast);
+  return expression.Compile(dtypes, cast);
 }
 
-absl::Span<const ExpressionNode> Identity() {
-  static const ExpressionNode node{.kind = ExpressionNode::Kind::kOperand};
-  return {&node, 1};
-}
+Expression Identity() { return {ExpressionNode{.kind = ExpressionNode::Kind::kOperand}}; }
 
-absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, const MapStage& stage,
+absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, const MapStage* stage,
                                                            std::string_view first_name,
                                                            bool numeric) {
-  std::vector<View> operands = {first};
-  operands.insert(operands.end(), stage.with.begin(), stage.with.end());
-  absl::StatusOr<MapProgram> program = CompileFor(operands, stage.expression);
-  if (!program.ok()) return program.status();
   auto staged = std::make_unique<StagedMap>();
-  staged->type_.dtype = program->dtype;
-  if (numeric && !IsComputed(program->dtype)) {
-    program = CompileFor(operands, stage.expression, DType::kI32);
+  std::vector<View> operands = {first};
+  if (stage == nullptr) {
+    staged->identity_ = Identity();
+  } else {
+    operands.insert(operands.end(), stage->with.begin(), stage->with.end());
+  }
+  const Expression& expression = stage == nullptr ? staged->identity_ : stage->expression;
+  absl::StatusOr<const MapProgram*> program = CompileFor(operands, expression);
+  if (!program.ok()) return program.status();
+  staged->type_.dtype = (*program)->dtype;
+  if (numeric && !IsComputed((*program)->dtype)) {
+    program = CompileFor(operands, expression, DType::kI32);
     if (!program.ok()) return program.status();
   }
-  staged->program_ = *std::move(program);
   const absl::StatusOr<Shape> shape = BroadcastShape(operands, [&](std::size_t i) {
     return i == 0 ? std::string(first_name) : absl::StrCat("with[", i - 1, "]");
   });
   if (!shape.ok()) return shape.status();
   const absl::StatusOr<ArrayType> type = MakeArrayType(
-      staged->program_.dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+      (*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
   if (!type.ok()) return type.status();
   staged->type_.shape = *shape;
   MapProblem& problem = staged->problem_;
   problem.dtype = type->dtype;
   problem.n = shape->elements();
-  problem.program = &staged->program_;
+  problem.program = *program;
   for (std::size_t i = 0; i < operands.size(); ++i)
     problem.operands[i] = Broadcast(operands[i], *shape);
   return staged;
 }
 
 absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in) {
-  const MapStage identity{Identity(), {}};
-  return StagedMap::Make(x, in == nullptr ? identity : *in, "x", /*numeric=*/true);
+  return StagedMap::Make(x, in, "x", /*numeric=*/true);
 }
 
 bool IsMapped(const View& x, const MapStage* in) { return in != nullptr || !IsComputed(x.dtype); }

@@ -21,19 +21,20 @@ absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
 // The view stretched to the shape, with strides of 0 where it repeats.
 View Broadcast(const View& view, const Shape& shape);
 
-absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
-                                      absl::Span<const ExpressionNode> expression,
-                                      std::optional<DType> cast = std::nullopt);
+// The program of the expression over these operands, which lives as long as the expression.
+absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
+                                             const Expression& expression,
+                                             std::optional<DType> cast = std::nullopt);
 
-// Takes the elements as they are.
-absl::Span<const ExpressionNode> Identity();
+// Returns an expression that takes the elements of its operand as they are.
+Expression Identity();
 
-// A MapStage that has been checked, as a problem. Stays where it is, for the problem names the
-// program.
+// A MapStage that has been checked, as a problem.
 class StagedMap {
  public:
-  // Of operand 0, which errors call first_name. numeric: elements of a byte become I32.
-  static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage& stage,
+  // first: operand 0, which errors call first_name. stage: null for the elements as they are; its
+  // expression outlives this. numeric: elements of a byte become I32.
+  static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage* stage,
                                                          std::string_view first_name, bool numeric);
 
   // Of what the expression makes, in which truth values are still such.
@@ -42,7 +43,7 @@ class StagedMap {
 
  private:
   ArrayType type_;
-  MapProgram program_;
+  Expression identity_;  // where there is no stage
   MapProblem problem_;
 };
 

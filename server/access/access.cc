@@ -31,36 +31,6 @@ namespace {
 
 using absl::StatusCode;
 
-constexpr MethodRule kMethods[] = {
-    // BufferService. A buffer is made, written, changed or deleted: write.
-    {"CreateBuffer", Role::kWrite},
-    {"Upload", Role::kWrite},
-    {"SealBuffer", Role::kWrite},
-    {"UpdateBuffer", Role::kWrite},
-    {"CopyBuffer", Role::kWrite},
-    {"ImportBuffer", Role::kWrite},
-    {"DeleteBuffer", Role::kWrite},
-    {"GetBuffer", Role::kRead},
-    {"ListBuffers", Role::kRead},
-    {"Download", Role::kRead},
-    // ComputeService. A result that is stored needs write, which the handlers see to.
-    {"Dot", Role::kRead},
-    {"Reduce", Role::kRead},
-    {"Matmul", Role::kRead},
-    {"Add", Role::kRead},
-    {"WindowSum", Role::kRead},
-    {"Map", Role::kRead},
-    {"TopK", Role::kRead},
-    {"Execute", Role::kRead},
-    {"ListStrategies", Role::kRead},
-    // Of others than its tenant it tells only an admin.
-    {"GetServerInfo", Role::kRead},
-    // SharedMemoryService.
-    {"GetSharedMemory", Role::kRead},
-    {"UploadShared", Role::kWrite},
-    {"DownloadShared", Role::kRead},
-};
-
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::size_t kLongestCertificateName = 1024;  // of a certificate
 constexpr std::string_view kScheme = "bearer ";
@@ -199,11 +169,9 @@ std::string_view Name(Role role) {
   return "none";
 }
 
-absl::Span<const MethodRule> MethodRules() { return kMethods; }
-
 Role RoleFor(std::string_view method) {
-  for (const MethodRule& rule : kMethods)
-    if (rule.method == method) return rule.role;
+  for (const MethodInfo& one : kMethods)
+    if (one.name == method) return one.role;
   return Role::kAdmin;
 }
 

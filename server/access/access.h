@@ -32,23 +32,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "grpcpp/server_context.h"
+#include "server/access/methods.h"
 #include "server/access/tenant.h"
 #include "server/net/watched_file.h"
 
 namespace tessera {
 
-// Each may do what those before it may.
-enum class Role { kNone, kRead, kWrite, kAdmin };
-
 std::string_view Name(Role role);
 
-// The least role that a method needs. Those of the health service and of reflection, which need
-// none, are not among them.
-struct MethodRule {
-  std::string_view method;
-  Role role;
-};
-absl::Span<const MethodRule> MethodRules();
 // The role that a method needs; one without a rule needs kAdmin.
 Role RoleFor(std::string_view method);
 

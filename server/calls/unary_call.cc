@@ -28,15 +28,6 @@ absl::Status UnaryCall::ChargeDescription() {
   return ChargeAnswer(DescriptionBytes(core_.devices().size()));
 }
 
-absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
-  exchange.set_memory(Charge());
-  absl::StatusOr<Charge> memory = core.TakeHostMemory(
-      bytes, "the messages that the server works on take all memory it has for them");
-  if (!memory.ok()) return memory.status();
-  exchange.set_memory(*std::move(memory));
-  return absl::OkStatus();
-}
-
 void UnaryCall::End(const absl::Status& status) {
   const absl::Time end = end_time();
   core_.Conclude({.method = method_,
@@ -55,6 +46,15 @@ void UnaryCall::End(const absl::Status& status) {
 }
 
 namespace {
+
+// Takes host memory for a request of so many bytes.
+absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
+  absl::StatusOr<Charge> memory = core.TakeHostMemory(
+      bytes, "the messages that the server works on take all memory it has for them");
+  if (!memory.ok()) return memory.status();
+  exchange.set_memory(*std::move(memory));
+  return absl::OkStatus();
+}
 
 // Counts and logs a call that ends before it is handled.
 grpc::Status Refused(Core& core, std::string_view method, UnaryExchange& exchange, absl::Time begin,
@@ -85,12 +85,13 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
     exchange.set_caller(*caller);
     const absl::Time begin = SteadyNow();
     const std::size_t size = exchange.message_size();
-    std::optional<std::size_t> bytes = size;
-    if (size > kSmallMessage && size <= core.options().max_message) bytes = exchange.MemoryBound();
+    std::optional<MessageBound> bound = MessageBound{size};
+    if (size > kSmallMessage && size <= core.options().max_message) bound = exchange.Bound();
     const absl::Status status = Guarded([&]() -> absl::Status {
-      if (!bytes.has_value()) return NoMessage(method);
-      if (absl::Status checked = core.CheckSize(size); !checked.ok()) return checked;
-      return ChargeRequest(core, exchange, *bytes);
+      if (!bound.has_value()) return NoMessage(method);
+      absl::Status checked = core.CheckSize(size);
+      checked.Update(CheckRepeats(*bound));
+      return checked.ok() ? ChargeRequest(core, exchange, bound->bytes) : checked;
     });
     return status.ok() ? grpc::Status::OK : Refused(core, method, exchange, begin, status);
   };

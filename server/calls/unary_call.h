@@ -111,10 +111,6 @@ class UnaryCall {
   Charge answer_memory_;
 };
 
-// Host memory for a request of so many bytes, in place of what the exchange has for it:
-// RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes);
-
 // Admits to a method those who have the role for it, with requests that may be so large and for
 // which there is host memory, and logs and counts the others.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);

@@ -52,7 +52,7 @@ class UnaryExchange {
   // Of the request as it has come, before it is parsed.
   virtual std::size_t message_size() const = 0;
   // What it takes at most once it is parsed; none: it is not valid.
-  virtual std::optional<std::size_t> MemoryBound() const = 0;
+  virtual std::optional<MessageBound> Bound() const = 0;
   // That of the request, until it is answered.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
   const Charge& memory() const { return memory_; }
@@ -94,22 +94,6 @@ class UnaryExchange {
   std::atomic<State> state_{State::kArriving};
 };
 
-// How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
-// specialisation bounds what a request may repeat (server/compute/map_message.h).
-template <class Request>
-struct RequestParser {
-  // What that takes at most.
-  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
-    return MessageLayout::Of<Request>().Bound(bytes);
-  }
-  static bool Parse(grpc::ByteBuffer& bytes, Request& request) {
-    grpc::ProtoBufferReader reader(&bytes);
-    const bool parsed = request.ParseFromZeroCopyStream(&reader);
-    bytes.Clear();
-    return parsed;
-  }
-};
-
 // The messages of a call: in one block, in which small ones find all that they need.
 template <class Request, class Response>
 struct CallMessages {
@@ -119,30 +103,18 @@ struct CallMessages {
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
-  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
-    return RequestParser<Request>::MemoryBound(bytes);
+  // Parses the bytes, which are gone on return.
+  bool Parse(grpc::ByteBuffer& bytes) {
+    grpc::ProtoBufferReader reader(&bytes);
+    const bool parsed = request.ParseFromZeroCopyStream(&reader);
+    bytes.Clear();
+    return parsed;
   }
-  bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
   void Serialize(grpc::ByteBuffer& bytes) {
     bool owned = false;
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
   }
 };
-// Or as bytes.
-template <>
-struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
-  grpc::ByteBuffer request, response;
-
-  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
-    return bytes.Length();
-  }
-  bool Parse(grpc::ByteBuffer& bytes) {
-    request.Swap(&bytes);
-    return true;
-  }
-  void Serialize(grpc::ByteBuffer& bytes) { bytes.Swap(&response); }
-};
-
 // An exchange with its messages. gRPC gives and takes them as bytes: where it parses them, one that
 // is not valid goes back to wait for the next call, with the memory that it has taken.
 template <class Request, class Response>
@@ -154,8 +126,8 @@ class UnaryExchangeOf final : public UnaryExchange {
   Response& response() { return messages_->response; }
 
   std::size_t message_size() const override { return bytes_.Length(); }
-  std::optional<std::size_t> MemoryBound() const override {
-    return CallMessages<Request, Response>::MemoryBound(bytes_);
+  std::optional<MessageBound> Bound() const override {
+    return MessageLayout::Of<Request>().Bound(bytes_);
   }
 
   void Finish(const grpc::Status& status) override {

@@ -1,23 +1,16 @@
 #include "server/compute/compute_service.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
-#include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/calls/buffer_messages.h"
-#include "server/calls/device_call.h"
 #include "server/calls/unary_call.h"
 #include "server/compute/execute_call.h"
-#include "server/compute/map_message.h"
-#include "server/compute/operations.h"
-#include "server/compute/shard_team.h"
+#include "server/compute/operation_call.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -63,214 +56,28 @@ void AddTenants(Core& core, v1::GetServerInfoResponse& response) {
   }
 }
 
-// One operation: its operands from acceptance to its end, and how its answer is filled in.
-template <class Request, class Response>
-class OperationCall final : public DeviceCall {
- public:
-  OperationCall(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange)
-      : DeviceCall(core, method, exchange),
-        request_(exchange.request()),
-        response_(exchange.response()) {}
-
- private:
-  absl::StatusOr<Device*> Prepare() override {
-    NoteStrategy(request_.strategy());
-    for (const v1::Result* destination : DestinationsOf(request_)) {
-      if (destination->has_scratch()) {
-        return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
-                         "scratch memory is for the steps of a program", {{"field", "result"}});
-      }
-      if (!destination->has_buffer()) continue;
-      if (absl::Status status = RequireWrite(); !status.ok()) return status;
-    }
-    absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), store());
-    if (!sources.ok()) return sources.status();
-    sources_ = *std::move(sources);
-    if constexpr (std::is_same_v<Request, v1::MatmulRequest>)
-      MarkScattered(absl::MakeSpan(sources_));
-    Device* const device = DeviceOf(sources_);
-    return device != nullptr ? device : &core().FirstDevice();
-  }
-
-  TaskSize SizeOn(const Device& device) override {
-    for (const OperandSource& source : sources_)
-      if (source.IsElsewhere(device) ||
-          (source.buffer != nullptr && source.buffer->shards().size() > 1))
-        return TaskSize::kLarge;
-    if (!request_.strategy().empty()) return TaskSize::kLarge;
-    double least = LeastMicroseconds(request_, sources_, device);
-    const Destinations destinations = DestinationsOf(request_);
-    if (std::any_of(destinations.begin(), destinations.end(),
-                    [](const v1::Result* destination) { return IsInline(*destination); })) {
-      Views views;
-      for (const OperandSource& source : sources_) views.push_back(source.view);
-      if (const absl::StatusOr<ResultType> type = ResultTypeOf(request_, views); type.ok())
-        least += AnswerMicroseconds(destinations, *type, device);
-    }
-    return SizeOf(least, !request_.timing());
-  }
-
-  absl::Status RunOn(Stream& stream) override {
-    Views views;
-    for (OperandSource& source : sources_) {
-      absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
-      if (!view.ok()) return view.status();
-      views.push_back(*view);
-    }
-    absl::StatusOr<ResultType> type = ResultTypeOf(request_, views);
-    if (!type.ok()) return type.status();
-    absl::StatusOr<ScalarResult> result =
-        type->scalar ? RunScalar(stream, views) : RunArrays(stream, views, type->arrays);
-    if (!result.ok()) return result.status();
-    v1::ExecutionStats& stats = *response_.mutable_stats();
-    SetStats(result->stats, stream.device(), sources_, stats);
-    NoteStrategy(result->stats.strategy);
-    if (request_.timing()) NoteKernel(result->stats.kernel_us);
-    stats.set_queue_us(queue_us());
-    stats.set_total_us(total_us());
-    return absl::OkStatus();
-  }
-
-  // Of the arrays that become buffers.
-  using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
-
-  absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, Outputs out) {
-    RunOptions options = OptionsOf(request_, core(), stream.device());
-    std::optional<ShardTeam> team = ShardTeam::Of(core(), request_, sources_, stream.device());
-    if (team.has_value()) options.team = &*team;
-    const auto find = [this](const void* address) { return BufferAt(sources_, address); };
-    PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);
-    absl::StatusOr<ScalarResult> result = tessera::Run(request_, stream, views, out, options);
-    if (result.ok()) {
-      result->stats.prepared_bytes = prepared.EndOperation(/*done=*/true);
-      prepared.Finish();
-    }
-    return result;
-  }
-
-  absl::StatusOr<ScalarResult> RunScalar(Stream& stream, const Views& views) {
-    const Output nowhere(nullptr);
-    absl::StatusOr<ScalarResult> result = RunWith(stream, views, {&nowhere, 1});
-    if (result.ok()) SetValue(request_, *result, response_);
-    return result;
-  }
-
-  absl::StatusOr<ScalarResult> RunArrays(Stream& stream, const Views& views,
-                                         absl::Span<const ArrayType> types) {
-    Drafts drafts;
-    if (absl::Status status = PlanArrays(stream.device(), types, drafts); !status.ok())
-      return status;
-    std::array<void*, kMostResults> memory{};
-    const auto open = [&](std::size_t i) -> absl::StatusOr<void*> {
-      if (stream.stopped()) return CallerLeft();
-      absl::StatusOr<void*> opened =
-          drafts[i].has_value() ? drafts[i]->Open() : Scratch(stream, types[i].bytes());
-      if (opened.ok()) memory[i] = *opened;
-      return opened;
-    };
-    const auto first = [&] { return open(0); };
-    const auto second = [&] { return open(1); };
-    const Output outputs[kMostResults] = {first, second};
-    absl::StatusOr<ScalarResult> result = RunWith(stream, views, outputs);
-    if (!result.ok()) return result;
-    absl::Status answered = AnswerArrays(stream, types, memory, drafts);
-    if (!answered.ok()) return answered;
-    return result;
-  }
-
-  // Of an array that becomes a buffer its draft; the room in the answer of the others.
-  absl::Status PlanArrays(Device& device, absl::Span<const ArrayType> types, Drafts& drafts) {
-    const Destinations destinations = DestinationsOf(request_);
-    std::uint64_t inline_bytes = 0;
-    for (std::size_t i = 0; i < types.size(); ++i) {
-      if (destinations[i]->has_buffer()) {
-        absl::StatusOr<BufferSpec> spec =
-            MakeSpec(destinations[i]->buffer(), types[i], device, core());
-        if (!spec.ok()) return spec.status();
-        drafts[i].emplace(store(), *std::move(spec));
-        continue;
-      }
-      if (absl::Status status = CheckInline(types[i], inline_bytes); !status.ok()) return status;
-      inline_bytes += types[i].bytes();
-    }
-    return inline_bytes == 0 ? absl::OkStatus() : ChargeAnswer(inline_bytes);
-  }
-
-  // Buffers get their names when everything else has gone well.
-  absl::Status AnswerArrays(Stream& stream, absl::Span<const ArrayType> types,
-                            absl::Span<void* const> memory, Drafts& drafts) {
-    if constexpr (requires { TensorOf(response_, 0); }) {
-      for (std::size_t i = 0; i < types.size(); ++i) {
-        if (drafts[i].has_value()) continue;
-        v1::Tensor& tensor = TensorOf(response_, i);
-        SetType(types[i], tensor);
-        std::string& data = *tensor.mutable_data();
-        data.resize(types[i].bytes());
-        absl::Status copied = CopyToHost(stream, data.data(), memory[i], data.size());
-        if (!copied.ok()) return copied;
-      }
-      const bool stores = std::any_of(drafts.begin(), drafts.end(),
-                                      [](const auto& draft) { return draft.has_value(); });
-      if (stores && stream.stopped()) return CallerLeft();
-      absl::InlinedVector<ResultDraft*, kMostResults> results;
-      for (std::optional<ResultDraft>& draft : drafts)
-        if (draft.has_value()) results.push_back(&*draft);
-      absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
-      if (!sealed.ok()) return sealed.status();
-      auto info = sealed->begin();
-      for (std::size_t i = 0; i < types.size(); ++i)
-        if (drafts[i].has_value()) SetBuffer(*info++, &BufferOf(response_, i));
-    }
-    return absl::OkStatus();
-  }
-
-  void Release(Chores* chores) override {
-    if (chores != nullptr)
-      for (OperandSource& source : sources_) chores->Release(std::move(source.buffer));
-    sources_.clear();
-  }
-
-  const Request& request_;
-  Response& response_;
-  Sources sources_;
-};
-
-// Of the messages of a method.
-template <class Request, class Response>
-struct Types {};
-
 }  // namespace
 
 void ComputeService::Serve(CallQueues& queues) {
-  const auto operation = [&]<class Request, class Response>(std::string_view method, auto ask,
-                                                            Types<Request, Response>) {
+  // A method whose exchanges a call of its own kind serves.
+  const auto serve = [&]<class Call, class Request, class Response>(std::string_view method,
+                                                                    auto ask) {
     AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
                                    [this, method](UnaryExchangeOf<Request, Response>& exchange) {
-                                     auto call = std::make_unique<OperationCall<Request, Response>>(
-                                         core_, method, exchange);
-                                     OperationCall<Request, Response>& started = *call;
+                                     auto call = std::make_unique<Call>(core_, method, exchange);
+                                     Call& started = *call;
                                      exchange.Serve(std::move(call));
                                      started.Start();
                                    });
   };
-  operation("Dot", &ComputeService::RequestDot, Types<v1::DotRequest, v1::DotResponse>());
-  operation("Reduce", &ComputeService::RequestReduce,
-            Types<v1::ReduceRequest, v1::ReduceResponse>());
-  operation("Matmul", &ComputeService::RequestMatmul,
-            Types<v1::MatmulRequest, v1::MatmulResponse>());
-  operation("Add", &ComputeService::RequestAdd, Types<v1::AddRequest, v1::AddResponse>());
-  operation("WindowSum", &ComputeService::RequestWindowSum,
-            Types<v1::WindowSumRequest, v1::WindowSumResponse>());
-  operation("Map", &ComputeService::RequestMap, Types<v1::MapRequest, v1::MapResponse>());
-  operation("TopK", &ComputeService::RequestTopK, Types<v1::TopKRequest, v1::TopKResponse>());
-  AcceptUnary<grpc::ByteBuffer, grpc::ByteBuffer>(
-      queues, *this, &ComputeService::RequestExecute, AdmitTo(core_, "Execute"),
-      [this](auto& exchange) {
-        auto call = std::make_unique<ExecuteCall>(core_, exchange);
-        ExecuteCall& started = *call;
-        exchange.Serve(std::move(call));
-        started.Start();
-      });
+#define TESSERA_SERVE(Method, field)                                                \
+  serve.operator()<OperationCallOf<v1::Method##Request, v1::Method##Response>,      \
+                   v1::Method##Request, v1::Method##Response>(#Method,              \
+                                                              &ComputeService::Request##Method);
+  TESSERA_OPERATION_METHODS(TESSERA_SERVE)
+#undef TESSERA_SERVE
+  serve.operator()<ExecuteCall, v1::ExecuteRequest, v1::ExecuteResponse>(
+      "Execute", &ComputeService::RequestExecute);
   AcceptUnary<v1::ListStrategiesRequest, v1::ListStrategiesResponse>(
       queues, *this, &ComputeService::RequestListStrategies, AdmitTo(core_, "ListStrategies"),
       [this](auto& exchange) { ListStrategies(exchange); });

@@ -1,23 +1,22 @@
 // The operations: operands by name or inline, results as scalars, inline or as new buffers.
 #pragma once
 
+#include "server/access/methods.h"
 #include "server/calls/unary_exchange.h"
 #include "server/core.h"
 #include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
 
-// Execute reads its message as bytes, because only then programs that are too long can be refused
-// before they take the memory of their steps.
-template <class Service>
-using OtherComputeMethods = v1::ComputeService::WithRawMethod_Dot<
-    v1::ComputeService::WithRawMethod_Reduce<v1::ComputeService::WithRawMethod_Matmul<
-        v1::ComputeService::WithRawMethod_Add<v1::ComputeService::WithRawMethod_WindowSum<
-            v1::ComputeService::WithRawMethod_Map<v1::ComputeService::WithRawMethod_TopK<
-                v1::ComputeService::WithRawMethod_ListStrategies<
-                    v1::ComputeService::WithRawMethod_GetServerInfo<Service>>>>>>>>>;
-using ComputeServiceBase =
-    v1::ComputeService::WithRawMethod_Execute<OtherComputeMethods<v1::ComputeService::Service>>;
+// All methods as bytes, which are parsed once there is memory for them.
+#define TESSERA_BEGIN(Method, field) v1::ComputeService::WithRawMethod_##Method <
+#define TESSERA_END(Method, field) >
+using ComputeServiceBase = TESSERA_OPERATION_METHODS(
+    TESSERA_BEGIN) v1::ComputeService::WithRawMethod_Execute<v1::ComputeService::
+    WithRawMethod_ListStrategies<v1::ComputeService::WithRawMethod_GetServerInfo<
+        v1::ComputeService::Service>>> TESSERA_OPERATION_METHODS(TESSERA_END);
+#undef TESSERA_BEGIN
+#undef TESSERA_END
 
 // Thread safe; the core outlives it.
 class ComputeService final : public ComputeServiceBase {

@@ -1,24 +1,21 @@
 // The Execute method.
 #pragma once
 
-#include <optional>
+#include <string_view>
 
-#include "google/protobuf/arena.h"
-#include "grpcpp/grpcpp.h"
 #include "server/calls/device_call.h"
 #include "server/compute/program_run.h"
 
 namespace tessera {
 
-// Reads its message and writes its answer as bytes, in an arena: a step costs no allocation.
 class ExecuteCall final : public DeviceCall {
  public:
-  using Exchange = UnaryExchangeOf<grpc::ByteBuffer, grpc::ByteBuffer>;
+  using Exchange = UnaryExchangeOf<v1::ExecuteRequest, v1::ExecuteResponse>;
 
-  ExecuteCall(Core& core, Exchange& exchange)
-      : DeviceCall(core, "Execute", exchange),
-        exchange_(exchange),
-        response_(exchange.response()) {}
+  ExecuteCall(Core& core, std::string_view method, Exchange& exchange)
+      : DeviceCall(core, method, exchange),
+        response_(exchange.response()),
+        program_(core, exchange.caller(), exchange.request()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override;
@@ -26,10 +23,8 @@ class ExecuteCall final : public DeviceCall {
   absl::Status RunOn(Stream& stream) override;
   void Release(Chores* chores) override;
 
-  Exchange& exchange_;
-  grpc::ByteBuffer& response_;
-  std::optional<google::protobuf::Arena> arena_;
-  std::optional<ProgramRun> program_;
+  v1::ExecuteResponse& response_;
+  ProgramRun program_;
 };
 
 }  // namespace tessera

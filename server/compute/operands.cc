@@ -113,8 +113,8 @@ std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
   return nullptr;
 }
 
-void MarkScattered(absl::Span<OperandSource> sources) {
-  if (sources.size() != 2) return;
+void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources) {
+  if (!std::holds_alternative<MatmulSpec>(spec) || sources.size() != 2) return;
   const auto shards_of = [](const OperandSource& source) {
     return source.buffer == nullptr ? absl::Span<const Shard>() : source.buffer->shards();
   };

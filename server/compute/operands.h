@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
+#include "kernels/run/operation.h"
 #include "server/buffers/buffer_store.h"
 #include "tessera/v1/compute.pb.h"
 
@@ -41,6 +42,10 @@ struct OperandSource {
   bool IsElsewhere(const Device& device) const {
     return buffer != nullptr && (scattered || !buffer->IsOn(device));
   }
+  // Whether the device has all of it in its memory, and no other device has a part.
+  bool IsReached(const Device& device) const {
+    return buffer == nullptr || (!IsElsewhere(device) && buffer->shards().size() == 1);
+  }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
 using Sources = absl::InlinedVector<OperandSource, kOperandsInPlace>;
@@ -64,7 +69,7 @@ std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
 
 // Of a product without an expression: b is scattered if it is too small for every device that has a
 // part of a to have one of b.
-void MarkScattered(absl::Span<OperandSource> sources);
+void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources);
 
 // Adds up what a call needs of each device, to run where the fewest bytes have to move.
 class DeviceBytes {

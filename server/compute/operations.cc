@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,30 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "kernels/problem/map.h"
-#include "kernels/run/product_top_k.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
 namespace {
 
-absl::StatusOr<ResultType> ArrayOf(const absl::StatusOr<ArrayType>& type) {
-  if (!type.ok()) return type.status();
-  return ResultType{.scalar = false, .arrays = {*type}};
-}
-
-absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats) {
-  if (!stats.ok()) return stats.status();
-  return ScalarResult{.stats = *stats};
-}
-
-absl::StatusOr<DType> OutDType(const v1::MatmulRequest& request, const View& a) {
-  if (request.out_dtype() == v1::DTYPE_UNSPECIFIED) return a.dtype;
-  return FromProto(request.out_dtype(), "out_dtype");
-}
-
 // --- Expressions ---
 
-constexpr std::array<std::string_view, kMostOperands> kMapOperandNames = {
+constexpr std::array<std::string_view, kMostOperands> kMapNames = {
     "operands[0]", "operands[1]", "operands[2]", "operands[3]",
     "operands[4]", "operands[5]", "operands[6]", "operands[7]"};
 constexpr std::array<std::string_view, kMostOperands - 1> kWithNames = {
@@ -90,15 +76,15 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
   return out;
 }
 
-absl::StatusOr<std::vector<ExpressionNode>> ToNodes(const v1::Expression& expression) {
+absl::StatusOr<Expression> ToExpression(const v1::Expression& expression) {
   std::vector<ExpressionNode> nodes;
-  const int count = std::min(expression.nodes_size(), kMostNodes + 1);
-  for (int i = 0; i < count; ++i) {
+  nodes.reserve(static_cast<std::size_t>(expression.nodes_size()));
+  for (int i = 0; i < expression.nodes_size(); ++i) {
     absl::StatusOr<ExpressionNode> node = ToNode(expression.nodes(i), i);
     if (!node.ok()) return node.status();
     nodes.push_back(*std::move(node));
   }
-  return nodes;
+  return Expression(std::move(nodes));
 }
 
 absl::Status BadCount(std::string_view field, int least, int most) {
@@ -108,225 +94,100 @@ absl::Status BadCount(std::string_view field, int least, int most) {
 }
 
 // Whether an expression has as many nodes, and the request in this field as many operands, as it
-// may. Of a request with too many of the one its parser leaves none of the other
-// (server/compute/map_message.h).
+// may.
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
+  if (operands > most || operands < least) return BadCount(field, least, most);
   const int nodes = expression.nodes_size();
-  if (operands > most || (operands < least && nodes <= kMostNodes))
-    return BadCount(field, least, most);
   if (nodes < 1 || nodes > kMostNodes) return BadCount("expression.nodes", 1, kMostNodes);
   return absl::OkStatus();
 }
 
-absl::Status CheckCounts(const v1::MapRequest& request) {
-  return CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
-}
-
-// Of a Reduce or a Matmul, which need no expression.
+// Sets the expression of a Reduce or a Matmul, which need none.
 template <class Request>
-absl::Status CheckCounts(const Request& request) {
+absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
-  return CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
+  absl::Status status =
+      CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
+  if (!status.ok()) return status;
+  absl::StatusOr<Expression> made = ToExpression(request.expression());
+  if (!made.ok()) return made.status();
+  expression = *std::move(made);
+  return absl::OkStatus();
 }
 
-// The operands of an operation, and those that its expression has beside them; none of a request
-// that CheckCounts refuses.
+// --- Specs ---
+
+// What all requests have in common. operands: those without names of their own come after these.
 template <class Request>
-NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
-  if (!CheckCounts(request).ok()) return {};
-  for (int i = 0; i < request.with_size(); ++i)
-    operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
-  return operands;
-}
-
-// The expression of a Reduce or a Matmul.
-struct Stage {
-  std::vector<ExpressionNode> nodes;
-  std::optional<MapStage> stage;  // of these nodes; absent: the request has no expression
-
-  const MapStage* get() const { return stage.has_value() ? &*stage : nullptr; }
-};
-
-// with: the views of request.with.
-template <class Request>
-absl::StatusOr<Stage> StageOf(const Request& request, absl::Span<const View> with) {
-  if (!request.has_expression() && with.empty()) return Stage();
-  absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
-  if (!nodes.ok()) return nodes.status();
-  Stage stage{*std::move(nodes), {}};
-  stage.stage = MapStage{stage.nodes, with};
-  return stage;
-}
-
-void SetScalar(const ScalarResult& result, v1::Scalar* out) {
-  if (result.integer) {
-    out->set_integer(result.value.integer);
-  } else {
-    out->set_real(result.value.real);
-  }
+Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
+  Operation operation{.spec = std::move(spec),
+                      .strategy = request.strategy(),
+                      .launch = {request.launch().block_size(), request.launch().grid_size(),
+                                 request.launch().items_per_thread()},
+                      .timing = request.timing()};
+  operation.operands.assign(operands);
+  if constexpr (requires { request.with(); })
+    for (int i = 0; i < request.with_size(); ++i)
+      operation.operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
+  if constexpr (requires { request.operands(); })
+    for (int i = 0; i < request.operands_size(); ++i)
+      operation.operands.push_back({kMapNames[static_cast<std::size_t>(i)], &request.operands(i)});
+  if constexpr (requires { request.result(); }) operation.destinations = {&request.result()};
+  return operation;
 }
 
 }  // namespace
 
-// --- Dot ---
-
-NamedOperands OperandsOf(const v1::DotRequest& request) {
-  return {{"a", &request.a()}, {"b", &request.b()}};
+absl::StatusOr<Operation> MakeOperation(const v1::DotRequest& request) {
+  return Make(request, DotSpec(), {{"a", &request.a()}, {"b", &request.b()}});
 }
 
-absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
-  const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
-  if (!same.ok()) return same.status();
-  return ResultType{.scalar = true,
-                    .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
-                                 Outputs, const RunOptions& options) {
-  return RunDot(stream, x[0], x[1], options);
-}
-
-void SetValue(const v1::DotRequest&, const ScalarResult& result, v1::DotResponse& response) {
-  SetScalar(result, response.mutable_value());
-}
-
-// --- Reduce ---
-
-NamedOperands OperandsOf(const v1::ReduceRequest& request) {
-  return OperandsWith(request, {{"x", &request.x()}});
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
-                                        absl::Span<const View> x) {
-  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
+absl::StatusOr<Operation> MakeOperation(const v1::ReduceRequest& request) {
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
-  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
-  if (!in.ok()) return in.status();
-  if (request.axes_size() > 0) {
-    return ArrayOf(
-        ReduceAxesType(x[0], *op, ToSpan(request.axes()), request.keep_dims(), in->get()));
-  }
-  if (request.result().has_buffer() || request.result().has_scratch()) {
+  if (request.axes().empty() && !IsInline(request.result())) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
                      "a result buffer needs axes; name all of them to fold all",
                      {{"field", "axes"}});
   }
-  const absl::StatusOr<ArrayType> type = ReduceType(x[0], *op, in->get());
-  if (!type.ok()) return type.status();
-  return ResultType{.scalar = true, .arrays = {*type}};
+  ReduceSpec spec{.op = *op, .keep_dims = request.keep_dims()};
+  spec.axes.assign(request.axes().begin(), request.axes().end());
+  absl::Status status = SetExpression(request, spec.expression);
+  if (!status.ok()) return status;
+  return Make(request, std::move(spec), {{"x", &request.x()}});
 }
 
-absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
-  if (!op.ok()) return op.status();
-  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
-  if (!in.ok()) return in.status();
-  if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options, in->get());
-  return ArrayRun(
-      RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out[0], options, in->get()));
+absl::StatusOr<Operation> MakeOperation(const v1::MatmulRequest& request) {
+  MatmulSpec spec{.transpose_a = request.transpose_a(), .transpose_b = request.transpose_b()};
+  if (request.out_dtype() != v1::DTYPE_UNSPECIFIED) {
+    const absl::StatusOr<DType> dtype = FromProto(request.out_dtype(), "out_dtype");
+    if (!dtype.ok()) return dtype.status();
+    spec.out_dtype = *dtype;
+  }
+  absl::Status status = SetExpression(request, spec.expression);
+  if (!status.ok()) return status;
+  return Make(request, std::move(spec), {{"a", &request.a()}, {"b", &request.b()}});
 }
 
-void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
-              v1::ReduceResponse& response) {
-  SetScalar(result, response.mutable_value());
-  if (request.op() == v1::REDUCE_OP_ARGMIN || request.op() == v1::REDUCE_OP_ARGMAX)
-    response.set_index(result.value.index);
+absl::StatusOr<Operation> MakeOperation(const v1::AddRequest& request) {
+  return Make(request, AddSpec(), {{"a", &request.a()}, {"b", &request.b()}});
 }
 
-// --- Matmul ---
-
-NamedOperands OperandsOf(const v1::MatmulRequest& request) {
-  return OperandsWith(request, {{"a", &request.a()}, {"b", &request.b()}});
+absl::StatusOr<Operation> MakeOperation(const v1::WindowSumRequest& request) {
+  return Make(request, WindowSumSpec{request.radius()}, {{"x", &request.x()}});
 }
 
-absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
-                                        absl::Span<const View> x) {
-  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
-  const absl::StatusOr<DType> out = OutDType(request, x[0]);
-  if (!out.ok()) return out.status();
-  const absl::StatusOr<Stage> out_of = StageOf(request, x.subspan(2));
-  if (!out_of.ok()) return out_of.status();
-  return ArrayOf(
-      MatmulType(x[0], x[1], request.transpose_a(), request.transpose_b(), *out, out_of->get()));
+absl::StatusOr<Operation> MakeOperation(const v1::MapRequest& request) {
+  absl::Status status =
+      CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
+  if (!status.ok()) return status;
+  absl::StatusOr<Expression> expression = ToExpression(request.expression());
+  if (!expression.ok()) return expression.status();
+  return Make(request, MapSpec{*std::move(expression)}, {});
 }
 
-absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  const absl::StatusOr<DType> dtype = OutDType(request, x[0]);
-  if (!dtype.ok()) return dtype.status();
-  const absl::StatusOr<Stage> out_of = StageOf(request, x.subspan(2));
-  if (!out_of.ok()) return out_of.status();
-  return ArrayRun(RunMatmul(stream, x[0], x[1], request.transpose_a(), request.transpose_b(),
-                            *dtype, out[0], options, out_of->get()));
-}
-
-// --- Add ---
-
-NamedOperands OperandsOf(const v1::AddRequest& request) {
-  return {{"a", &request.a()}, {"b", &request.b()}};
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest&, absl::Span<const View> x) {
-  return ArrayOf(AddType(x[0], x[1]));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::AddRequest&, Stream& stream, absl::Span<const View> x,
-                                 Outputs out, const RunOptions& options) {
-  return ArrayRun(RunAdd(stream, x[0], x[1], out[0], options));
-}
-
-// --- WindowSum ---
-
-NamedOperands OperandsOf(const v1::WindowSumRequest& request) { return {{"x", &request.x()}}; }
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
-                                        absl::Span<const View> x) {
-  return ArrayOf(WindowSumType(x[0], request.radius()));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out[0], options));
-}
-
-// --- Map ---
-
-NamedOperands OperandsOf(const v1::MapRequest& request) {
-  NamedOperands operands;
-  if (!CheckCounts(request).ok()) return operands;
-  for (int i = 0; i < request.operands_size(); ++i)
-    operands.push_back({kMapOperandNames[static_cast<std::size_t>(i)], &request.operands(i)});
-  return operands;
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Span<const View> x) {
-  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
-  const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
-  if (!nodes.ok()) return nodes.status();
-  return ArrayOf(MapType(x, *nodes));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
-  if (!nodes.ok()) return nodes.status();
-  return ArrayRun(RunMap(stream, x, *nodes, out[0], options));
-}
-
-// --- TopK ---
-
-namespace {
-
-int AxisOf(const v1::TopKRequest& request) { return request.has_axis() ? request.axis() : -1; }
-
-}  // namespace
-
-NamedOperands OperandsOf(const v1::TopKRequest& request) { return {{"x", &request.x()}}; }
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::TopKRequest& request, absl::Span<const View> x) {
+absl::StatusOr<Operation> MakeOperation(const v1::TopKRequest& request) {
   if (request.values().has_buffer() && request.indices().has_buffer() &&
       request.values().buffer().name() == request.indices().buffer().name()) {
     return MakeError(
@@ -334,109 +195,78 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::TopKRequest& request, absl::Sp
         "values and indices cannot become one buffer",
         {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
   }
-  const absl::StatusOr<ArrayType> values = TopKType(x[0], request.k(), AxisOf(request));
-  if (!values.ok()) return values.status();
-  absl::StatusOr<ArrayType> indices = MakeArrayType(
-      DType::kI64, {values->shape.dims.data(), static_cast<std::size_t>(values->shape.rank)});
-  if (!indices.ok()) return indices.status();
-  return ResultType{.scalar = false, .arrays = {*values, *indices}};
+  const TopKSpec spec{.k = request.k(),
+                      .axis = request.has_axis() ? request.axis() : -1,
+                      .smallest = request.smallest()};
+  Operation operation = Make(request, spec, {{"x", &request.x()}});
+  operation.destinations = {&request.values(), &request.indices()};
+  return operation;
 }
 
-absl::StatusOr<ScalarResult> Run(const v1::TopKRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  return ArrayRun(RunTopK(stream, x[0], request.k(), AxisOf(request), request.smallest(), out[0],
-                          out[1], options));
+absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
+  switch (step.operation_case()) {
+#define TESSERA_CASE(Method, field) \
+  case v1::Step::k##Method:         \
+    return MakeOperation(step.field());
+    TESSERA_OPERATION_METHODS(TESSERA_CASE)
+#undef TESSERA_CASE
+    case v1::Step::OPERATION_NOT_SET:
+      break;
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                   "a step has no operation, or one that this server does not know",
+                   {{"field", "operation"}});
 }
-
-Destinations DestinationsOf(const v1::TopKRequest& request) {
-  return {&request.values(), &request.indices()};
-}
-
-v1::Tensor& TensorOf(v1::TopKResponse& response, std::size_t array) {
-  return array == 0 ? *response.mutable_values() : *response.mutable_indices();
-}
-
-v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array) {
-  return array == 0 ? *response.mutable_values_buffer() : *response.mutable_indices_buffer();
-}
-
-// --- A product that selects ---
 
 namespace {
 
-// What the steps ask for, with what it refers to.
-class SelectionRequest {
- public:
-  static absl::StatusOr<SelectionRequest> Of(const SelectionSteps& steps) {
-    SelectionRequest made;
-    ProductTopK& request = made.request_;
-    const View &a = steps.matmul_operands[0], &b = steps.matmul_operands[1];
-    const absl::StatusOr<DType> dtype = OutDType(steps.matmul, a);
-    if (!dtype.ok()) return dtype.status();
-    request = {.a = a,
-               .b = b,
-               .transpose_a = steps.matmul.transpose_a(),
-               .transpose_b = steps.matmul.transpose_b(),
-               .out_dtype = *dtype,
-               .product = steps.product,
-               .k = steps.top_k.k(),
-               .smallest = steps.top_k.smallest()};
-    const v1::Expression* expression = nullptr;
-    if (steps.map != nullptr) {
-      expression = &steps.map->expression();
-      made.operands_.assign(steps.map_operands.begin(), steps.map_operands.end());
-    } else if (steps.matmul.has_expression()) {
-      expression = &steps.matmul.expression();
-      const absl::StatusOr<ArrayType> product =
-          MatmulType(a, b, request.transpose_a, request.transpose_b, *dtype);
-      if (!product.ok()) return product.status();
-      made.operands_.assign(steps.matmul_operands.begin() + 1, steps.matmul_operands.end());
-      made.operands_[0] = WholeView(*product, nullptr);
-    }
-    if (expression == nullptr) return made;
-    absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(*expression);
-    if (!nodes.ok()) return nodes.status();
-    made.nodes_ = *std::move(nodes);
-    return made;
+template <class Request>
+OperationSize SizeOfRequest(const Request& request) {
+  OperationSize size{.operands = 2};
+  if constexpr (requires { request.operands(); })
+    size.operands = static_cast<std::size_t>(request.operands_size());
+  if constexpr (requires { request.with(); })
+    size.operands += static_cast<std::size_t>(request.with_size());
+  if constexpr (requires { request.expression(); }) {
+    const auto nodes = static_cast<std::size_t>(request.expression().nodes_size());
+    // Arguments beyond those that an operation has are on the heap; two programs come of one
+    // expression at most.
+    constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
+    if (nodes > 0) size.bytes = nodes * kNode + 2 * sizeof(MapProgram) + 3 * kHeap;
   }
-
-  ProductTopK get() const {
-    ProductTopK request = request_;
-    request.expression = nodes_;
-    request.operands = operands_;
-    return request;
-  }
-
- private:
-  ProductTopK request_;
-  std::vector<ExpressionNode> nodes_;
-  std::vector<View> operands_;
-};
+  return size;
+}
 
 }  // namespace
 
-const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
-                                           std::string_view top_k, const Device& device) {
-  if (top_k != "threshold") return nullptr;
-  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
-  return request.ok() ? ChooseProductTopK(request->get(), matmul, device) : nullptr;
+OperationSize SizeOf(const v1::Step& step) {
+  switch (step.operation_case()) {
+#define TESSERA_CASE(Method, field) \
+  case v1::Step::k##Method:         \
+    return SizeOfRequest(step.field());
+    TESSERA_OPERATION_METHODS(TESSERA_CASE)
+#undef TESSERA_CASE
+    case v1::Step::OPERATION_NOT_SET:
+      break;
+  }
+  return {};
 }
 
-std::uint64_t SelectionScratch(const SelectionSteps& steps, const ProductTopKStrategy& strategy,
-                               const Device& device) {
-  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
-  return request.ok() ? ProductTopKScratch(request->get(), strategy, device) : 0;
+bool Operation::Stores() const {
+  return std::any_of(destinations.begin(), destinations.end(),
+                     [](const v1::Result* destination) { return destination->has_buffer(); });
 }
 
-absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
-                                          const ProductTopKStrategy& strategy, Stream& stream,
-                                          Outputs out, const RunOptions& options) {
-  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
-  if (!request.ok()) return request.status();
-  return ArrayRun(RunProductTopK(stream, request->get(), strategy, out[0], out[1], options));
+RunOptions Operation::Options(Core& core, const Device& device) const {
+  return {.strategy = strategy,
+          .launch = launch,
+          .timing = timing,
+          .pace = &core.pace(device),
+          .max_seconds = core.options().max_operation_seconds,
+          .max_slow_seconds = core.options().max_slow_operation_seconds};
 }
 
-// --- All ---
+// --- Times ---
 
 namespace {
 
@@ -447,16 +277,16 @@ double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
 
 }  // namespace
 
-double LeastMicroseconds(absl::Span<const OperandSource> sources, const Device& device) {
-  const double bytes_per_us = device.info().backend == Backend::kCuda ? 1e6 : 4e3;
-  double bytes = 0, travel = 0;
+double LeastMicroseconds(const Operation& operation, absl::Span<const OperandSource> sources,
+                         const Device& device) {
+  Views views;
+  double travel = 0;
   for (const OperandSource& source : sources) {
-    bytes += static_cast<double>(source.view.elements()) *
-             static_cast<double>(SizeOf(source.view.dtype));
+    views.push_back(source.view);
     if (source.named.operand->has_tensor())
       travel += TravelMicroseconds(source.type.bytes(), device);
   }
-  return bytes / bytes_per_us + travel;
+  return LeastMicroseconds(operation.spec, views, device.info().backend) + travel;
 }
 
 double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
@@ -467,74 +297,29 @@ double AnswerMicroseconds(const Destinations& destinations, const ResultType& re
   return travel;
 }
 
-namespace {
+// --- Responses ---
 
-// Of one element, by the cost model.
-double FlopsOf(const v1::Expression& expression) {
-  double flops = 0;
-  for (const v1::Expression::Node& node : expression.nodes()) {
-    const MapOpInfo* info = InfoOf(static_cast<MapOp>(node.op()));
-    flops += info == nullptr ? 1 : info->flops;
+OperationResponse OperationResponse::In(const v1::Step& step, v1::StepResult& result) {
+  switch (step.operation_case()) {
+#define TESSERA_CASE(Method, field) \
+  case v1::Step::k##Method:         \
+    return OperationResponse(*result.mutable_##field());
+    TESSERA_OPERATION_METHODS(TESSERA_CASE)
+#undef TESSERA_CASE
+    case v1::Step::OPERATION_NOT_SET:
+      break;
   }
-  return flops;
+  std::abort();
 }
 
-// Operands that are broadcast make a result larger than all of them.
-double MapMicroseconds(const v1::Expression& expression, absl::Span<const OperandSource> sources,
-                       const Device& device) {
-  std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
-  extents.fill(1);
-  double element_bytes = 0;
-  for (const OperandSource& source : sources) {
-    const Shape& shape = source.view.shape;
-    for (int i = 0; i < shape.rank; ++i) {
-      std::int64_t& extent = extents[static_cast<std::size_t>(i)];
-      extent = std::max(extent, shape[shape.rank - 1 - i]);
-    }
-    element_bytes = std::max(element_bytes, static_cast<double>(SizeOf(source.view.dtype)));
+void OperationResponse::SetValue(const ScalarResult& result, const ResultType& type) const {
+  v1::Scalar& value = *parts_.value(message_);
+  if (result.integer) {
+    value.set_integer(result.value.integer);
+  } else {
+    value.set_real(result.value.real);
   }
-  double elements = 1;
-  for (const std::int64_t extent : extents) elements *= static_cast<double>(extent);
-  const bool cuda = device.info().backend == Backend::kCuda;
-  return LeastMicroseconds(sources, device) + elements * element_bytes / (cuda ? 1e6 : 4e3) +
-         elements * FlopsOf(expression) / (cuda ? 5e6 : 5e3);
-}
-
-}  // namespace
-
-double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const OperandSource> sources,
-                         const Device& device) {
-  return request.has_expression() ? MapMicroseconds(request.expression(), sources, device)
-                                  : LeastMicroseconds(sources, device);
-}
-
-double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const OperandSource> sources,
-                         const Device& device) {
-  return MapMicroseconds(request.expression(), sources, device);
-}
-
-double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const OperandSource> sources,
-                         const Device& device) {
-  if (sources.size() < 2) return 0;  // it will be refused
-  const View &a = sources[0].view, &b = sources[1].view;
-  if (a.shape.rank != 2 || b.shape.rank != 2) return 0;  // it will be refused
-  const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
-  const auto m = static_cast<double>(a.shape[request.transpose_a() ? 1 : 0]);
-  const auto n = static_cast<double>(b.shape[request.transpose_b() ? 0 : 1]);
-  const auto k = static_cast<double>(a.shape[request.transpose_a() ? 0 : 1]);
-  const double flops = request.has_expression() ? FlopsOf(request.expression()) : 0;
-  return LeastMicroseconds(sources, device) + m * n * (2 * k + 8 + flops) / per_us;
-}
-
-double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const OperandSource> sources,
-                         const Device& device) {
-  const View& x = sources[0].view;
-  const absl::StatusOr<ArrayType> type = TopKType(x, request.k(), AxisOf(request));
-  if (!type.ok()) return 0;  // it will be refused
-  // The best 100 of each of 65,536 rows of 1024 f32 take an H200 1.1 ms (2026-11-27).
-  const double found_per_us = device.info().backend == Backend::kCuda ? 8e3 : 80;
-  return LeastMicroseconds(sources, device) +
-         static_cast<double>(type->shape.elements()) / found_per_us;
+  if (type.is_index) parts_.set_index(message_, result.value.index);
 }
 
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {

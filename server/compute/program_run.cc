@@ -36,70 +36,6 @@ constexpr std::uint64_t kFraming = 32;
 // What is left of the 4 MiB that clients receive, beside kMaxInlineResult.
 constexpr std::uint64_t kAnswerMargin = 64 << 10;
 
-// f(request) for the request of the step.
-template <class F>
-absl::Status VisitRequest(const v1::Step& step, const F& f) {
-  switch (step.operation_case()) {
-    case v1::Step::kDot:
-      return f(step.dot());
-    case v1::Step::kReduce:
-      return f(step.reduce());
-    case v1::Step::kMatmul:
-      return f(step.matmul());
-    case v1::Step::kAdd:
-      return f(step.add());
-    case v1::Step::kWindowSum:
-      return f(step.window_sum());
-    case v1::Step::kMap:
-      return f(step.map());
-    case v1::Step::kTopK:
-      return f(step.top_k());
-    case v1::Step::OPERATION_NOT_SET:
-      break;
-  }
-  return MakeError(StatusCode::kInvalidArgument, "BAD_OPERATION",
-                   "a step has no operation, or one that this server does not know",
-                   {{"field", "operation"}});
-}
-
-v1::DotResponse& Response(const v1::DotRequest&, v1::StepResult& result) {
-  return *result.mutable_dot();
-}
-v1::ReduceResponse& Response(const v1::ReduceRequest&, v1::StepResult& result) {
-  return *result.mutable_reduce();
-}
-v1::MatmulResponse& Response(const v1::MatmulRequest&, v1::StepResult& result) {
-  return *result.mutable_matmul();
-}
-v1::AddResponse& Response(const v1::AddRequest&, v1::StepResult& result) {
-  return *result.mutable_add();
-}
-v1::WindowSumResponse& Response(const v1::WindowSumRequest&, v1::StepResult& result) {
-  return *result.mutable_window_sum();
-}
-v1::MapResponse& Response(const v1::MapRequest&, v1::StepResult& result) {
-  return *result.mutable_map();
-}
-v1::TopKResponse& Response(const v1::TopKRequest&, v1::StepResult& result) {
-  return *result.mutable_top_k();
-}
-
-template <class Request>
-bool HasExpression(const Request& request) {
-  if constexpr (requires { request.has_expression(); }) return request.has_expression();
-  return false;
-}
-
-// Of the step's arrays.
-Destinations DestinationsIn(const v1::Step& step) {
-  Destinations destinations;
-  VisitRequest(step, [&](const auto& request) {
-    destinations = tessera::DestinationsOf(request);
-    return absl::OkStatus();
-  }).IgnoreError();
-  return destinations;
-}
-
 absl::Status StepFailed(std::uint32_t step) {
   return MakeError(StatusCode::kFailedPrecondition, "STEP_FAILED",
                    absl::StrCat("it needs the result of step ", step, ", which failed"),
@@ -129,40 +65,31 @@ std::uint64_t AddTo(std::uint64_t* total, std::uint64_t bytes) {
 
 // --- Before the queue ---
 
-NamedOperands ProgramRun::OperandsIn(const v1::Step& step) {
-  NamedOperands operands;
-  VisitRequest(step, [&](const auto& request) {
-    operands = OperandsOf(request);
-    return absl::OkStatus();
-  }).IgnoreError();
-  return operands;
-}
-
 std::uint64_t ProgramRun::memory() const {
-  constexpr std::size_t kHeap = 32;  // the most that the allocator adds to an allocation
   std::uint64_t bytes = 3 * kHeap;
   for (const v1::Step& step : request_.steps()) {
-    const std::size_t operands = OperandsIn(step).size();
-    bytes += sizeof(Step) + operands * sizeof(BufferStore::Wanted);
-    if (operands <= kOperandsInPlace) continue;
+    const OperationSize size = SizeOf(step);
+    bytes += sizeof(Step) + size.bytes + size.operands * sizeof(BufferStore::Wanted);
+    if (size.operands <= kOperandsInPlace) continue;
     // Vectors grow to twice their size at least.
-    const std::size_t places = std::max(operands, 2 * kOperandsInPlace);
+    const std::size_t places = std::max(size.operands, 2 * kOperandsInPlace);
     bytes += places * (sizeof(OperandSource) + sizeof(View)) + 2 * kHeap;
   }
   return bytes;
 }
 
-void ProgramRun::Release(Chores& chores) {
+void ProgramRun::Release(Chores* chores) {
   for (Step& step : steps_)
-    for (OperandSource& source : step.sources) chores.Release(std::move(source.buffer));
+    for (OperandSource& source : step.sources)
+      if (chores != nullptr) chores->Release(std::move(source.buffer));
+  steps_.clear();
 }
 
 absl::StatusOr<Device*> ProgramRun::Prepare() {
   steps_.resize(static_cast<std::size_t>(request_.steps_size()));
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i].proto = &request_.steps(static_cast<int>(i));
     steps_[i].index = static_cast<std::uint32_t>(i);
-    steps_[i].status = CollectSources(steps_[i], i);
+    steps_[i].status = CollectSources(steps_[i], request_.steps(static_cast<int>(i)));
   }
   std::size_t operands = 0;
   for (const Step& step : steps_) operands += step.sources.size();
@@ -189,63 +116,55 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
         bytes.Add(*one.buffer, 0, one.buffer->type().bytes());
       source.buffer = std::move(one.buffer);
     }
-    if (step.proto->has_matmul()) MarkScattered(absl::MakeSpan(step.sources));
+    MarkScattered(step.operation.spec, absl::MakeSpan(step.sources));
   }
   Device* const device = bytes.Most();
   return device != nullptr ? device : &core_.FirstDevice();
 }
 
-absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
-  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
-    absl::Status status;
-    const NamedOperands operands = OperandsOf(request);
-    step.sources.reserve(operands.size());
-    step.views.reserve(operands.size());
-    for (const Named& named : operands) {
-      const v1::Operand& operand = *named.operand;
-      OperandSource source{.named = named};
-      if (operand.has_tensor()) {
-        absl::StatusOr<ArrayType> type = TensorType(operand.tensor());
-        if (type.ok()) source.type = *type;
-        if (!type.ok()) status.Update(OfOperand(named, type.status()));
-      } else if (operand.has_step() && operand.step() < index) {
-        ++steps_[operand.step()].readers;
-      } else if (operand.has_step()) {
-        status.Update(OfOperand(
-            named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                             "a step sees the results of earlier steps alone",
-                             {{"field", "step"}, {"value", absl::StrCat(operand.step())}})));
-      } else if (operand.buffer().empty()) {
-        status.Update(
-            OfOperand(named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                                       "it must name a buffer or a step, or carry a tensor",
-                                       {{"field", "source"}})));
-      }
-      if (!operand.has_step() && operand.output() != 0) status.Update(BadOutput(named));
-      step.sources.push_back(std::move(source));
+absl::Status ProgramRun::CollectSources(Step& step, const v1::Step& message) {
+  absl::StatusOr<Operation> made = MakeOperation(message);
+  if (!made.ok()) return made.status();
+  step.operation = *std::move(made);
+  const NamedOperands operands = std::move(step.operation.operands);
+  step.operation.operands.clear();
+  step.sources.reserve(operands.size());
+  step.views.reserve(operands.size());
+  absl::Status status;
+  for (const Named& named : operands) {
+    const v1::Operand& operand = *named.operand;
+    OperandSource source{.named = named};
+    if (operand.has_tensor()) {
+      absl::StatusOr<ArrayType> type = TensorType(operand.tensor());
+      if (type.ok()) source.type = *type;
+      if (!type.ok()) status.Update(OfOperand(named, type.status()));
+    } else if (operand.has_step() && operand.step() < step.index) {
+      ++steps_[operand.step()].readers;
+    } else if (operand.has_step()) {
+      status.Update(OfOperand(
+          named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                           "a step sees the results of earlier steps alone",
+                           {{"field", "step"}, {"value", absl::StrCat(operand.step())}})));
+    } else if (operand.buffer().empty()) {
+      status.Update(
+          OfOperand(named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                                     "it must name a buffer or a step, or carry a tensor",
+                                     {{"field", "source"}})));
     }
-    return status;
-  });
+    if (!operand.has_step() && operand.output() != 0) status.Update(BadOutput(named));
+    step.sources.push_back(std::move(source));
+  }
+  return status;
 }
 
 bool ProgramRun::Stores() const {
-  const auto stores = [](const v1::Step& step) {
-    const Destinations destinations = DestinationsIn(step);
-    return std::any_of(destinations.begin(), destinations.end(),
-                       [](const v1::Result* destination) { return destination->has_buffer(); });
-  };
-  return std::any_of(request_.steps().begin(), request_.steps().end(), stores);
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Step& step) { return step.operation.Stores(); });
 }
 
 bool ProgramRun::timed() const {
-  return std::any_of(request_.steps().begin(), request_.steps().end(), [](const v1::Step& step) {
-    bool timed = false;
-    VisitRequest(step, [&](const auto& request) {
-      timed = request.timing();
-      return absl::OkStatus();
-    }).IgnoreError();
-    return timed;
-  });
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Step& step) { return step.operation.timing; });
 }
 
 // --- Checks ---
@@ -255,18 +174,13 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
   for (Step& step : steps_) {
     step.status = FindTypes(step);
     if (!step.status.ok()) continue;  // it will be refused
-    const bool reached =
-        std::all_of(step.sources.begin(), step.sources.end(), [&](const OperandSource& source) {
-          return source.buffer == nullptr ||
-                 (!source.IsElsewhere(device) && source.buffer->shards().size() == 1);
-        });
-    VisitRequest(*step.proto, [&](const auto& request) {
-      const bool plain = reached && request.strategy().empty();
-      least += plain ? tessera::LeastMicroseconds(request, step.sources, device) +
-                           AnswerMicroseconds(tessera::DestinationsOf(request), step.result, device)
-                     : std::numeric_limits<double>::infinity();
-      return absl::OkStatus();
-    }).IgnoreError();
+    const Operation& operation = step.operation;
+    const bool plain = operation.strategy.empty() &&
+                       std::all_of(step.sources.begin(), step.sources.end(),
+                                   [&](const auto& source) { return source.IsReached(device); });
+    least += plain ? tessera::LeastMicroseconds(operation, step.sources, device) +
+                         AnswerMicroseconds(operation.destinations, step.result, device)
+                   : std::numeric_limits<double>::infinity();
   }
   typed_ = true;
   return least;
@@ -288,12 +202,10 @@ absl::Status ProgramRun::FindTypes(Step& step) {
     source.view = *view;
     step.views.push_back(*view);
   }
-  return VisitRequest(*step.proto, [&](const auto& request) {
-    absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
-    if (!result.ok()) return result.status();
-    step.result = *std::move(result);
-    return absl::OkStatus();
-  });
+  absl::StatusOr<ResultType> result = TypeOf(step.operation.spec, step.views);
+  if (!result.ok()) return result.status();
+  step.result = *std::move(result);
+  return absl::OkStatus();
 }
 
 absl::Status ProgramRun::Check(Step& step, Stream& stream) {
@@ -301,24 +213,15 @@ absl::Status ProgramRun::Check(Step& step, Stream& stream) {
   Inherit(step);
   if (!step.status.ok()) return step.status;
   MakeViews(step, stream.device());
-  return VisitRequest(*step.proto,
-                      [&](const auto& request) { return Check(request, step, stream); });
-}
-
-template <class Request>
-absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& stream) {
-  RunOptions options = OptionsOf(request, core_, stream.device());
-  const Launch& launch = options.launch;
-  const bool plain = step.result.scalar && options.strategy.empty() && !options.timing &&
-                     launch.block_size == 0 && launch.grid_size == 0 &&
-                     launch.items_per_thread == 0 && step.views[0].elements() > 0 &&
-                     !HasExpression(request);
-  step.batched = plain && std::all_of(step.views.begin(), step.views.end(), FitsBatch);
+  const Operation& operation = step.operation;
+  step.batched = operation.IsPlain() && !operation.timing &&
+                 FitsBatch(operation.spec, step.result, step.views);
   if (step.batched) return absl::OkStatus();
+  RunOptions options = operation.Options(core_, stream.device());
   options.check_only = true;
   const Output nowhere[kMostResults] = {nullptr, nullptr};
   absl::StatusOr<ScalarResult> checked =
-      tessera::Run(request, stream, step.views, nowhere, options);
+      tessera::Run(operation.spec, stream, step.views, nowhere, options);
   if (!checked.ok()) return checked.status();
   expected_seconds_ += checked->stats.estimate_seconds;
   step.outcome.stats = checked->stats;
@@ -327,42 +230,30 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
 
 // --- Products that select ---
 
-namespace {
-
-// Whether the request says nothing of how it is to be computed.
-template <class Request>
-bool IsPlain(const Request& request) {
-  const v1::Launch& launch = request.launch();
-  return request.strategy().empty() && launch.block_size() == 0 && launch.grid_size() == 0 &&
-         launch.items_per_thread() == 0;
-}
-
-}  // namespace
-
 void ProgramRun::FindSelections(const Device& device) {
   for (Step& step : steps_)
-    if (step.status.ok() && step.proto->has_top_k()) FindSelection(step, device);
+    if (step.status.ok() && step.operation.Is<TopKSpec>()) FindSelection(step, device);
 }
 
 void ProgramRun::FindSelection(Step& top_k, const Device& device) {
-  const v1::TopKRequest& request = top_k.proto->top_k();
   const Shape& shape = top_k.views[0].shape;
-  if (!IsPlain(request) || shape.rank != 2 || (request.has_axis() && request.axis() % 2 == 0))
-    return;
-  Step* const scores = FoldableAt(request.x());
+  const int axis = std::get<TopKSpec>(top_k.operation.spec).axis;
+  if (!top_k.operation.IsPlain() || shape.rank != 2 || axis % 2 == 0) return;
+  Step* const scores = FoldableAt(top_k.sources[0]);
   if (scores == nullptr) return;
-  Step* matmul = scores->proto->has_matmul() ? scores : nullptr;
-  if (scores->proto->has_map()) {
-    for (const v1::Operand& operand : scores->proto->map().operands()) {
-      Step* const step = FoldableAt(operand);
-      if (step != nullptr && step->proto->has_matmul() && !step->proto->matmul().has_expression())
-        matmul = step;
+  Step* matmul = scores->operation.Is<MatmulSpec>() ? scores : nullptr;
+  if (scores->operation.Is<MapSpec>()) {
+    for (const OperandSource& source : scores->sources) {
+      Step* const step = FoldableAt(source);
+      const auto* product =
+          step == nullptr ? nullptr : std::get_if<MatmulSpec>(&step->operation.spec);
+      if (product != nullptr && !product->expression.has_value()) matmul = step;
     }
   }
   if (matmul == nullptr) return;
-  top_k.selection =
-      ChooseSelection(StepsOf(top_k, *matmul, *scores), matmul->outcome.stats.strategy,
-                      top_k.outcome.stats.strategy, device);
+  if (top_k.outcome.stats.strategy != "threshold") return;
+  top_k.selection = ChooseProductTopK(SelectionOf(top_k, *matmul, *scores),
+                                      matmul->outcome.stats.strategy, device);
   if (top_k.selection == nullptr) return;
   top_k.matmul = matmul;
   top_k.scores = scores;
@@ -374,36 +265,46 @@ void ProgramRun::FindSelection(Step& top_k, const Device& device) {
   }
 }
 
-ProgramRun::Step* ProgramRun::FoldableAt(const v1::Operand& operand) {
+ProgramRun::Step* ProgramRun::FoldableAt(const OperandSource& source) {
+  const v1::Operand& operand = *source.named.operand;
   if (!operand.has_step() || operand.has_view()) return nullptr;
   Step& step = steps_[operand.step()];
   if (!step.status.ok() || step.readers != 1) return nullptr;
   const bool shared =
-      std::any_of(step.sources.begin(), step.sources.end(), [](const OperandSource& source) {
-        return source.buffer != nullptr && source.buffer->shards().size() > 1;
+      std::any_of(step.sources.begin(), step.sources.end(), [](const OperandSource& one) {
+        return one.buffer != nullptr && one.buffer->shards().size() > 1;
       });
-  const bool plain = VisitRequest(*step.proto, [](const auto& request) {
-                       return IsPlain(request) && !request.timing()
-                                  ? absl::OkStatus()
-                                  : absl::FailedPreconditionError("");
-                     }).ok();
-  const Destinations destinations = DestinationsIn(*step.proto);
-  return plain && !shared && destinations.size() == 1 && destinations[0]->has_scratch() ? &step
-                                                                                        : nullptr;
+  const Operation& operation = step.operation;
+  const bool in_scratch =
+      operation.destinations.size() == 1 && operation.destinations[0]->has_scratch();
+  return operation.IsPlain() && !operation.timing && !shared && in_scratch ? &step : nullptr;
 }
 
-SelectionSteps ProgramRun::StepsOf(const Step& top_k, const Step& matmul, const Step& scores) {
-  SelectionSteps steps{.matmul = matmul.proto->matmul(),
-                       .matmul_operands = matmul.views,
-                       .top_k = top_k.proto->top_k()};
-  if (&scores == &matmul) return steps;
-  steps.map = &scores.proto->map();
-  steps.map_operands = scores.views;
-  for (std::size_t i = 0; i < scores.sources.size(); ++i) {
-    const v1::Operand& operand = *scores.sources[i].named.operand;
-    if (operand.has_step() && operand.step() == matmul.index) steps.product = static_cast<int>(i);
+ProductTopK ProgramRun::SelectionOf(const Step& top_k, const Step& matmul, const Step& scores) {
+  const auto& product = std::get<MatmulSpec>(matmul.operation.spec);
+  const auto& selects = std::get<TopKSpec>(top_k.operation.spec);
+  ProductTopK request{.a = matmul.views[0],
+                      .b = matmul.views[1],
+                      .transpose_a = product.transpose_a,
+                      .transpose_b = product.transpose_b,
+                      .out_dtype = product.out_dtype.value_or(matmul.views[0].dtype),
+                      .k = selects.k,
+                      .smallest = selects.smallest};
+  if (&scores != &matmul) {
+    request.expression = &std::get<MapSpec>(scores.operation.spec).expression;
+    request.operands.assign(scores.views.begin(), scores.views.end());
+    for (std::size_t i = 0; i < scores.sources.size(); ++i) {
+      const v1::Operand& operand = *scores.sources[i].named.operand;
+      if (operand.has_step() && operand.step() == matmul.index)
+        request.product = static_cast<int>(i);
+    }
+  } else if (product.expression.has_value()) {
+    request.expression = &*product.expression;
+    request.operands.assign(matmul.views.begin() + 1, matmul.views.end());
+    // The result has the product's shape, and the product has the type of the operands' product.
+    request.operands[0] = WholeView({request.out_dtype, matmul.result.arrays[0].shape}, nullptr);
   }
-  return steps;
+  return request;
 }
 
 void ProgramRun::MakeViews(Step& step, const Device& device) {
@@ -431,7 +332,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   // What follows the inline results begins where they end at the latest.
   for (const Step& step : steps_) {
     if (!step.status.ok() || step.result.scalar) continue;
-    const Destinations destinations = DestinationsIn(*step.proto);
+    const Destinations& destinations = step.operation.destinations;
     for (std::size_t a = 0; a < destinations.size(); ++a) {
       if (IsInline(*destinations[a]))
         AddTo(&layout.total, std::min(step.result.arrays[a].bytes(), kMaxInlineResult));
@@ -496,8 +397,8 @@ std::uint64_t ProgramRun::MostScratch(std::uint64_t beside, const Stream& stream
   for (const Step& step : steps_) {
     if (!step.status.ok() || step.batched || step.IsFolded()) continue;
     const std::uint64_t bytes = step.selection != nullptr
-                                    ? SelectionScratch(StepsOf(step, *step.matmul, *step.scores),
-                                                       *step.selection, stream.device())
+                                    ? ProductTopKScratch(SelectionOf(step, *step.matmul, *step.scores),
+                                                         *step.selection, stream.device())
                                     : step.outcome.stats.scratch_bytes;
     if (bytes == 0 || bytes > limit) continue;
     std::uint64_t all = beside;
@@ -513,7 +414,7 @@ absl::Status ProgramRun::PlaceResults(Step& step, Layout& layout, Device& device
     if (step.readers > 0) step.places[0].offset = AddTo(&layout.total, kScalarBytes);
     return absl::OkStatus();
   }
-  const Destinations destinations = DestinationsIn(*step.proto);
+  const Destinations& destinations = step.operation.destinations;
   for (std::size_t a = 0; a < destinations.size(); ++a) {
     const ArrayType& type = step.result.arrays[a];
     if (destinations[a]->has_buffer()) {
@@ -649,26 +550,31 @@ absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepar
 }
 
 absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
-  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
-    RunOptions options = OptionsOf(request, core_, stream.device());
-    options.enqueue_only = true;
-    std::optional<ShardTeam> team = ShardTeam::Of(core_, request, step.sources, stream.device());
-    if (team.has_value()) options.team = &*team;
-    const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
-    absl::StatusOr<ScalarResult> outcome =
-        step.selection != nullptr ? RunSelection(StepsOf(step, *step.matmul, *step.scores),
-                                                 *step.selection, stream, outputs, options)
-                                  : tessera::Run(request, stream, step.views, outputs, options);
-    if (outcome.ok()) step.outcome = *outcome;
-    return outcome.status();
-  });
+  RunOptions options = step.operation.Options(core_, stream.device());
+  options.enqueue_only = true;
+  std::optional<ShardTeam> team =
+      ShardTeam::Of(core_, step.operation, step.sources, stream.device());
+  if (team.has_value()) options.team = &*team;
+  const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
+  const auto run = [&]() -> absl::StatusOr<ScalarResult> {
+    if (step.selection == nullptr)
+      return tessera::Run(step.operation.spec, stream, step.views, outputs, options);
+    const absl::StatusOr<Stats> stats =
+        RunProductTopK(stream, SelectionOf(step, *step.matmul, *step.scores), *step.selection,
+                       outputs[0], outputs[1], options);
+    if (!stats.ok()) return stats.status();
+    return ScalarResult{.stats = *stats};
+  };
+  absl::StatusOr<ScalarResult> outcome = run();
+  if (outcome.ok()) step.outcome = *outcome;
+  return outcome.status();
 }
 
 bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device) {
   Step& step = steps_[next];
   const Step& like = steps_[first];
-  if (!step.batched || step.proto->operation_case() != like.proto->operation_case() ||
-      step.proto->reduce().op() != like.proto->reduce().op())
+  if (!step.batched || !SharesBatch(step.operation.spec, step.views[0], like.operation.spec,
+                                    like.views[0]))
     return false;
   for (const OperandSource& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
@@ -676,7 +582,7 @@ bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device
   }
   Inherit(step);
   if (step.status.ok()) MakeViews(step, device);
-  return step.status.ok() && step.views[0].dtype == like.views[0].dtype;
+  return step.status.ok();
 }
 
 absl::Status ProgramRun::RunBatch(std::size_t first, std::size_t end, Stream& stream) {
@@ -685,14 +591,8 @@ absl::Status ProgramRun::RunBatch(std::size_t first, std::size_t end, Stream& st
   const auto operand = [&](std::size_t i, int o) -> const View& {
     return steps_[first + i].views[static_cast<std::size_t>(o)];
   };
-  absl::Status status;
-  if (steps_[first].proto->has_dot()) {
-    status = RunDotBatch(stream, operand, absl::MakeSpan(results));
-  } else {
-    absl::StatusOr<ReduceOp> op = FromProto(steps_[first].proto->reduce().op());
-    if (!op.ok()) return op.status();
-    status = RunReduceBatch(stream, *op, operand, absl::MakeSpan(results));
-  }
+  const absl::Status status = tessera::RunBatch(steps_[first].operation.spec, stream, operand,
+                                                absl::MakeSpan(results));
   if (EndsProgram(status, stream)) return status;
   for (std::size_t i = 0; i < count; ++i) {
     steps_[first + i].status = status;
@@ -706,9 +606,7 @@ absl::Status ProgramRun::StoreScalar(const Step& step, Stream& stream) {
   const DType dtype = step.result.arrays[0].dtype;
   void* const memory = step.places[0].memory;
   if (IsInteger(dtype)) {
-    const v1::ReduceOp op = step.proto->reduce().op();
-    const bool is_index = op == v1::REDUCE_OP_ARGMIN || op == v1::REDUCE_OP_ARGMAX;
-    const std::int64_t integer = is_index ? value.index : value.integer;
+    const std::int64_t integer = step.result.is_index ? value.index : value.integer;
     // Little endian: the lower bytes of a value that fits them.
     return CopyToDevice(stream, memory, &integer, SizeOf(dtype));
   }
@@ -755,34 +653,29 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
 
 absl::Status ProgramRun::AnswerStep(Step& step, const std::string& arrays, const Device& device,
                                     v1::StepResult& result) {
-  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
-    auto& response = Response(request, result);
-    if (step.result.scalar) {
-      SetValue(request, step.outcome, response);
-    } else if constexpr (requires { TensorOf(response, 0); }) {
-      const Destinations destinations = DestinationsOf(request);
-      absl::InlinedVector<ResultDraft*, kMostResults> results;
-      for (std::size_t a = 0; a < destinations.size(); ++a) {
-        const Place& place = step.places[a];
-        if (place.draft != nullptr) {
-          results.push_back(place.draft.get());
-        } else if (!destinations[a]->has_scratch()) {
-          const ArrayType& type = step.result.arrays[a];
-          v1::Tensor& tensor = TensorOf(response, a);
-          SetType(type, tensor);
-          tensor.mutable_data()->assign(arrays, place.offset, type.bytes());
-        }
-      }
-      absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
-      if (!sealed.ok()) return sealed.status();
-      auto info = sealed->begin();
-      for (std::size_t a = 0; a < destinations.size(); ++a)
-        if (step.places[a].draft != nullptr) SetBuffer(*info++, &BufferOf(response, a));
+  const OperationResponse response =
+      OperationResponse::In(request_.steps(static_cast<int>(step.index)), result);
+  if (step.result.scalar) response.SetValue(step.outcome, step.result);
+  const Destinations& destinations = step.operation.destinations;
+  absl::InlinedVector<ResultDraft*, kMostResults> results;
+  for (std::size_t a = 0; a < destinations.size() && !step.result.scalar; ++a) {
+    const Place& place = step.places[a];
+    if (place.draft != nullptr) {
+      results.push_back(place.draft.get());
+    } else if (IsInline(*destinations[a])) {
+      const ArrayType& type = step.result.arrays[a];
+      v1::Tensor& tensor = response.tensor(a);
+      SetType(type, tensor);
+      tensor.mutable_data()->assign(arrays, place.offset, type.bytes());
     }
-    if (request_.stats())
-      SetStats(step.outcome.stats, device, step.sources, *response.mutable_stats());
-    return absl::OkStatus();
-  });
+  }
+  absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
+  if (!sealed.ok()) return sealed.status();
+  auto info = sealed->begin();
+  for (std::size_t a = 0; a < destinations.size(); ++a)
+    if (step.places[a].draft != nullptr) SetBuffer(*info++, &response.buffer(a));
+  if (request_.stats()) SetStats(step.outcome.stats, device, step.sources, response.stats());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/compute.h"
+#include "kernels/run/product_top_k.h"
 #include "server/buffers/buffer_store.h"
 #include "server/compute/operands.h"
 #include "server/compute/operations.h"
@@ -17,10 +18,6 @@
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
-
-// Steps of one program, so that no program takes much of the host's memory or keeps the store's
-// lock for long.
-inline constexpr std::uint32_t kMaxSteps = 4096;
 
 // Call Prepare, Plan, Run and Answer in this order, each once. A step that fails keeps its Status
 // to itself and to those that need its result; what concerns the whole program is the Status of
@@ -56,8 +53,9 @@ class ProgramRun {
   std::uint64_t memory() const;
   // Bytes of host memory that its inline results need in addition to that. REQUIRES: Plan is done.
   std::uint64_t answer_memory() const { return 3 * inline_bytes_; }
-  // Has the chores free the operands, for a thread that must not free memory.
-  void Release(Chores& chores);
+  // Releases the operands. chores: they free the memory, for a thread that must not; null: this
+  // thread frees it.
+  void Release(Chores* chores);
 
   // Gives buffers their names, and fills in everything.
   absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);
@@ -79,7 +77,7 @@ class ProgramRun {
     int inline_arrays = 0;
   };
   struct Step {
-    const v1::Step* proto = nullptr;
+    Operation operation;
     std::uint32_t index = 0;
     absl::Status status;
     Sources sources;
@@ -100,25 +98,21 @@ class ProgramRun {
     const Step* matmul = nullptr;
     const Step* scores = nullptr;
 
-    bool IsFolded() const { return selection != nullptr && !proto->has_top_k(); }
+    bool IsFolded() const { return selection != nullptr && matmul == nullptr; }
   };
 
-  // Returns the operands of a step; none if it has no operation.
-  static NamedOperands OperandsIn(const v1::Step& step);
-  absl::Status CollectSources(Step& step, std::size_t index);
+  absl::Status CollectSources(Step& step, const v1::Step& message);
   // The types of all operands and results.
   absl::Status FindTypes(Step& step);
   // All else that can be checked before there is memory.
   absl::Status Check(Step& step, Stream& stream);
-  template <class Request>
-  absl::Status Check(const Request& request, Step& step, Stream& stream);
   // Finds products that select among the checked steps.
   void FindSelections(const Device& device);
   void FindSelection(Step& top_k, const Device& device);
   // The step whose result the operand is, all of it, if nobody else ever sees that, and if how the
   // step comes to it is left to the server.
-  Step* FoldableAt(const v1::Operand& operand);
-  static SelectionSteps StepsOf(const Step& top_k, const Step& matmul, const Step& scores);
+  Step* FoldableAt(const OperandSource& source);
+  static ProductTopK SelectionOf(const Step& top_k, const Step& matmul, const Step& scores);
   // Its operands at their addresses, as far as those are known.
   void MakeViews(Step& step, const Device& device);
   // Fails the step if one that it needs has failed.

@@ -7,6 +7,17 @@
 
 namespace tessera {
 
+std::optional<ShardTeam> ShardTeam::Of(Core& core, const Operation& operation,
+                                       absl::Span<const OperandSource> sources,
+                                       const Device& device) {
+  const bool by_first = std::holds_alternative<MatmulSpec>(operation.spec);
+  std::optional<ShardTeam> team = Of(core, sources, device, by_first);
+  for (const v1::Result* result : operation.destinations) {
+    if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
+  }
+  return team;
+}
+
 std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSource> sources,
                                        const Device& device, bool by_first) {
   const auto is_sharded = [](const OperandSource& source) {

@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,17 +21,8 @@ class ShardTeam final : public Team {
   // The team of an operation that runs on the device. None where no operand is sharded, or where
   // one, or a result, is not within reach of all devices of the first that is. A product is shared
   // out by its first operand; the other one may lie on one device, or have been copied to it.
-  template <class Request>
-  static std::optional<ShardTeam> Of(Core& core, const Request& request,
-                                     absl::Span<const OperandSource> sources,
-                                     const Device& device) {
-    constexpr bool kByFirst = std::is_same_v<Request, v1::MatmulRequest>;
-    std::optional<ShardTeam> team = Of(core, sources, device, kByFirst);
-    for (const v1::Result* result : DestinationsOf(request)) {
-      if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
-    }
-    return team;
-  }
+  static std::optional<ShardTeam> Of(Core& core, const Operation& operation,
+                                     absl::Span<const OperandSource> sources, const Device& device);
 
   ShardTeam(ShardTeam&&) = default;
   ~ShardTeam() override;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/time/clock.h"
 #include "kernels/base/error.h"
 
@@ -17,16 +16,14 @@ constexpr std::string_view kExhausted[] = {
     "TOO_MANY_BUFFERS", "TOO_MANY_UPLOADS",     "TOO_MANY_DOWNLOADS",    "SCRATCH_EXHAUSTED"};
 constexpr std::string_view kUnavailable[] = {"DEVICE_LOST", "DRAINING"};
 
-// "window_sum" is done by WindowSum, "reduce_axes" by Reduce.
-std::string RpcOf(std::string_view operation) {
+// The method that runs an operation of the kernels.
+std::string_view RpcOf(std::string_view operation) {
   if (operation == "reduce_axes") return "Reduce";
-  std::string rpc;
-  bool upper = true;
-  for (const char c : operation) {
-    if (c != '_') rpc += upper ? absl::ascii_toupper(static_cast<unsigned char>(c)) : c;
-    upper = c == '_';
-  }
-  return rpc;
+#define TESSERA_RPC_OF(Method, field) \
+  if (operation == #field) return #Method;
+  TESSERA_OPERATION_METHODS(TESSERA_RPC_OF)
+#undef TESSERA_RPC_OF
+  return "other";
 }
 
 }  // namespace

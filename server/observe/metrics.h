@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/compute.h"
+#include "server/access/methods.h"
 
 namespace tessera {
 
@@ -54,12 +56,12 @@ class Metrics {
  public:
   static constexpr std::size_t kCodes = 17;  // of gRPC
   // The methods, and "other": those that the server does not have.
-  static constexpr std::array<std::string_view, 24> kRpcs = {
-      "Dot",          "Reduce",       "Matmul",         "Add",           "WindowSum",
-      "Map",          "TopK",         "Execute",        "CreateBuffer",  "Upload",
-      "Download",     "GetBuffer",    "ListBuffers",    "SealBuffer",    "UpdateBuffer",
-      "CopyBuffer",   "DeleteBuffer", "ListStrategies", "GetServerInfo", "GetSharedMemory",
-      "ImportBuffer", "UploadShared", "DownloadShared", "other"};
+  static constexpr auto kRpcs = [] {
+    std::array<std::string_view, std::size(kMethods) + 1> rpcs;
+    rpcs.fill("other");
+    for (std::size_t i = 0; i < std::size(kMethods); ++i) rpcs[i] = kMethods[i].name;
+    return rpcs;
+  }();
 
   // Strategies that are not in the list never get a series of their own.
   explicit Metrics(const std::vector<StrategyInfo>& strategies);

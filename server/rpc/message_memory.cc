@@ -1,15 +1,21 @@
 #include "server/rpc/message_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <bitset>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "kernels/base/error.h"
+#include "kernels/problem/map.h"
 
 namespace tessera {
 namespace {
@@ -94,9 +100,48 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
   return true;
 }
 
+// Nodes and operands that no expression has, and steps that no program has, take dozens of times
+// their bytes. Single expressions in programs are checked step by step.
+constexpr RepeatLimit kLimits[] = {
+    {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
+     kMostOperands},
+    {"tessera.v1.MapRequest", "tessera.v1.Expression.nodes", "expression.nodes", "BAD_EXPRESSION",
+     kMostNodes},
+    {"tessera.v1.ReduceRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
+     kMostOperands - 1},
+    {"tessera.v1.ReduceRequest", "tessera.v1.Expression.nodes", "expression.nodes",
+     "BAD_EXPRESSION", kMostNodes},
+    {"tessera.v1.MatmulRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
+     kMostOperands - 1},
+    {"tessera.v1.MatmulRequest", "tessera.v1.Expression.nodes", "expression.nodes",
+     "BAD_EXPRESSION", kMostNodes},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.ExecuteRequest.steps", "steps", "TOO_MANY_STEPS",
+     kMaxSteps},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
+     kMaxSteps * kMostOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
+     kMaxSteps * kMostOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
+     kMaxSteps * kMostOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.Expression.nodes", "expression.nodes",
+     "BAD_EXPRESSION", kMaxSteps * kMostNodes},
+};
+
 }  // namespace
 
-MessageLayout::MessageLayout(const google::protobuf::Descriptor& type)
+absl::Status CheckRepeats(const MessageBound& bound) {
+  if (bound.exceeded == nullptr) return absl::OkStatus();
+  const RepeatLimit& limit = *bound.exceeded;
+  return MakeError(absl::StatusCode::kInvalidArgument, limit.reason,
+                   absl::StrCat("the request has ", bound.repeats, " ", Absl(limit.name), ", and ",
+                                limit.most, " is the most"),
+                   {{"field", std::string(limit.name)},
+                    {"value", absl::StrCat(bound.repeats)},
+                    {"limit", absl::StrCat(limit.most)}});
+}
+
+MessageLayout::MessageLayout(const google::protobuf::Descriptor& type,
+                             const google::protobuf::Descriptor& whole)
     : bytes_(google::protobuf::MessageFactory::generated_factory()
                  ->GetPrototype(&type)
                  ->SpaceUsedLong()) {
@@ -106,13 +151,16 @@ MessageLayout::MessageLayout(const google::protobuf::Descriptor& type)
     if (fields_.size() <= number) fields_.resize(number + 1);
     Field& field = fields_[number];
     field.repeated = from.is_repeated();
+    for (std::size_t l = 0; l < std::size(kLimits); ++l)
+      if (kLimits[l].message == whole.full_name() && kLimits[l].field == from.full_name())
+        field.limit = static_cast<int>(l);
     field.wire_type =
         WireFormatLite::WireTypeForFieldType(static_cast<WireFormatLite::FieldType>(from.type()));
     switch (from.cpp_type()) {
       case FieldDescriptor::CPPTYPE_MESSAGE:
         field.kind = Field::Kind::kMessage;
         field.element = sizeof(void*);
-        field.message = std::make_unique<const MessageLayout>(*from.message_type());
+        field.message = std::unique_ptr<const MessageLayout>(new MessageLayout(*from.message_type(), whole));
         break;
       case FieldDescriptor::CPPTYPE_STRING:
         field.kind = Field::Kind::kText;
@@ -142,6 +190,7 @@ class MessageLayout::Scan {
       const WireFormatLite::WireType type = WireFormatLite::GetTagWireType(tag);
       const Field* const field =
           groups == 0 && number < layout.fields_.size() ? &layout.fields_[number] : nullptr;
+      if (field != nullptr && field->limit >= 0) ++repeats_[static_cast<std::size_t>(field->limit)];
       if (field != nullptr && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED &&
           field->kind > Field::Kind::kNumber) {
         const bool again = !field->repeated && (merged || (number < seen.size() && seen[number]));
@@ -170,7 +219,11 @@ class MessageLayout::Scan {
     return groups == 0 && in_.ConsumedEntireMessage();
   }
 
-  std::size_t bytes() const { return bytes_; }
+  MessageBound bound() const {
+    for (std::size_t l = 0; l < std::size(kLimits); ++l)
+      if (repeats_[l] > kLimits[l].most) return {bytes_, &kLimits[l], repeats_[l]};
+    return {bytes_};
+  }
 
  private:
   // A field that begins with its length.
@@ -205,28 +258,28 @@ class MessageLayout::Scan {
 
   CodedInputStream& in_;
   std::size_t bytes_ = kBlock;
+  std::array<std::size_t, std::size(kLimits)> repeats_{};
 };
 
-std::optional<std::size_t> MessageLayout::Bound(const grpc::ByteBuffer& bytes) const {
-  const std::size_t size = bytes.Length();
+template <class Stream>
+std::optional<MessageBound> MessageLayout::BoundOf(Stream& stream, std::size_t size) const {
   if (size > std::numeric_limits<int>::max()) return std::nullopt;
-  grpc::ByteBuffer same = bytes;
-  grpc::ProtoBufferReader reader(&same);
-  CodedInputStream in(&reader);
+  CodedInputStream in(&stream);
   in.PushLimit(static_cast<int>(size));
   Scan scan(in);
   if (!scan.Read(*this, false)) return std::nullopt;
-  return scan.bytes();
+  return scan.bound();
 }
 
-std::optional<std::size_t> MessageLayout::Bound(std::string_view bytes) const {
-  if (bytes.size() > std::numeric_limits<int>::max()) return std::nullopt;
+std::optional<MessageBound> MessageLayout::Bound(const grpc::ByteBuffer& bytes) const {
+  grpc::ByteBuffer same = bytes;
+  grpc::ProtoBufferReader reader(&same);
+  return BoundOf(reader, bytes.Length());
+}
+
+std::optional<MessageBound> MessageLayout::Bound(std::string_view bytes) const {
   google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()));
-  CodedInputStream in(&stream);
-  in.PushLimit(static_cast<int>(bytes.size()));
-  Scan scan(in);
-  if (!scan.Read(*this, false)) return std::nullopt;
-  return scan.bytes();
+  return BoundOf(stream, bytes.size());
 }
 
 }  // namespace tessera

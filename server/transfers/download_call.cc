@@ -59,10 +59,10 @@ void DownloadCall::OnReadDone(bool ok) {
     if (ok) {
       if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
     }
-    const std::optional<std::size_t> header =
+    const std::optional<MessageBound> header =
         ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
     if (header.has_value()) {
-      if (absl::Status size = core_.CheckHeader(*header); !size.ok()) return size;
+      if (absl::Status size = core_.CheckHeader(header->bytes); !size.ok()) return size;
     }
     if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {

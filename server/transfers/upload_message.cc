@@ -93,8 +93,8 @@ bool SkipValue(std::uint64_t tag, Cursor& cursor) {
 // Whether bytes may be parsed in that memory. Not if they are no valid message.
 bool TakesAtMost(std::size_t most, const std::string& bytes) {
   if (bytes.size() <= kSmallMessage) return true;
-  const std::optional<std::size_t> bound = MessageLayout::Of<v1::UploadRequest>().Bound(bytes);
-  return bound.has_value() && *bound <= most;
+  const std::optional<MessageBound> bound = MessageLayout::Of<v1::UploadRequest>().Bound(bytes);
+  return bound.has_value() && bound->bytes <= most;
 }
 
 }  // namespace

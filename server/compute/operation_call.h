@@ -1,0 +1,66 @@
+// A unary call of an operation.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/buffers/buffer_store.h"
+#include "server/calls/device_call.h"
+#include "server/compute/operands.h"
+#include "server/compute/operations.h"
+
+namespace tessera {
+
+// Holds the operands from its acceptance to its end, and fills in the response.
+class OperationCall : public DeviceCall {
+ protected:
+  OperationCall(Core& core, std::string_view method, UnaryExchange& exchange,
+                OperationResponse response)
+      : DeviceCall(core, method, exchange), response_(response) {}
+
+ private:
+  // The request as an operation. Once.
+  virtual absl::StatusOr<Operation> Make() = 0;
+
+  absl::StatusOr<Device*> Prepare() final;
+  TaskSize SizeOn(const Device& device) final;
+  absl::Status RunOn(Stream& stream) final;
+  void Release(Chores* chores) final;
+
+  // Of the arrays that become buffers.
+  using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
+
+  absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views,
+                                       absl::Span<const Output> out);
+  absl::StatusOr<ScalarResult> RunArrays(Stream& stream, const Views& views,
+                                         absl::Span<const ArrayType> types);
+  // Makes a draft of each array that becomes a buffer, and finds room in the response for the
+  // others.
+  absl::Status PlanArrays(Device& device, absl::Span<const ArrayType> types, Drafts& drafts);
+  // Buffers get their names when everything else has gone well.
+  absl::Status AnswerArrays(Stream& stream, absl::Span<const ArrayType> types,
+                            absl::Span<void* const> memory, Drafts& drafts);
+
+  Operation operation_;
+  OperationResponse response_;
+  Sources sources_;
+};
+
+template <class Request, class Response>
+class OperationCallOf final : public OperationCall {
+ public:
+  OperationCallOf(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange)
+      : OperationCall(core, method, exchange, OperationResponse(exchange.response())),
+        request_(exchange.request()) {}
+
+ private:
+  absl::StatusOr<Operation> Make() override { return MakeOperation(request_); }
+
+  const Request& request_;
+};
+
+}  // namespace tessera
