@@ -1,4 +1,4 @@
-// Expressions on the way into operations and out of them, checked and broadcast.
+// Expressions applied to an operation's input or result, checked and broadcast.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,28 @@
 
 namespace tessera {
 
-// The shape that all operands are stretched to: of each axis, counted from the last, the one extent
-// that is not 1. names: of an operand in an error.
+// Returns the shape that all operands are broadcast to: for each axis, counted from the last, the
+// only extent that is not 1. names: returns the name of an operand, for errors.
 absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
                                      absl::FunctionRef<std::string(std::size_t)> names);
-// The view stretched to the shape, with strides of 0 where it repeats.
+// Returns the view broadcast to the shape, with stride 0 where it repeats.
 View Broadcast(const View& view, const Shape& shape);
 
 absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
                                       absl::Span<const ExpressionNode> expression,
                                       std::optional<DType> cast = std::nullopt);
 
-// Takes the elements as they are.
+// Returns the expression that leaves elements as they are.
 absl::Span<const ExpressionNode> Identity();
 
-// A MapStage that has been checked, as a problem. Stays where it is, for the problem names the
-// program.
+// A checked MapStage as a problem. It cannot be moved, because the problem points to the program.
 class StagedMap {
  public:
-  // Of operand 0, which errors call first_name. numeric: elements of a byte become I32.
+  // Makes it for operand 0, which errors call first_name. numeric: one-byte elements become I32.
   static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage& stage,
                                                          std::string_view first_name, bool numeric);
 
-  // Of what the expression makes, in which truth values are still such.
+  // The type of the expression's result, in which truth values are still BOOL.
   const ArrayType& type() const { return type_; }
   MapProblem& problem() { return problem_; }
 
@@ -46,13 +45,13 @@ class StagedMap {
   MapProblem problem_;
 };
 
-// What is folded: x itself, through an expression that changes nothing, where there is no other.
+// Returns what is folded. Without an expression, it is x itself through the identity.
 absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in);
-// Whether elements are to be computed before they are folded.
+// Whether elements must be computed before they are folded.
 bool IsMapped(const View& x, const MapStage* in);
 
-// What a map costs beside the operation. in_cache: its result is in device memory neither when it
-// is written nor when the operation, which counts that, reads it.
+// Adds the cost of a map to that of the operation. in_cache: the map's result is neither written to
+// nor read from device memory, although the operation's cost counts reading it.
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats);
 double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace);
 

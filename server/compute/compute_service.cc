@@ -63,7 +63,7 @@ void AddTenants(Core& core, v1::GetServerInfoResponse& response) {
   }
 }
 
-// One operation: its operands from acceptance to its end, and how its answer is filled in.
+// One operation: holds its operands from acceptance to its end, and fills in its response.
 template <class Request, class Response>
 class OperationCall final : public DeviceCall {
  public:
@@ -131,7 +131,7 @@ class OperationCall final : public DeviceCall {
     return absl::OkStatus();
   }
 
-  // Of the arrays that become buffers.
+  // The drafts of the arrays that become buffers.
   using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
 
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, Outputs out) {
@@ -178,7 +178,8 @@ class OperationCall final : public DeviceCall {
     return result;
   }
 
-  // Of an array that becomes a buffer its draft; the room in the answer of the others.
+  // Makes the drafts of arrays that become buffers, and takes memory in the response for the
+  // others.
   absl::Status PlanArrays(Device& device, absl::Span<const ArrayType> types, Drafts& drafts) {
     const Destinations destinations = DestinationsOf(request_);
     std::uint64_t inline_bytes = 0;
@@ -196,7 +197,7 @@ class OperationCall final : public DeviceCall {
     return inline_bytes == 0 ? absl::OkStatus() : ChargeAnswer(inline_bytes);
   }
 
-  // Buffers get their names when everything else has gone well.
+  // Buffers get their names only after everything else has succeeded.
   absl::Status AnswerArrays(Stream& stream, absl::Span<const ArrayType> types,
                             absl::Span<void* const> memory, Drafts& drafts) {
     if constexpr (requires { TensorOf(response_, 0); }) {
@@ -235,7 +236,7 @@ class OperationCall final : public DeviceCall {
   Sources sources_;
 };
 
-// Of the messages of a method.
+// The types of a method's messages.
 template <class Request, class Response>
 struct Types {};
 
@@ -293,7 +294,7 @@ void ComputeService::ListStrategies(
         if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
           return BadOperation("backend", backend, "cpu, cuda");
         }
-        std::string operations;  // those there are, for the message
+        std::string operations;  // the known ones, for the error
         bool known = operation.empty();
         std::string_view last;
         for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {
@@ -364,7 +365,7 @@ void ComputeService::GetServerInfo(
             out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
             out->set_scratch_used_bytes(core_.scratch(*device).used());
           } else {
-            // What others have is not for everyone to see.
+            // Only an admin sees what other tenants use.
             const std::uint64_t used = own.own_bytes(*device).used();
             const std::uint64_t limit = std::min(budget.limit(), own.own_bytes(*device).limit());
             out->set_memory_free_bytes(limit - std::min(limit, used));

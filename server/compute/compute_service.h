@@ -1,4 +1,5 @@
-// The operations: operands by name or inline, results as scalars, inline or as new buffers.
+// The service of operations. Operands are named or inline; results are scalars, inline arrays or
+// new buffers.
 #pragma once
 
 #include "server/calls/unary_exchange.h"
@@ -7,8 +8,8 @@
 
 namespace tessera {
 
-// Execute reads its message as bytes, because only then programs that are too long can be refused
-// before they take the memory of their steps.
+// Execute reads its message as bytes, so that a program that is too long is refused before its
+// steps take memory.
 template <class Service>
 using OtherComputeMethods = v1::ComputeService::WithRawMethod_Dot<
     v1::ComputeService::WithRawMethod_Reduce<v1::ComputeService::WithRawMethod_Matmul<
@@ -24,7 +25,7 @@ class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(Core& core) : core_(core) {}
 
-  // Once the server has been built.
+  // Called once the server has been built.
   void Serve(CallQueues& queues);
 
  private:

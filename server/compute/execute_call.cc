@@ -17,13 +17,13 @@
 namespace tessera {
 namespace {
 
-// Programs of more steps are not tiny, or not small, however little each step does: they are
-// launched one after the other.
+// A program of more steps is not tiny, or not small, however little each step does, because steps
+// are launched one after another.
 constexpr std::size_t kMostTinySteps = 16;
 constexpr std::size_t kMostSmallSteps = 64;
 
-// What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message
-// some number: parsing them fails.
+// The repeated parts of an ExecuteRequest, counted without parsing it. For a malformed message the
+// counts are unspecified: parsing will reject it.
 struct Parts {
   std::uint32_t steps = 0;
   MapParts maps;  // of all steps together
@@ -32,7 +32,7 @@ struct Parts {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Passes over a field that is a message, with read(in) for what is in it.
+// Reads a field that is a message, with read(in) for its contents.
 template <class Read>
 bool Within(CodedInputStream& in, const Read& read) {
   std::uint32_t length = 0;
@@ -43,8 +43,8 @@ bool Within(CodedInputStream& in, const Read& read) {
   return true;
 }
 
-// read(in, number) for each message in a field of one of these numbers, until the stream or its
-// limit ends.
+// Calls read(in, number) for each message in a field with one of these numbers, until the stream or
+// its limit ends.
 template <class Read>
 bool ForMessages(CodedInputStream& in, std::initializer_list<int> numbers, const Read& read) {
   while (const std::uint32_t tag = in.ReadTag()) {

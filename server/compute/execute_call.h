@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-// Reads its message and writes its answer as bytes, in an arena: a step costs no allocation.
+// Reads its request and writes its response as bytes, in an arena, so that a step costs no
+// allocation.
 class ExecuteCall final : public DeviceCall {
  public:
   using Exchange = UnaryExchangeOf<grpc::ByteBuffer, grpc::ByteBuffer>;

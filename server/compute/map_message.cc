@@ -10,7 +10,7 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Fields of that number in a message that ends where the stream or its limit does.
+// Counts the fields with that number in a message that ends where the stream or its limit does.
 bool CountFields(CodedInputStream& in, int field, std::uint32_t& count) {
   while (const std::uint32_t tag = in.ReadTag()) {
     if (WireFormatLite::GetTagFieldNumber(tag) == field) ++count;

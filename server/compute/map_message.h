@@ -1,5 +1,5 @@
-// Expressions on the wire: how large they are, before they are parsed. A node takes two bytes there
-// and dozens of times as much in memory.
+// Counts the parts of expressions before they are parsed: a node takes two bytes on the wire, and
+// dozens of times as much in memory.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace tessera {
 
-// The messages that a request with an expression, or several, repeat.
+// How many operands and nodes are repeated in one or several requests with an expression.
 struct MapParts {
   std::uint32_t operands = 0;
   std::uint32_t nodes = 0;
 };
 
-// Where a request has its expression and the operands that it repeats, and how many of these it may
-// have.
+// The fields of a request's expression and of the operands that it repeats, and how many operands
+// it may repeat.
 template <class Request>
 struct MapFields;
 template <>
@@ -31,7 +31,7 @@ struct MapFields<v1::MapRequest> {
   static constexpr int kMost = kMostOperands;
   static auto& OperandsIn(v1::MapRequest& request) { return *request.mutable_operands(); }
 };
-// Operand 0 is not among those that are repeated.
+// Operand 0 is not in the repeated field.
 template <class Request>
 struct StageFields {
   static constexpr int kExpression = Request::kExpressionFieldNumber;
@@ -44,8 +44,8 @@ struct MapFields<v1::ReduceRequest> : StageFields<v1::ReduceRequest> {};
 template <>
 struct MapFields<v1::MatmulRequest> : StageFields<v1::MatmulRequest> {};
 
-// Adds those of a request that ends where the stream or its limit does, with these numbers of the
-// fields. false: it is no valid message.
+// Adds the parts of a request that ends where the stream or its limit does. expression, operands:
+// the numbers of these fields. Returns false if the message is not valid.
 bool CountMapParts(google::protobuf::io::CodedInputStream& in, int expression, int operands,
                    MapParts& parts);
 template <class Request>
@@ -53,8 +53,8 @@ bool CountMapParts(google::protobuf::io::CodedInputStream& in, MapParts& parts) 
   return CountMapParts(in, MapFields<Request>::kExpression, MapFields<Request>::kOperands, parts);
 }
 
-// Of a request with more operands or nodes than any expression has it leaves one too many, empty
-// ones, which no check lets pass.
+// A request with too many operands or nodes is not parsed. Instead it gets empty ones, one more
+// than allowed, which every check rejects.
 template <class Request>
 struct MapRequestParser {
   static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes);

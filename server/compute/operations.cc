@@ -77,7 +77,7 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       break;
     case v1::Expression::Node::kOp:
       out.kind = Kind::kOperation;
-      // MapOp is narrower: it could take a value that this server does not know for another one.
+      // MapOp is narrower, so a value that this server does not know could turn into a known one.
       if (!v1::MapOp_IsValid(node.op())) return BadNode(index, "operation", node.op());
       out.op = static_cast<MapOp>(node.op());
       break;
@@ -102,13 +102,14 @@ absl::StatusOr<std::vector<ExpressionNode>> ToNodes(const v1::Expression& expres
 }
 
 absl::Status BadCount(std::string_view field, int least, int most) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-                   absl::StrCat("'", Absl(field), "' has from ", least, " to ", most, " entries"),
-                   {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+      absl::StrCat("'", Absl(field), "' must have from ", least, " to ", most, " entries"),
+      {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
 }
 
-// Whether an expression has as many nodes, and the request in this field as many operands, as it
-// may. Of a request with too many of the one its parser leaves none of the other
+// Checks the number of nodes of an expression, and of operands in this field of the request. If a
+// request has too many of either, its parser leaves none of the other
 // (server/compute/map_message.h).
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
@@ -123,15 +124,15 @@ absl::Status CheckCounts(const v1::MapRequest& request) {
   return CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
 }
 
-// Of a Reduce or a Matmul, which need no expression.
+// For a Reduce or a Matmul, which need no expression.
 template <class Request>
 absl::Status CheckCounts(const Request& request) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
   return CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
 }
 
-// The operands of an operation, and those that its expression has beside them; none of a request
-// that CheckCounts refuses.
+// Returns the operands of an operation and the additional operands of its expression, or none for a
+// request that CheckCounts refuses.
 template <class Request>
 NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
   if (!CheckCounts(request).ok()) return {};
@@ -364,7 +365,7 @@ v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array) {
 
 namespace {
 
-// What the steps ask for, with what it refers to.
+// The request that the steps make, with the data that it refers to.
 class SelectionRequest {
  public:
   static absl::StatusOr<SelectionRequest> Of(const SelectionSteps& steps) {
@@ -440,7 +441,7 @@ absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
 
 namespace {
 
-// Of bytes of a message, on their way to a GPU or from it.
+// Returns the time that bytes of a message take to a GPU or from it.
 double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
   return device.info().backend == Backend::kCuda ? static_cast<double>(bytes) / 1e4 : 0;
 }
@@ -469,7 +470,7 @@ double AnswerMicroseconds(const Destinations& destinations, const ResultType& re
 
 namespace {
 
-// Of one element, by the cost model.
+// Returns the operations for one element, by the cost model.
 double FlopsOf(const v1::Expression& expression) {
   double flops = 0;
   for (const v1::Expression::Node& node : expression.nodes()) {
@@ -479,7 +480,7 @@ double FlopsOf(const v1::Expression& expression) {
   return flops;
 }
 
-// Operands that are broadcast make a result larger than all of them.
+// If operands are broadcast, the result may be larger than every one of them.
 double MapMicroseconds(const v1::Expression& expression, absl::Span<const OperandSource> sources,
                        const Device& device) {
   std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis

@@ -1,5 +1,5 @@
-// How much memory a message will take once it is parsed, from its bytes alone: two of them may be
-// an object of fifty.
+// Bounds the memory that a message takes once it is parsed, from its bytes: two bytes may become an
+// object of fifty.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,21 @@
 
 namespace tessera {
 
-// What the parts of a message of a type take. Types that contain themselves have none.
+// How much memory the parts of a message of a type take. Types that contain themselves have no
+// layout.
 class MessageLayout {
  public:
   explicit MessageLayout(const google::protobuf::Descriptor& type);
 
-  // Of a generated type.
+  // Returns the layout of a generated type.
   template <class Message>
   static const MessageLayout& Of() {
     static const MessageLayout layout(*Message::descriptor());
     return layout;
   }
 
-  // At least as much as a message takes while it is parsed in an arena, and from then on; none: it
-  // is not valid. Takes time in proportion to the bytes, and no memory.
+  // Returns an upper bound of what a message takes while it is parsed in an arena, and afterwards;
+  // nothing if it is not valid. Takes time in proportion to the bytes, and no memory.
   std::optional<std::size_t> Bound(const grpc::ByteBuffer& bytes) const;
   std::optional<std::size_t> Bound(std::string_view bytes) const;
 
@@ -36,7 +37,7 @@ class MessageLayout {
     enum class Kind { kNone, kNumber, kNumbers, kText, kMessage };
     Kind kind = Kind::kNone;
     google::protobuf::internal::WireFormatLite::WireType wire_type{};  // of one element
-    std::size_t element = 0;  // what one takes in the array of a field that is repeated
+    std::size_t element = 0;  // size of one in the array of a repeated field
     bool repeated = false;
     std::unique_ptr<const MessageLayout> message;
   };
@@ -46,8 +47,8 @@ class MessageLayout {
   std::vector<Field> fields_;  // by number
 };
 
-// Up to so many bytes a message is not worth a look, which takes 0.1 to 0.2 us: fifty times as much
-// is less than what gRPC takes for a call.
+// Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us: fifty times
+// as much memory is less than what gRPC takes for a call.
 inline constexpr std::size_t kSmallMessage = 256;
 
 }  // namespace tessera
