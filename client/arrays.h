@@ -1,12 +1,12 @@
-// Arrays of C++ types, by Client's transfers and the messages of the protocol:
+// Transfers and protocol messages for arrays of C++ types, on top of Client:
 //
 //   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
 //   tessera::Upload<float>(client, "x", values, {2, 3});
 //   absl::StatusOr<std::vector<float>> back = tessera::Download<float>(client, "x");
 //   client.Dot("x", tessera::Inline<float>(values, {6}));
 //
-// Elements lie in row-major order. Their types: float, double, Half, BFloat16, std::int32_t,
-// std::int64_t, std::uint8_t and std::int8_t; a bool of the service is one of bool in spans.
+// Elements lie in row-major order. The element types are float, double, Half, BFloat16,
+// std::int32_t, std::int64_t, std::uint8_t and std::int8_t. The service's bool is a bool in spans.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ std::string_view BytesOf(absl::Span<const T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Client::Upload of exactly the elements of the shape: INVALID_ARGUMENT / BAD_RANGE for more or
-// less.
+// Uploads exactly the elements of the shape, as Client::Upload does. Returns INVALID_ARGUMENT /
+// BAD_RANGE for more or fewer.
 template <class T>
 absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
                                   absl::Span<const T> values, absl::Span<const std::int64_t> shape,
@@ -55,7 +55,7 @@ v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> sha
   return tensor;
 }
 
-// INVALID_ARGUMENT / BAD_DTYPE {expected, actual}: the elements are no T.
+// Returns INVALID_ARGUMENT / BAD_DTYPE {expected, actual} if the elements are not of type T.
 template <class T>
 absl::Status CheckElements(v1::Dtype dtype) {
   const auto actual = static_cast<DType>(dtype);
@@ -66,7 +66,7 @@ absl::Status CheckElements(v1::Dtype dtype) {
       {{"expected", std::string(Name(DTypeOf<T>()))}, {"actual", std::string(Name(actual))}});
 }
 
-// Those of an array in an answer; the error of CheckElements.
+// Returns the elements of an array in a response, or the error of CheckElements.
 template <class T>
 absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
   static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: read tensor.data()");
@@ -76,9 +76,9 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
   return values;
 }
 
-// The whole buffer, or the range of the options, in bytes. The errors of Client::Download, and
-// before any data is fetched those of CheckElements and INVALID_ARGUMENT / BAD_RANGE {offset,
-// limit, element}: the range is not of whole elements.
+// Downloads the whole buffer, or the options' byte range. Returns the errors of Client::Download.
+// Before any data is fetched, returns those of CheckElements and INVALID_ARGUMENT / BAD_RANGE
+// {offset, limit, element} for a range that is not of whole elements.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {
@@ -112,7 +112,8 @@ absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
   return values;
 }
 
-// Of the handle's version: VERSION_MISMATCH once it has been replaced.
+// Downloads the version that the handle holds. Fails with VERSION_MISMATCH once it has been
+// replaced.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const ResidentBuffer& buffer,
                                         DownloadOptions options = {}) {

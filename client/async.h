@@ -1,18 +1,18 @@
-// The calls of a client without waiting for their answers (Client::Async): operations, programs,
-// and what is short of the others. Transfers, drafts and lists are in Client alone.
+// The client's calls without waiting for their responses (Client::Async): operations, programs and
+// the short calls about buffers and the server. Transfers, drafts and lists are only in Client.
 //
 //   client.Async().Dot("x", "y", {}, [](absl::StatusOr<tessera::v1::DotResponse> answer) { ... });
 //   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");
 //   ... dot.Get() ...
 //
-// Deadlines, repetitions and errors are those of the blocking calls. Callbacks run on a thread of
-// the client's own, one at a time and without a lock held, so they may begin other calls, and
-// should not block: until one returns, no other call of this form ends. Each runs exactly once,
-// with CANCELLED if AsyncCall::Cancel or the end of the client comes first. An exception
-// from a callback is discarded. A null callback is allowed: the response is then discarded.
+// Deadlines, retries and errors are those of the blocking calls. Callbacks run on a thread that
+// belongs to the client, one at a time and without a lock held. They may begin other calls but
+// should not block: no other asynchronous call ends until a callback returns. Each runs exactly
+// once, with CANCELLED if AsyncCall::Cancel or the end of the client comes first. An exception from
+// a callback is discarded. If the callback is null, the response is discarded.
 //
-// Thread safe. Not to be used after the client's end, which waits for all callbacks and so must not
-// happen in one.
+// Thread safe. Must not be used after the client's end. The client's destructor waits for all
+// callbacks, so it must not run in one.
 #pragma once
 
 #include <chrono>
@@ -36,13 +36,14 @@ namespace tessera {
 class AsyncCallBase;
 class Connection;
 
-// A call under way. To let it go has no effect on the call. Thread safe.
+// A call under way. Destroying this object does not affect the call. Thread safe.
 class AsyncCall {
  public:
   AsyncCall() = default;
   explicit AsyncCall(std::weak_ptr<AsyncCallBase> call) : call_(std::move(call)) {}
 
-  // The call ends with CANCELLED, unless its answer is already there. Does not wait for that.
+  // Ends the call with CANCELLED unless its response has already arrived. Does not wait for the
+  // end.
   void Cancel() const;
 
  private:
@@ -60,16 +61,16 @@ class Future {
   Future(std::future<absl::StatusOr<Response>> answer, AsyncCall call)
       : answer_(std::move(answer)), call_(std::move(call)) {}
 
-  // Waits for the answer. Must not be called in a callback. Returns FAILED_PRECONDITION /
-  // ANSWER_TAKEN if an earlier Get returned the answer, or if the future has been moved from.
+  // Waits for the response. Must not be called in a callback. Returns FAILED_PRECONDITION /
+  // ANSWER_TAKEN if an earlier Get returned the response, or if the future has been moved from.
   absl::StatusOr<Response> Get() {
     if (!answer_.valid()) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "ANSWER_TAKEN",
-                       "the future's answer has been taken already");
+                       "the future's response has already been taken");
     }
     return answer_.get();
   }
-  // Whether Get would return at once.
+  // Whether Get would return without waiting.
   bool IsReady() const {
     return !answer_.valid() ||
            answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -81,7 +82,7 @@ class Future {
   AsyncCall call_;
 };
 
-// Arguments are those of Client's method of that name.
+// The arguments are those of Client's method of the same name.
 class AsyncClient {
  public:
   explicit AsyncClient(Connection* connection) : connection_(connection) {}
@@ -108,8 +109,9 @@ class AsyncClient {
   AsyncCall CopyBuffer(const Operand& source, const ResultBuffer& target,
                        std::optional<DType> dtype, const std::string& device,
                        const CallOptions& call, Callback<v1::CopyBufferResponse> done);
-  // One call: with a version, it takes a server that knows versions, and where the first answer was
-  // lost and the call repeated, BUFFER_NOT_FOUND may say that it has done its work.
+  // Makes a single call, unlike Client::DeleteBuffer. A version is checked only by a server that
+  // knows versions. If the first response was lost and the call was repeated, BUFFER_NOT_FOUND may
+  // mean that the first attempt deleted the buffer.
   AsyncCall DeleteBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
                          Callback<v1::DeleteBufferResponse> done);
   AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);

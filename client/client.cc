@@ -28,12 +28,12 @@ absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
                    {{"expected", absl::StrCat(expected)}, {"actual", absl::StrCat(actual)}});
 }
 
-// field: what the checksum is of, a field of a message.
+// field: the message field that holds the checksum.
 absl::Status BadChecksum(const std::string& name, std::string_view field, std::uint32_t expected,
                          std::uint32_t actual) {
   return MakeError(
       absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-      absl::StrCat("bytes of '", name, "' have changed on their way: their checksum is ",
+      absl::StrCat("bytes of '", name, "' were damaged on their way: their checksum is ",
                    absl::Hex(actual, absl::kZeroPad8), " and not ",
                    absl::Hex(expected, absl::kZeroPad8)),
       {{"field", std::string(field)},
@@ -41,7 +41,7 @@ absl::Status BadChecksum(const std::string& name, std::string_view field, std::u
        {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
-// Checks that the bytes given suffice for the array. exact: whether additional bytes are an error.
+// Checks that the given bytes suffice for the array. exact: whether additional bytes are an error.
 absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
   if (exact ? given == needed : given >= needed) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -49,7 +49,7 @@ absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
                    {{"needed", absl::StrCat(needed)}, {"given", absl::StrCat(given)}});
 }
 
-// Checks that the memory holds `size` bytes from offset on. Its size is rounded up to whole pages.
+// Checks that the memory holds `size` bytes from `offset` on. Its size is in whole pages.
 absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::uint64_t size) {
   const std::size_t bytes = memory.bytes().size();
   return CheckSize(size, bytes - std::min(offset, bytes), /*exact=*/false);
@@ -72,18 +72,18 @@ class Client::Impl : public Connection {
 
   SharedTransfers& shared() { return shared_; }
 
-  // One stream that creates, fills and seals the buffer.
+  // Creates, fills and seals the buffer with one stream.
   absl::StatusOr<v1::Buffer> UploadWhole(const v1::CreateBufferRequest& create, std::uint64_t size,
                                          const Source& source, const UploadOptions& options);
-  // A draft made beforehand, several streams of ranges, sealed in the end.
+  // Creates a draft, fills it with several streams of ranges, and seals it.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // Downloads over one stream, in order, through the given connection, or through any. Unless
-  // checksum is null, it receives the CRC-32C of the bytes if options ask for checksums.
+  // Downloads over one stream, in order, through the given connection or through any. Unless
+  // checksum is null, it receives the CRC-32C of the bytes if the options request checksums.
   absl::StatusOr<v1::Buffer> DownloadStream(const std::string& name, const Sink& sink,
                                             const DownloadOptions& download,
                                             std::optional<Place> place, std::uint32_t* checksum);
-  // What the server has under this name and version; 0: any.
+  // Returns what the server has under this name and version; 0: any version.
   absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
                                             const CallOptions& call,
                                             std::optional<std::size_t> server = std::nullopt);
@@ -95,7 +95,7 @@ class Client::Impl : public Connection {
     std::uint64_t begin;
     std::uint64_t end;
   };
-  // What the streams of one upload share.
+  // State that the streams of one upload share.
   struct Transfer {
     Transfer(const std::string& buffer, std::uint64_t bytes, const Source& from,
              const UploadOptions& how)
@@ -106,21 +106,22 @@ class Client::Impl : public Connection {
     const Source& source;
     const UploadOptions& options;
     const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
-    std::size_t server = 0;     // that has the draft
-    std::uint64_t version = 0;  // of the draft; 0: the stream creates the buffer
-    // The checksum of chunk i, written by the one stream that sends it. With several streams there
-    // is an entry for each chunk from the beginning; with one, for each chunk that has been sent.
+    std::size_t server = 0;     // the server that has the draft
+    std::uint64_t version = 0;  // the draft's version; 0: the stream creates the buffer
+    // The checksum of chunk i, written by the stream that sends it. With several streams, there is
+    // an entry for every chunk from the beginning. With one, there is an entry for each chunk that
+    // has been sent.
     std::vector<std::uint32_t> checksums = {};
     std::mutex mutex = {};
     std::uint64_t sent = 0;              // guarded by mutex
     std::atomic<bool> abandoned{false};  // another stream failed for good
-    std::atomic<bool> resumed{false};    // some stream began again
+    std::atomic<bool> resumed{false};    // whether a stream has been restarted
 
     std::uint64_t chunks() const {
       return std::max<std::uint64_t>(
           1, size / options.chunk_bytes + (size % options.chunk_bytes != 0 ? 1 : 0));
     }
-    // Adds to the progress; negative: bytes were lost with their connection. Returns the error of
+    // Adds to the progress; negative if bytes were lost with their connection. Returns the error of
     // the caller's progress function.
     absl::Status Report(std::int64_t bytes) {
       const std::lock_guard lock(mutex);
@@ -128,7 +129,7 @@ class Client::Impl : public Connection {
       if (!options.progress) return absl::OkStatus();
       return Guarded([&] { options.progress(sent); });
     }
-    // Of the whole array, once every chunk has been sent.
+    // Returns the checksum of the whole array. Every chunk must have been sent.
     std::uint32_t Checksum() const {
       std::uint32_t crc = 0;
       for (std::size_t i = 0; i < checksums.size(); ++i) {
@@ -140,14 +141,14 @@ class Client::Impl : public Connection {
     }
   };
 
-  // Sends the bytes of the range through the channel, the first ones in `request`. range.begin, a
-  // multiple of the chunk, moves on to the first byte that gRPC has not taken.
+  // Sends the bytes of the range through the channel, the first ones in `request`. Advances
+  // range.begin, a multiple of the chunk size, to the first byte that gRPC has not accepted.
   absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer,
                                                const absl::StatusOr<Lease>& channel,
                                                v1::UploadRequest request, Range& range);
-  // SendRange again after transient failures, from what the server already has.
+  // Repeats SendRange after transient failures, from the first byte that the server lacks.
   absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
-  // The first byte of the range that the draft lacks.
+  // Returns the first byte of the range that the draft lacks.
   absl::StatusOr<std::uint64_t> FirstMissing(const Transfer& transfer, Range range);
   absl::StatusOr<v1::Buffer> Seal(const Transfer& transfer);
 
@@ -192,7 +193,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
       }
     }
     CountSent(request.ByteSizeLong());
-    if (!writer->Write(request)) break;  // Finish tells why
+    if (!writer->Write(request)) break;  // Finish returns the reason
     guard.Progress();
     range.begin += chunk;
     source_error = transfer.Report(static_cast<std::int64_t>(chunk));
@@ -200,7 +201,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
       context.TryCancel();
       break;
     }
-    // What only the first message needs.
+    // These fields are set only in the first message.
     request.clear_spec();
     request.clear_offset();
     request.clear_name();
@@ -225,8 +226,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
                                                      std::uint64_t size, const Source& source,
                                                      const UploadOptions& upload) {
   Transfer transfer(create.name(), size, source, upload);
-  // Not idempotent: after a broken connection nobody knows whether the buffer is there. Of a server
-  // that refused it, or had another checksum, one knows.
+  // Not idempotent: after a broken connection, the client does not know whether the buffer exists.
+  // It does know if the server refused the buffer or computed another checksum.
   Attempts attempts(*this, {.timeout = upload.timeout.value_or(absl::InfiniteDuration()),
                             .patience = options().stall_timeout,
                             .cancel = upload.cancel});
@@ -252,7 +253,7 @@ absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfe
   if (!response.ok()) return response.status();
   const v1::Buffer& buffer = response->buffer();
   if (buffer.version() != transfer.version) {
-    // A server that does not know versions shows the buffer that the draft is to replace.
+    // A server that does not know versions returns the buffer that the draft is to replace.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() < transfer.version) {
       return range.begin;
     }
@@ -263,7 +264,7 @@ absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfe
     const std::uint64_t begin = std::min(std::max(missing.begin(), range.begin), range.end);
     return begin == range.end ? begin : begin - begin % transfer.options.chunk_bytes;
   }
-  // The server lists a limited number of ranges, and has this one unless the list may be cut off.
+  // The server lists a limited number of ranges. It has this one unless the list may be cut off.
   return response->missing_size() < 100 ? range.end : range.begin;
 }
 
@@ -281,7 +282,7 @@ absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, 
                   std::move(first), range)
             .status();
     if (status.ok() || transfer.abandoned || absl::IsCancelled(status)) return status;
-    // gRPC takes the first bytes of a stream that the server refuses, too.
+    // gRPC also accepts the first bytes of a stream that the server refuses.
     if (range.begin > stored && !absl::IsResourceExhausted(status)) retry.Moved();
     if (!retry.Wait(status, transfer.options.cancel)) return status;
     transfer.resumed = true;
@@ -303,15 +304,16 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
   auto response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
-    // A broken stream's last message arrived after the server had been asked what it lacks, and
-    // then a second time. Both had their own checksums.
+    // A broken stream's last message arrived after the server had reported what it lacks, and was
+    // then sent again. Each copy was checked by its own checksum.
     request.clear_crc32c();
     response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   }
   absl::Status status = response.status();
   if (status.ok()) {
     v1::Buffer& buffer = *response->mutable_buffer();
-    // A newer one: the server renumbers a draft that is sealed after a younger one.
+    // The version is higher if the server has renumbered the draft, as it does with a draft that is
+    // sealed after a younger one.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() >= transfer.version &&
         buffer.size_bytes() == transfer.size) {
       return std::move(buffer);
@@ -362,7 +364,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  // A server that does not answer ends the draft by itself, and is not waited for again.
+  // A server that does not respond discards the draft itself, and the client does not wait for it
+  // again.
   const std::string reason = ErrorReason(failure);
   if (reason != "STALLED" && reason != "UNREACHABLE") {
     Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)
@@ -387,7 +390,7 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
   request.set_name(name);
   request.set_version(version);
   if (version != 0) {
-    // A server that does not know versions would delete all of the name.
+    // A server that does not know versions would delete everything with this name.
     const auto found = Get(name, version, call, server);
     if (!found.ok()) return found.status();
     if (const std::uint64_t actual = found->buffer().version(); actual != version) {
@@ -396,7 +399,7 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
   }
   Route route;
   absl::Status status = Call(request, call, server, &route).status();
-  // It was there, and an attempt whose answer was lost has deleted it.
+  // The buffer existed, and an attempt whose response was lost has deleted it.
   if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND") {
     return absl::OkStatus();
   }
@@ -513,18 +516,18 @@ absl::Status NoSink() {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", "the download's sink is null");
 }
 
-// What a download has brought so far, over however many streams.
+// What a download has received so far, over any number of streams.
 class Received {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   Received(const std::string& name, const Sink& sink, const DownloadOptions& options)
       : name_(name), sink_(sink), options_(options) {}
 
-  // What the first message has described.
+  // The buffer as the first message described it.
   std::optional<v1::Buffer>& buffer() { return buffer_; }
   std::uint64_t bytes() const { return bytes_; }
 
-  // Hands a message's content on.
+  // Passes a message's content to the sink.
   absl::Status Take(const v1::DownloadResponse& response) {
     if (response.has_buffer()) {
       if (!buffer_) {
@@ -536,7 +539,7 @@ class Received {
     }
     if (response.data().empty()) return absl::OkStatus();
     if (!buffer_ || response.offset() != options_.offset + bytes_)
-      return absl::InternalError("the messages of a download do not follow each other");
+      return absl::InternalError("the messages of a download are not contiguous");
     if (options_.checksums) {
       const std::uint32_t crc = Crc32c(response.data().data(), response.data().size());
       if (response.has_crc32c() && crc != response.crc32c())
@@ -549,10 +552,10 @@ class Received {
 
   bool IsAll() const { return buffer_ && bytes_ == Wanted(); }
 
-  // What is wrong once the server says that this is all.
+  // Returns what is wrong with a download that the server has ended.
   absl::Status Check() const {
-    if (!buffer_) return absl::InternalError("a download without an answer");
-    if (bytes_ != Wanted()) return absl::InternalError("a download that ends early");
+    if (!buffer_) return absl::InternalError("the download has no response");
+    if (bytes_ != Wanted()) return absl::InternalError("the download ended early");
     if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
         checksum_ != buffer_->crc32c())
       return BadChecksum(name_, "buffer.crc32c", buffer_->crc32c(), checksum_);
@@ -610,7 +613,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name,
     StallGuard guard(&context, options().stall_timeout, download.cancel);
     const auto reader = (*channel)->buffers->Download(&context, request);
     v1::DownloadResponse response;
-    absl::Status refused;  // by the sink, or by a check
+    absl::Status refused;  // the error of the sink or of a check
     while (refused.ok() && reader->Read(&response)) {
       CountReceived(response.ByteSizeLong());
       const std::uint64_t before = received.bytes();
@@ -621,7 +624,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name,
     if (!refused.ok()) context.TryCancel();
     absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
     if (!refused.ok()) status = refused;
-    // The connection may also have broken after the last byte.
+    // The connection may have broken after the last byte, too.
     if (status.ok() || (refused.ok() && received.IsAll())) {
       if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
       if (checksum != nullptr) *checksum = received.checksum();
@@ -737,8 +740,8 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
   const auto mismatch = [&](const v1::Buffer& buffer) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-        absl::StrCat("the range asked for of the ", buffer.size_bytes(), " bytes of '", name,
-                     "' does not have the ", out.size(), " bytes of the destination"));
+        absl::StrCat("the requested range of '", name, "', which has ", buffer.size_bytes(),
+                     " bytes, does not fill the destination's ", out.size(), " bytes exactly"));
   };
   const auto fill = [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
     offset -= options.offset;

@@ -15,8 +15,8 @@ Expr::Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype) {
   data_ = std::make_shared<const Data>(std::move(node), std::move(args));
 }
 
-// Without recursion, which a long sum would take too deep: the first node that a thread destroys
-// has a list, to which the nodes that go with it add their arguments.
+// Destroys the nodes without recursion, which a long sum would make too deep. The first node that a
+// thread destroys has a list, to which the nodes that are destroyed with it add their arguments.
 Expr::Data::~Data() {
   using Nodes = std::vector<std::shared_ptr<const Data>>;
   thread_local Nodes* left = nullptr;
@@ -39,8 +39,7 @@ Expr Element(std::uint32_t operand) {
   return Expr(std::move(node));
 }
 
-// Without recursion as well: a node stays on the stack until all of its arguments have been
-// written.
+// Avoids recursion, too: a node stays on the stack until all of its arguments have been written.
 v1::Expression Expr::ToMessage() const {
   v1::Expression message;
   std::map<const Data*, std::uint32_t> written;

@@ -3,8 +3,8 @@
 //   const tessera::Expr x = tessera::Element(0), mean = tessera::Element(1);
 //   client.Map({"samples", "means"}, (x - mean) * 0.5);
 //
-// Nothing is computed here: an Expr is a small graph, which travels as a v1::Expression. What its
-// operations compute, and of which types they are, says MapOp in proto/tessera/v1/compute.proto.
+// Nothing is computed here: an Expr is a small graph that is sent as a v1::Expression. MapOp in
+// proto/tessera/v1/compute.proto says what its operations compute and which types they have.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,12 @@
 
 namespace tessera {
 
-// A value for each element. Copies share what they consist of; what occurs twice is computed once.
+// A value for each element. Copies share their nodes, and a node that occurs twice is computed
+// once.
 class Expr {
  public:
-  // A constant; without a type it takes that of what it meets. An integer of 2^63 or above is a
-  // floating-point constant.
+  // Makes a constant. Without a type, it takes the type of the value with which it is combined. An
+  // integer of 2^63 or above is a floating-point constant.
   template <class T>
   requires std::is_arithmetic_v<T> Expr(T value,  // NOLINT(google-explicit-constructor)
                                         std::optional<DType> dtype = std::nullopt) {
@@ -43,11 +44,11 @@ class Expr {
     }
     data_ = std::make_shared<const Data>(std::move(node), std::vector<Expr>());
   }
-  // An operation, with as many arguments as it takes; dtype: of CAST.
+  // Makes an operation with as many arguments as it takes. dtype: of CAST only.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
 
   friend Expr Element(std::uint32_t operand);
-  // The nodes, each once, the expression itself last.
+  // Returns the nodes, each once, with the expression itself last.
   v1::Expression ToMessage() const;
 
  private:
@@ -55,7 +56,7 @@ class Expr {
     Data(v1::Expression::Node n, std::vector<Expr> a) : node(std::move(n)), args(std::move(a)) {}
     ~Data();
 
-    v1::Expression::Node node;  // but for its arguments
+    v1::Expression::Node node;  // without its arguments
     std::vector<Expr> args;
   };
   explicit Expr(v1::Expression::Node node);
@@ -63,7 +64,7 @@ class Expr {
   std::shared_ptr<const Data> data_;
 };
 
-// The element of the operand of this index.
+// Returns the element of the operand with this index.
 Expr Element(std::uint32_t operand);
 
 inline Expr operator+(const Expr& a, const Expr& b) { return {MapOp::kAdd, {a, b}}; }
@@ -77,7 +78,7 @@ inline Expr operator<(const Expr& a, const Expr& b) { return {MapOp::kLess, {a, 
 inline Expr operator<=(const Expr& a, const Expr& b) { return {MapOp::kLessEqual, {a, b}}; }
 inline Expr operator>(const Expr& a, const Expr& b) { return {MapOp::kGreater, {a, b}}; }
 inline Expr operator>=(const Expr& a, const Expr& b) { return {MapOp::kGreaterEqual, {a, b}}; }
-// Of truth values.
+// Logical operators for truth values.
 inline Expr operator&(const Expr& a, const Expr& b) { return {MapOp::kAnd, {a, b}}; }
 inline Expr operator|(const Expr& a, const Expr& b) { return {MapOp::kOr, {a, b}}; }
 inline Expr operator^(const Expr& a, const Expr& b) { return {MapOp::kXor, {a, b}}; }

@@ -21,8 +21,8 @@ struct Operator {
   MapOp op;
 };
 
-// Operators of two arguments that associate to the left, level by level. Of those that begin alike
-// the longer one comes first.
+// Binary operators that associate to the left, level by level. If one operator is a prefix of
+// another, the longer one comes first.
 const std::array<std::vector<Operator>, 6>& Levels() {
   static const auto& levels = *new std::array<std::vector<Operator>, 6>{{
       {{"or", MapOp::kOr}},
@@ -48,7 +48,7 @@ bool IsWordCharacter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// Recursive descent. After an error nothing more is read: status_ says where it was.
+// A recursive-descent parser. It stops at the first error, which status_ reports with its position.
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {}
@@ -62,7 +62,7 @@ class Parser {
   }
 
  private:
-  // An expression has 64 nodes; parentheses may be some more.
+  // An expression has at most 64 nodes, but may have more parentheses than that.
   static constexpr int kDeepest = 256;
 
   Expr Fail(std::string_view what) {
@@ -80,7 +80,7 @@ class Parser {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
   }
 
-  // A sign, or a whole word.
+  // Takes a symbol or a whole word.
   bool Take(std::string_view token) {
     SkipSpace();
     if (text_.substr(at_, token.size()) != token) return false;
@@ -122,18 +122,18 @@ class Parser {
     return base;
   }
 
-  // A constant has its sign: a node less.
+  // Folds the sign into a constant, which saves a node.
   static Expr Minus(const Expr& value) {
     const v1::Expression message = value.ToMessage();
     const v1::Expression::Node& node = message.nodes(message.nodes_size() - 1);
-    if (node.has_integer()) return -node.integer();  // what is written has no sign of its own
+    if (node.has_integer()) return -node.integer();  // cannot overflow: a literal is not negative
     if (node.has_real()) return -node.real();
     return -value;
   }
 
   template <class F>
   Expr Nested(F f) {
-    if (depth_ >= kDeepest) return Fail("it is nested too deep");
+    if (depth_ >= kDeepest) return Fail("it is nested too deeply");
     ++depth_;
     Expr value = f();
     --depth_;
@@ -173,7 +173,7 @@ class Parser {
     double value = 0;
     if (real && absl::SimpleAtod(digits, &value)) return value;
     at_ = begin;
-    return Fail(real ? "no number" : "an integer of more than 64 bits");
+    return Fail(real ? "not a number" : "an integer of more than 64 bits");
   }
 
   Expr Word() {

@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// From the weakest operator to the strongest, as in Python:
+// The operators, from the weakest to the strongest, as in Python:
 //
 //   or   xor   and   not   == != < <= > >=   + -   * / // %   unary -   **
 //
-// Comparisons do not chain. a, b, ..., h are the operands in their order; numbers, true, false, inf
-// and nan are constants; operations of MapOp are called by name, as in sqrt(a) or where(a < b, a,
-// b), and an element type casts, as in f32(a). INVALID_ARGUMENT / BAD_EXPRESSION {position}: the
-// number of characters before what cannot be read.
+// Comparisons do not chain. The operands are a, b, ..., h, in order. Numbers, true, false, inf and
+// nan are constants. Operations of MapOp are called by name, as in sqrt(a) or where(a < b, a, b),
+// and an element type casts, as in f32(a). Returns INVALID_ARGUMENT / BAD_EXPRESSION {position}
+// with the number of characters before the first one that cannot be read.
 absl::StatusOr<Expr> ParseExpression(std::string_view text);
 
 }  // namespace tessera

@@ -58,7 +58,7 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
                        {{"descr", std::string(descr)}});
     }
   }
-  descr = descr.substr(0, 32);  // of what may be a megabyte
+  descr = descr.substr(0, 32);  // a descr may have a megabyte
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
                    absl::StrCat("element type '", absl::CHexEscape(Absl(descr)),
                                 "' has no counterpart; convert it to float32, float64, float16, "
@@ -66,8 +66,8 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
                    {{"descr", absl::CHexEscape(Absl(descr))}});
 }
 
-// The Python dict literal of a header: three known keys in any order, with the freedom of spacing,
-// quotes and trailing commas that Python has.
+// Parses a header's Python dict literal: three known keys in any order, with the freedom of
+// spacing, quotes and trailing commas that Python allows.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : rest_(text) {}
@@ -98,7 +98,7 @@ class HeaderParser {
       } else if (key == "shape" && !std::exchange(shape, true)) {
         if (absl::Status status = ParseShape(header.shape); !status.ok()) return status;
       } else {
-        return Malformed("an unknown key or one that stands twice");
+        return Malformed("an unknown or repeated key");
       }
       if (!Take(',') && !Peek('}')) return Malformed("no ',' after a value");
     }
@@ -154,7 +154,7 @@ class HeaderParser {
       const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), extent);
       if (error != std::errc() || extent < 0) return Malformed("an extent is not a whole number");
       rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
-      Take('L');  // Python 2 wrote long integers so
+      Take('L');  // the suffix of long integers in Python 2
       shape.push_back(extent);
       if (!Take(',') && !Peek(')')) return Malformed("no ',' in shape");
     }
@@ -181,8 +181,8 @@ absl::Status ReadAt(int fd, std::string_view path, std::uint64_t offset, absl::S
   return absl::OkStatus();
 }
 
-// Copies the elements [first, first + count) in row-major order out of a column-major array. It
-// walks runs along the last axis, whose elements are `stride` apart in the file.
+// Copies the elements [first, first + count) in row-major order from a column-major array. Walks
+// along runs of the last axis, whose elements are `stride` apart in the file.
 template <class T>
 void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, std::uint64_t first,
                        std::uint64_t count, char* out) {
@@ -205,7 +205,7 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
         std::min(count, static_cast<std::uint64_t>(shape[last]) - index[last]);
     const char* from = data + source * sizeof(T);
     for (std::uint64_t j = 0; j < run; ++j) {
-      // Neither side is aligned to more than a byte.
+      // Either side may be aligned to a single byte.
       std::memcpy(out + j * sizeof(T), from + j * strides[last] * sizeof(T), sizeof(T));
     }
     out += run * sizeof(T);
@@ -218,18 +218,18 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
   }
 }
 
-// Where a thread goes on that reads a map beyond the end of its file, which the kernel answers with
-// SIGBUS; nullptr: it does not read a map.
+// Where a thread resumes after it has read a map beyond the end of its file, for which the kernel
+// sends SIGBUS. nullptr: the thread does not read a map.
 thread_local sigjmp_buf* volatile map_reader = nullptr;
-struct sigaction other_bus_action {};  // what the process had for SIGBUS before
+struct sigaction other_bus_action {};  // the process's earlier action for SIGBUS
 
 void OnBusError(int, siginfo_t*, void*) {
   if (map_reader != nullptr) ::siglongjmp(*map_reader, 1);
-  // Not ours: the access is repeated on return, and meets the earlier action.
+  // The signal is not from a map: the access is repeated on return and meets the earlier action.
   ::sigaction(SIGBUS, &other_bus_action, nullptr);
 }
 
-// Runs read(), which may do nothing but copy from a map. False: the file has become shorter.
+// Runs read(), which may only copy from a map. Returns false if the file has become shorter.
 template <class F>
 bool ReadMap(const F& read) {
   static std::once_flag installed;
@@ -245,7 +245,7 @@ bool ReadMap(const F& read) {
     return false;
   }
   map_reader = &reader;
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // no access leaves these two lines
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // no access moves out of these two lines
   read();
   std::atomic_signal_fence(std::memory_order_seq_cst);
   map_reader = nullptr;
@@ -306,7 +306,7 @@ std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
   const std::string dict = absl::StrCat(
       "{'descr': '", Absl(InfoOf(dtype).numpy), "', 'fortran_order': False, 'shape': (",
       absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
-  // At most 8 extents of 19 digits: the two-byte length of version 1 is always enough.
+  // There are at most 8 extents of 19 digits, so the two-byte length of version 1 is enough.
   const std::size_t prefix = kMagic.size() + 4;
   const std::size_t total = (prefix + dict.size() + 1 + kAlignment - 1) / kAlignment * kAlignment;
   const std::size_t length = total - prefix;
@@ -341,11 +341,11 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   if (!header.ok()) return header.status();
   if (size - header->data_offset < header->data_bytes) {
     return BadNpy(absl::StrCat(path, " is cut off: its header promises ", header->data_bytes,
-                               " bytes of elements and ", size - header->data_offset,
+                               " bytes of elements, but only ", size - header->data_offset,
                                " are there"));
   }
   file.header_ = *std::move(header);
-  // A column-major array of less than two dimensions is row-major too.
+  // A column-major array with fewer than two dimensions is row-major, too.
   if (file.header_.fortran_order && file.header_.shape.size() > 1 && file.header_.data_bytes > 0) {
     void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd_, 0);
     if (map == MAP_FAILED) return FileError(path, "map");
@@ -398,7 +398,7 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
         GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
     }
   });
-  // The rest of a file's last page is zeros and no error.
+  // Reading the rest of a file's last page gives zeros and no error.
   struct stat info {};
   if (!read || ::fstat(fd_, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < map_bytes_) {
     return BecameShorter(path_);
@@ -422,7 +422,7 @@ absl::Status NpyWriter::Open() {
   if (IsStandardOutput(path_)) {
     fd_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
   } else if (!MakesFile(path_)) {
-    // A pipe, a terminal, a descriptor of this process: nothing that could be moved into place.
+    // A pipe, a terminal or a descriptor of this process cannot be replaced by a move.
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
     struct stat old {};
@@ -431,9 +431,9 @@ absl::Status NpyWriter::Open() {
     if (replaces && std::filesystem::is_symlink(path_, none))
       path_ = std::filesystem::canonical(path_, none).string();
     const mode_t mode = replaces ? old.st_mode & 0777 : 0666;
-    // Others may write to the folder: the name is no one's guess, and nothing that they have put
-    // there is opened. In the same folder, because a file cannot be moved across file systems; not
-    // made of the file's name, which may be as long as names can be.
+    // Others may write to the folder, so the name is unpredictable and nothing that they have put
+    // there is opened. The folder is the destination's, because a file cannot be moved across file
+    // systems. The name does not contain the file's name, which may have the maximum length.
     const std::string folder = path_.substr(0, path_.rfind('/') + 1);
     do {
       std::uint64_t random = 0;
@@ -492,7 +492,8 @@ absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) co
 }
 
 absl::Status NpyWriter::Finish() {
-  // The bytes must be on the disk before the name is, or a crash could leave the name without them.
+  // The bytes must reach the disk before the name does, or a crash could leave the name without
+  // them.
   if (!partial_.empty() && ::fsync(fd_) != 0) return FileError(path_, "write");
   // Some file systems report a full disk only here.
   if (::close(std::exchange(fd_, -1)) != 0) return FileError(path_, "write");

@@ -26,26 +26,27 @@ struct NpyHeader {
   std::uint64_t data_bytes = 0;     // of all elements
 };
 
-// Parses the beginning of a file, which may go on after the header. Any content is safe: lengths
-// and sizes are checked, and the header may be at most 1 MiB. INVALID_ARGUMENT / BAD_NPY: not a
-// .npy file, cut off, or malformed; INVALID_ARGUMENT / BAD_DTYPE: an element type that the service
-// does not have.
+// Parses the beginning of a file, which may continue after the header. Any content is safe: lengths
+// and sizes are checked, and the header may be at most 1 MiB. Returns INVALID_ARGUMENT / BAD_NPY if
+// the file is not a .npy file, is cut off or is malformed, and INVALID_ARGUMENT / BAD_DTYPE for an
+// element type that the service does not have.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file);
 
-// The beginning of a row-major file of this type, padded to a multiple of 64 bytes. The elements
-// follow it.
+// Returns the beginning of a row-major file of this type, padded to a multiple of 64 bytes. The
+// elements follow it.
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
 
-// size(dtype) * product(shape); INVALID_ARGUMENT / BAD_SHAPE for a negative extent or more than
-// 2^63 - 1 bytes.
+// Returns size(dtype) * product(shape), or INVALID_ARGUMENT / BAD_SHAPE for a negative extent or
+// more than 2^63 - 1 bytes.
 absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape);
 
-// An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory: reading
-// the first one installs a handler of SIGBUS, which passes on what does not come from such a map.
+// An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory. Reading
+// the first of them installs a SIGBUS handler, which passes on signals that do not come from such a
+// map.
 class NpyFile {
  public:
-  // Errors of ParseNpyHeader, also when the file is shorter than its header promises; NOT_FOUND /
-  // FILE_NOT_FOUND; FAILED_PRECONDITION / FILE_ERROR.
+  // Returns the errors of ParseNpyHeader, also if the file is shorter than its header says,
+  // NOT_FOUND / FILE_NOT_FOUND or FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyFile> Open(const std::string& path);
   NpyFile(NpyFile&& other) noexcept;
   NpyFile& operator=(NpyFile&& other) noexcept;
@@ -53,8 +54,8 @@ class NpyFile {
 
   const NpyHeader& header() const { return header_; }
   // Fills out with the bytes [offset, offset + out.size()) of the array in row-major order,
-  // whatever the order of the file. offset and out.size() are multiples of the size of an element.
-  // BAD_NPY when the file has become shorter.
+  // whatever the file's order. offset and out.size() are multiples of the element size. Returns
+  // BAD_NPY if the file has become shorter.
   absl::Status Read(std::uint64_t offset, absl::Span<char> out) const;
 
  private:
@@ -66,11 +67,11 @@ class NpyFile {
   std::uint64_t map_bytes_ = 0;
 };
 
-// Writes a .npy file beside its destination, under a name that nobody can foresee, and moves it
-// there when it is complete and on the disk, so that nobody sees half a file. A file that it
-// replaces passes on its mode, and a link to one goes on leading to it. What is no regular
-// file (a pipe, a terminal, a descriptor in /dev/fd), and standard output ("-"), is written
-// directly.
+// Writes a .npy file in its destination's folder, under an unpredictable name. Once the file is
+// complete and on disk, moves it to the destination, so that a reader never sees a partial file. A
+// file that is replaced passes on its mode, and a link to it still leads to the destination.
+// Standard output ("-") and anything but a regular file (a pipe, a terminal, a descriptor in
+// /dev/fd) are written directly.
 class NpyWriter {
  public:
   // Whether the path stands for the process's standard output.
@@ -78,7 +79,7 @@ class NpyWriter {
   // Whether the path names a regular file, or one that will be created; false for standard output,
   // pipes and devices.
   static bool MakesFile(const std::string& path);
-  // FAILED_PRECONDITION / FILE_ERROR.
+  // Returns FAILED_PRECONDITION / FILE_ERROR if the file cannot be created.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
                                           absl::Span<const std::int64_t> shape);
   NpyWriter(NpyWriter&& other) noexcept;
@@ -86,7 +87,7 @@ class NpyWriter {
   // Removes the file unless Finish succeeded.
   ~NpyWriter();
 
-  // The next bytes of the array in row-major order.
+  // Writes the next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
   // Writes the bytes at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and
   // Append is never called.
@@ -98,7 +99,7 @@ class NpyWriter {
   NpyWriter() = default;
   absl::Status Open();
   std::string path_;
-  std::string partial_;  // where the bytes go until Finish; empty: nothing to move or to remove
+  std::string partial_;  // where the bytes go until Finish; empty: no file to move or remove
   int fd_ = -1;
   std::uint64_t data_offset_ = 0;  // where the elements begin
 };

@@ -11,7 +11,7 @@ absl::Status OtherResult(const char* wanted) {
                    absl::StrCat("the step did not give ", wanted));
 }
 
-// Calls f with the array and the buffer of an operation's result, null where it has none.
+// Calls f with the array and the buffer of an operation's result, each null if the result has none.
 template <class F>
 auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
   const auto of = [&f](const auto& response) {

@@ -1,4 +1,4 @@
-// The answers of a program by the steps that gave them:
+// Finds the results of a program by its steps:
 //
 //   tessera::Program program;
 //   const auto scores = program.Matmul("queries", "items", false, true, {}, {.scratch = true});
@@ -25,8 +25,7 @@
 
 namespace tessera {
 
-// A step, or one of its results, as the program returned it or by the name that Program::Name has
-// given it.
+// A step or one of its results: what the program returned, or the name given by Program::Name.
 struct StepKey {
   StepKey(ProgramStep step) : key(step) {}               // NOLINT(google-explicit-constructor)
   StepKey(const char* name) : key(std::string(name)) {}  // NOLINT(google-explicit-constructor)
@@ -35,37 +34,37 @@ struct StepKey {
   std::variant<ProgramStep, std::string> key;
 };
 
-// Every method fails with the error of the step; with INVALID_ARGUMENT / UNKNOWN_STEP {step} for
-// one that the program does not have; with FAILED_PRECONDITION / OTHER_RESULT where the step gave
-// something else than is asked for. Thread safe as long as it is const.
+// Every method fails with the error of the step. It fails with INVALID_ARGUMENT / UNKNOWN_STEP
+// {step} if the program has no such step, and with FAILED_PRECONDITION / OTHER_RESULT if the step
+// gave another kind of result. Constant objects are thread safe.
 class ProgramResults {
  public:
-  // Client::Execute, whose errors it has.
+  // Calls Client::Execute and returns its errors.
   static absl::StatusOr<ProgramResults> Execute(Client& client, const Program& program,
                                                 const CallOptions& call = {});
-  // response: as of Client::Execute or AsyncClient::Execute with this program.
+  // response: from Client::Execute or AsyncClient::Execute with this program.
   ProgramResults(const Program& program, v1::ExecuteResponse response)
       : names_(program.names()), response_(std::move(response)) {}
 
   const v1::ExecuteResponse& response() const { return response_; }
   absl::Status StatusOf(const StepKey& step) const;
-  // The number of a Dot or a whole Reduce. Integers beyond 2^53 are rounded.
+  // Returns the number that a Dot or a whole Reduce gave. Integers beyond 2^53 are rounded.
   absl::StatusOr<double> Real(const StepKey& step) const;
-  // The number of one with integer operands, ALL or ANY.
+  // Returns the number that an operation with integer operands, ALL or ANY gave.
   absl::StatusOr<std::int64_t> Integer(const StepKey& step) const;
-  // Of ARGMIN or ARGMAX without axes: where the extremum is.
+  // Returns the position of the extremum that ARGMIN or ARGMAX without axes gave.
   absl::StatusOr<std::int64_t> Index(const StepKey& step) const;
-  // An array in the answer.
+  // Returns an array that is in the response.
   absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
-  // A new buffer, for a step with a target.
+  // Returns the new buffer of a step with a target.
   absl::StatusOr<v1::Buffer> Buffer(const StepKey& step) const;
-  // The elements of an array in the answer, row-major. T: float, double, std::int32_t or
-  // std::int64_t, that of the array.
+  // Returns the elements of an array in the response, row-major. T must be the array's type: float,
+  // double, std::int32_t or std::int64_t.
   template <class T>
   absl::StatusOr<std::vector<T>> Values(const StepKey& step) const;
 
  private:
-  // The answer of a step, and which of its results is meant.
+  // The response for a step, and which of its results is meant.
   struct Found {
     const v1::StepResult* result;
     std::uint32_t output;

@@ -25,7 +25,7 @@ struct Pair {
   Real first, second;
 };
 
-// Elements 2i and 2i + 1, from one 64-bit hash.
+// Returns elements 2i and 2i + 1, from one 64-bit hash.
 template <class Real>
 Pair<Real> Draw(Distribution distribution, std::uint64_t seed, std::uint64_t i) {
   switch (distribution) {
@@ -40,12 +40,12 @@ Pair<Real> Draw(Distribution distribution, std::uint64_t seed, std::uint64_t i) 
   constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
   const std::uint64_t bits = Mix(Mix(seed) + (i + 1) * kGoldenRatio);
   if (distribution == Distribution::kUniform) {
-    // 24 bits a number: every multiple of 2^-24 below 1 is a float, and none rounds up to 1.
+    // Each number has 24 bits: every multiple of 2^-24 below 1 is a float, and none rounds up to 1.
     return {static_cast<Real>(bits >> 40) * Real{0x1p-24},
             static_cast<Real>(bits & 0xffffffu) * Real{0x1p-24}};
   }
-  // Box and Muller, "A note on the generation of random normal deviates", 1958. The half keeps the
-  // logarithm finite.
+  // Box and Muller, "A note on the generation of random normal deviates", 1958. Adding 0.5 keeps
+  // the logarithm finite.
   const Real u = (static_cast<Real>(bits >> 32) + Real{0.5}) * Real{0x1p-32};
   const Real v = static_cast<Real>(bits & 0xffffffffu) * Real{0x1p-32};
   const Real radius = std::sqrt(Real{-2} * std::log(u));
@@ -53,7 +53,7 @@ Pair<Real> Draw(Distribution distribution, std::uint64_t seed, std::uint64_t i) 
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// Fills out[0, count) with the elements from `first`, which is even.
+// Fills out[0, count) with the elements from `first` on. `first` is even.
 template <class T, class Real, class Convert>
 void Fill(Distribution distribution, std::uint64_t seed, std::uint64_t first, std::size_t count,
           char* out, Convert convert) {

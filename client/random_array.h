@@ -1,5 +1,5 @@
-// Arrays of pseudo-random numbers that are computed where they are read, so that a test can upload
-// one of any size without holding it.
+// Arrays of pseudo-random numbers that are computed when they are read, so that a test can upload
+// an array of any size without holding it in memory.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,10 @@ enum class Distribution {
 // "normal", "uniform", "ones", "zeros".
 std::optional<Distribution> ParseDistribution(std::string_view name);
 
-// Element i depends on the seed, the distribution, the type and i alone. Integer types hold 100
-// times the value of a random distribution, rounded, u8 its absolute value, and u8 and i8 the
-// nearest that they have; bool is whether it is above 0. Offsets must be multiples of 16 bytes.
+// Element i depends only on the seed, the distribution, the type and i. For the random
+// distributions, an integer type holds 100 times the value, rounded; u8 takes the absolute value,
+// and u8 and i8 clamp to their range. A bool is whether the value is above 0. Offsets must be
+// multiples of 16 bytes.
 Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed);
 
 }  // namespace tessera

@@ -44,11 +44,11 @@ ResidentBuffer& ResidentBuffer::operator=(ResidentBuffer&& other) noexcept {
 
 ResidentBuffer::~ResidentBuffer() { End(); }
 
-// Without a version a request would mean all buffers of the name.
+// A request without a version would delete all buffers of the name.
 void ResidentBuffer::End() {
   const std::shared_ptr<Connection> connection = std::move(connection_);
   if (connection == nullptr || !delete_ || version() == 0) return;
-  // The others answer that they do not have this version.
+  // Servers without this version respond that they do not have it.
   for (std::size_t server = 0; server < connection->channels().servers(); ++server) {
     StartCall(*connection, connection->events(), DeleteRequest(buffer_),
               {.timeout = kDeleteTimeout, .only = server, .must_end = true},

@@ -1,11 +1,11 @@
-// A handle of one version of a resident buffer, from Client::Hold:
+// A handle to one version of a resident buffer, from Client::Hold:
 //
 //   absl::StatusOr<tessera::v1::MatmulResponse> product =
 //       client.Matmul("a", "b", false, false, {}, {.target = tessera::ResultBuffer{"scores"}});
 //   tessera::ResidentBuffer scores = client.Hold(product->buffer(), {.delete_with_handle = true});
-//   client.Reduce(tessera::ReduceOp::kMax, scores);  // of this version, or VERSION_MISMATCH
+//   client.Reduce(tessera::ReduceOp::kMax, scores);  // this version, or VERSION_MISMATCH
 //
-// A handle may outlive its client: it shares the connections.
+// A handle may outlive its client, because it shares the connections.
 #pragma once
 
 #include <cstdint>
@@ -27,25 +27,26 @@ class ResidentBuffer {
                  const HoldOptions& options);
   ResidentBuffer(ResidentBuffer&& other) noexcept;
   ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
-  // If asked for, begins to delete this version of the buffer, and no other one of its name,
-  // without waiting for that. The end of the connections waits, for at most five seconds. A server
-  // that does not answer keeps the buffer: give it a ttl where that matters.
+  // If the options say so, begins to delete this version of the buffer, and no other version of its
+  // name, without waiting for the end. Closing the connections waits for it, for at most five
+  // seconds. A server that does not respond keeps the buffer; give it a ttl where that matters.
   ~ResidentBuffer();
 
   explicit operator bool() const { return connection_ != nullptr; }
-  // As the server described it when it was taken hold of.
+  // The buffer as the server described it when the handle was made.
   const v1::Buffer& info() const { return buffer_; }
   const std::string& name() const { return buffer_.name(); }
   std::uint64_t version() const { return buffer_.version(); }
 
-  // This version of the buffer, whole. Calls fail with VERSION_MISMATCH once it has been replaced.
+  // Returns an operand for this whole version. Calls fail with VERSION_MISMATCH once it has been
+  // replaced.
   operator Operand() const;  // NOLINT(google-explicit-constructor)
 
-  // Deletes this version and waits for it; the handle is empty when that has succeeded. NOT_FOUND /
-  // BUFFER_NOT_FOUND, FAILED_PRECONDITION / VERSION_MISMATCH: it is gone already, or another is
-  // there.
+  // Deletes this version and waits for that. The handle is empty if that succeeds. Returns
+  // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, and FAILED_PRECONDITION /
+  // VERSION_MISMATCH if another one has taken its place.
   absl::Status Delete(const CallOptions& call = {});
-  // Lets the buffer stay.
+  // Empties the handle without deleting the buffer.
   v1::Buffer Release();
 
  private:

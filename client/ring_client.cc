@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// A client that has been moved from: For and Of return it once the ring has been moved from.
+// Returns a moved-from client, which For and Of return once the ring client has been moved from.
 Client& MovedFromClient() {
   static Client& moved_from = *[] {
     auto* client = new Client();

@@ -1,4 +1,4 @@
-// A client for each of several servers that share names: each name has one home
+// One client for each of several servers that share names. Each name has one home
 // (kernels/client_and_server/ring.h).
 //
 //   auto ring = tessera::RingClient::Read("ring.txt");
@@ -17,14 +17,14 @@
 
 namespace tessera {
 
-// Thread safe. Move-only; after a move For and Of return a client whose calls all fail with
+// Thread safe. Move-only. After a move, For and Of return a client whose calls all fail with
 // FAILED_PRECONDITION / MOVED_FROM. A client connects at its first call.
 class RingClient {
  public:
-  // options: of each client; `server` is that of the ring.
+  // options: those of each client, except that `server` comes from the ring.
   explicit RingClient(Ring ring, const ClientOptions& options = {});
-  // The file that the servers have as --ring. NOT_FOUND / BAD_RING for none; the errors of
-  // Ring::Parse.
+  // Reads the file that the servers are given as --ring. Returns NOT_FOUND / BAD_RING if it cannot
+  // be read, and the errors of Ring::Parse.
   static absl::StatusOr<RingClient> Read(const std::string& file,
                                          const ClientOptions& options = {});
 

@@ -33,7 +33,7 @@ absl::Status CannotShare(std::string_view call) {
                                 std::strerror(error)));
 }
 
-// Waits until a packet or the end has come on a socket.
+// Waits until a packet or the end of the connection arrives on a socket.
 absl::Status WaitReadable(int fd, absl::Time deadline) {
   for (;;) {
     const double left = absl::ToDoubleMilliseconds(deadline - absl::Now());
@@ -75,7 +75,7 @@ SharedMemory::~SharedMemory() {
 }
 
 bool SharedMemory::connected() const {
-  pollfd wait = {socket_, POLLIN, 0};  // the server says nothing more but its end
+  pollfd wait = {socket_, POLLIN, 0};  // the server sends nothing more; only its end is readable
   return socket_ >= 0 && poll(&wait, 1, 0) == 0;
 }
 
@@ -89,7 +89,7 @@ absl::Status SharedMemory::Allocate(std::size_t bytes, int& file) {
   const auto length = static_cast<off_t>(size);
   if (ftruncate(file, length) != 0 || fallocate(file, 0, 0, length) != 0)
     return CannotShare("fallocate");
-  // Before the server gets the file, which forbids further mappings to write.
+  // Mapped before the server gets the file, because the server forbids further writable mappings.
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return CannotShare("mmap");
   memory_ = static_cast<char*>(memory);
@@ -106,7 +106,7 @@ absl::Status SharedMemory::Register(const std::string& socket_path, int file,
   errno = ENAMETOOLONG;
   if (socket_path.size() >= sizeof(name.sun_path)) return CannotShare("connect");
   std::memcpy(name.sun_path, socket_path.data(), socket_path.size());
-  // Not blocking: a server whose backlog is full is one that does not answer.
+  // Does not block: a server whose backlog is full counts as one that does not respond.
   socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket_ < 0 ||
       connect(socket_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {

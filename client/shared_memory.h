@@ -17,13 +17,13 @@
 
 namespace tessera {
 
-// Movable. The server knows the memory until it ends, or the server does; afterwards transfers fail
-// with REGION_NOT_FOUND, and its bytes stay. Constant functions are thread safe.
+// Movable. The server knows the memory until this object or the server ends. After the server has
+// ended, transfers fail with REGION_NOT_FOUND, but the bytes stay. Const functions are thread safe.
 class SharedMemory {
  public:
-  // Shares memory of zeros, of at least so many bytes, with the server that listens on a socket.
-  // UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE: this system does not offer what it takes, or nobody
-  // answers in time; and the errors of RegisterRegionResponse.
+  // Makes zeroed memory of at least this many bytes and shares it with the server that listens on a
+  // socket. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE if this system lacks a required feature
+  // or the server does not respond in time, and the errors of RegisterRegionResponse.
   static absl::StatusOr<SharedMemory> Make(const std::string& socket_path, std::size_t bytes,
                                            absl::Duration timeout);
 
@@ -31,11 +31,11 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
 
-  // Aligned to a page; whole pages.
+  // Page-aligned, in whole pages.
   absl::Span<char> bytes() const { return {memory_, size_}; }
-  // What requests call it.
+  // The name of the memory in requests.
   const std::string& region() const { return region_; }
-  // Whether the server has not ended its part.
+  // Whether the server still shares the memory.
   bool connected() const;
 
  private:

@@ -68,7 +68,7 @@ std::optional<Subscript> ParseSubscript(std::string_view text) {
   return slice;
 }
 
-// What a slice selects of an axis: the rules of Python's slice.indices().
+// The elements of an axis that a slice selects, by the rules of Python's slice.indices().
 struct Range {
   std::int64_t start;
   std::int64_t count;
@@ -76,11 +76,11 @@ struct Range {
 };
 
 Range Indices(const Slice& slice, std::int64_t extent) {
-  // Steps beyond the axis select one element whatever their size; the clamp keeps the sums below in
-  // range.
+  // Steps longer than the axis select one element whatever their size. The clamp keeps the sums
+  // below in range.
   const std::int64_t step =
       std::clamp<std::int64_t>(slice.step.value_or(1), -extent - 1, extent + 1);
-  const std::int64_t low = step > 0 ? 0 : -1;  // the end one passes when walking down is -1
+  const std::int64_t low = step > 0 ? 0 : -1;  // the end of a walk down, one before index 0
   const std::int64_t high = step > 0 ? extent : extent - 1;
   const auto clip = [&](std::int64_t bound) {
     return std::clamp(bound < 0 ? bound + extent : bound, low, high);
@@ -123,7 +123,8 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
                       number.substr(number.size() - kIndices.size()) == kIndices;
     if (operand.indices) number.remove_suffix(kIndices.size());
     const auto step = ParseInteger(number);
-    if (!step || *step < 0 || *step > UINT32_MAX) return BadOperand(text, "no step's number");
+    if (!step || *step < 0 || *step > UINT32_MAX)
+      return BadOperand(text, "the step has no valid number");
     operand.kind = ParsedOperand::Kind::kStep;
     operand.step = static_cast<std::uint32_t>(*step);
     if (end < text.size() && text[end] == '[') {
@@ -180,7 +181,7 @@ absl::StatusOr<ViewSpec> ResolveSubscripts(absl::Span<const Subscript> subscript
   ViewSpec view;
   std::size_t axis = 0;
   const auto keep = [&](const Range& range) {
-    // An empty slice may start one past the end: leave the offset alone, nothing is read.
+    // An empty slice may start one past the end. The offset stays unchanged, and nothing is read.
     if (range.count > 0) view.offset += range.start * strides[axis];
     view.shape.push_back(range.count);
     view.strides.push_back(range.step * strides[axis]);

@@ -3,16 +3,17 @@
 # dpkg. The document follows from its input and SOURCE_DATE_EPOCH alone (seconds; else the time).
 #
 # usage: sbom.sh owners PROGRAM...          the packages of the libraries that programs load
-#        sbom.sh rows RELATION PACKAGE...   rows of packages that are installed, for document; of all
-#                                           of them, when none is named
+# usage: sbom.sh owners PROGRAM...          the packages of the libraries that programs load
+#        sbom.sh rows RELATION PACKAGE...   rows of installed packages, for document; of all of them,
+#                                           if none is named
 #        sbom.sh document NAME VERSION      reads rows and writes the document of NAME
 #
-# Written in bash and awk, because the last stage of the image makes it, where the packages are known
-# and there is no Python.
+# It is written in bash and awk, because the last stage of the image runs it: the packages are known
+# there, and there is no Python.
 #
-# A row is RELATION, name, version, architecture, maintainer, home page and package URL, with tabs
-# between. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what
-# the package is of NAME, as BUILD_DEPENDENCY_OF.
+# A row is RELATION, name, version, architecture, maintainer, home page and package URL, separated by
+# tabs. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what the
+# package is to NAME, such as BUILD_DEPENDENCY_OF.
 set -euo pipefail
 
 owners() {
@@ -29,7 +30,7 @@ rows() {
   dpkg-query -W \
     -f '${db:Status-Status}\t${Package}\t${Version}\t${Architecture}\t${Maintainer}\t${Homepage}\n' "$@" |
     awk -F '\t' -v relation="$relation" -v distribution="$distribution" '
-      # As package URLs want it.
+      # Encodes text as package URLs require.
       function encoded(text) {
         gsub(/%/, "%25", text); gsub(/\+/, "%2B", text); gsub(/:/, "%3A", text)
         return text
@@ -47,7 +48,7 @@ document() {
   created=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}" +%Y-%m-%dT%H:%M:%SZ)
   awk -F '\t' -v name="$name" -v version="$version" -v created="$created" \
     -v hash="$(printf '%s %s %s\n%s' "$name" "$version" "$created" "$input" | sha256sum | cut -c 1-32)" '
-    # What backslashes mean in a replacement differs from awk to awk.
+    # The meaning of backslashes in a replacement differs between versions of awk.
     function replaced(text, what, by,   parts, count, i) {
       count = split(text, parts, what)
       text = parts[1]
@@ -68,7 +69,7 @@ document() {
       printf "\"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false,\n     "
       printf "\"licenseConcluded\": \"NOASSERTION\", \"licenseDeclared\": \"NOASSERTION\", "
       printf "\"copyrightText\": \"NOASSERTION\""
-      # SPDX has mail addresses in parentheses.
+      # SPDX puts mail addresses in parentheses.
       gsub(/ *</, " (", maintainer); gsub(/>/, ")", maintainer)
       if (maintainer != "") printf ",\n     \"supplier\": %s", quoted("Organization: " maintainer)
       if (page != "") printf ",\n     \"homepage\": %s", quoted(page)

@@ -1,5 +1,6 @@
-// THE list: every strategy of every operation, slowest lesson first. A new strategy is its own file
-// and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read it.
+// THE list: every strategy of every operation, slowest lesson first. A new strategy needs its own
+// file and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read
+// this list.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -149,7 +150,7 @@ std::string Missing(const Strategy<Problem>& strategy, const Device& device) {
 
 namespace {
 
-// The first of the named strategies that the device can run on the problem.
+// Returns the first of the named strategies that the device can run on the problem.
 template <class Problem>
 const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
                                  const Problem& problem, const Device& device) {
@@ -165,8 +166,8 @@ const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
 
 }  // namespace
 
-// On every device the strategy of that name, so that a client that names no strategy gets the same
-// bits wherever it asks.
+// The strategy has the same name on every device, so that a request that names no strategy gets the
+// same bits everywhere.
 template <>
 const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
   return FirstOf({"fixed_tree"}, problem, device);
@@ -184,7 +185,7 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 namespace {
 
-// On Hopper's tensor cores.
+// Strategies for Hopper's tensor cores.
 std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   switch (problem.dtype) {
     case DType::kBF16:
@@ -196,9 +197,10 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   }
 }
 
-// f64 products that repay what `ozaki_f64` does beside its products of bytes, whatever the tree for
-// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a
-// side and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
+// Whether the products of bytes in `ozaki_f64` repay its other work for an f64 product, even if the
+// tree for random products suggests otherwise for smaller or thinner ones. On an H200 it takes 0.85
+// of the time of cuBLAS at 3000 per side and for 12288 x 12288 x 1024, and 0.6 from 8192 per side
+// on.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;
@@ -208,10 +210,11 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
-// Products with few steps along k and few rows or columns, of which the tree has seen few: reading
-// the long operand and writing c is all that counts. With 400000 columns `outer_product` takes 0.79
-// of the time of `naive` (median of 30 shapes and types, 0.45 to 1.6); with as many rows `naive`
-// takes 0.50 of the time of `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
+// Returns a strategy for products with few steps along k and few rows or columns, of which the tree
+// has seen few. Their time is that of reading the long operand and writing c. With 400000 columns
+// `outer_product` takes 0.79 of the time of `naive` (median of 30 shapes and types, 0.45 to 1.6).
+// With 400000 rows `naive` takes 0.50 of the time of `outer_product` (median of 18, 0.36 to 0.83;
+// NVIDIA H200, 2026-11-28).
 std::string_view ThinStrategy(const MatmulProblem& problem) {
   constexpr std::int64_t kFewSteps = 8, kFew = 16, kMany = 1024;
   if (problem.k > kFewSteps) return "";
@@ -219,8 +222,8 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how
-// much there is differs from GPU to GPU, and what others take at the time should not decide.
+// Returns what the tree says, but not `ozaki_f64` where it takes more than 1 GiB of scratch memory.
+// The amount available differs from GPU to GPU, and its use by other requests must not decide.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
@@ -231,13 +234,13 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 
 }  // namespace
 
-// On a GPU, but for large products of f64, by what random ones took (kernels/choose/tuning.h);
-// always as long as the error bound is no larger than that of the library or what stands in for it:
-// f32 operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when
-// they are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16
-// cores, but on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it
-// leaves to one core (up to 2^18 multiply-adds), few rows or columns, and all products where cores
-// are few.
+// On a GPU, except for large f64 products, the choice follows the times of random products
+// (kernels/choose/tuning.h). Its error bound is never larger than that of the library or its
+// replacement: f32 operands are never rounded to a smaller type, and `tensor_tf32` and
+// `tensor_bf16` take them only when named. On a CPU with 16 cores `cpu_cache_tiled` is five times
+// as fast as Debian's OpenBLAS, but on a single core OpenBLAS takes 0.4 to 0.9 of its time. The
+// library therefore gets small products (up to 2^18 multiply-adds), few rows or columns, and every
+// product if there are few cores.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
@@ -296,9 +299,9 @@ const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& de
   return FirstOf({"threshold", "radix_select", "cpu_select"}, problem, device);
 }
 
-// The first-level cache serves small windows better than shared memory with its barriers; from
-// about this radius on, reading a window at all costs more than the passes that running_sum makes
-// over the array (measured in docs/measured).
+// The first-level cache serves small windows better than shared memory with its barriers does. From
+// about this radius on, reading whole windows costs more than the passes of running_sum over the
+// array (measured in docs/measured).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
   constexpr std::int64_t kSmallRadius = 24;
@@ -331,7 +334,7 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
       std::string missing = Missing(*strategy, *device);
       info.available |= missing.empty();
       info.chosen |= Choose(reference, *device) == strategy;
-      // A device of the strategy's own kind says best what is missing.
+      // A device of the strategy's own kind describes best what is missing.
       if (info.needs.empty() || device->info().backend == strategy->backend)
         info.needs = std::move(missing);
     }

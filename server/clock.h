@@ -6,12 +6,13 @@
 
 namespace tessera {
 
-// The wall clock as it was when the process first asked, and from then on the steady clock: a wall
-// clock that is set forward or back neither expires buffers nor ends uploads. Thread safe.
+// Returns the wall clock's time at the first call plus the time that the steady clock has measured
+// since then. Setting the wall clock therefore neither expires buffers nor ends uploads. Thread
+// safe.
 absl::Time SteadyNow();
 
-// For tests: moves what SteadyNow() returns forward, for the whole process and for good. Wakes no
-// thread that sleeps. Thread safe.
+// For tests: moves what SteadyNow() returns forward, permanently and for the whole process. Does
+// not wake threads that sleep. Thread safe.
 void AdvanceSteadyNow(absl::Duration by);
 
 }  // namespace tessera

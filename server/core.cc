@@ -15,21 +15,20 @@
 namespace tessera {
 namespace {
 
-// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10
-// Mbit/s.
+// How long a draining server waits for a client. A message of 4 MiB takes 3 s at 10 Mbit/s.
 constexpr absl::Duration kDrainPause = absl::Seconds(5);
 
-// An idle worker polls for twice the mean interval of the last operations, if that is no longer
-// than this; otherwise it sleeps at once.
+// An idle worker polls for twice the mean interval between recent operations if that is at most
+// this long; otherwise it sleeps immediately.
 constexpr std::chrono::microseconds kSpin{200};
 
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
 
-// Memory of the CPU device takes about as long to find as the wire does to fill it.
+// Allocating memory of the CPU device takes about as long as receiving the bytes for it.
 constexpr int kChoreThreads = 4;
-// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of
-// devices hold.
+// Chores of one tenant that may wait. Most take microseconds, so even this many are done quickly,
+// however long the queues of the devices are.
 constexpr std::size_t kWaitingChores = 1024;
 
 // Returns how much memory of a device buffers may use. Devices of the CPU share the host's memory
@@ -89,7 +88,7 @@ std::function<absl::Status(std::string_view)> Core::Foreign() {
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
-  static_cast<void>(HostMemoryError());  // made while there is memory
+  static_cast<void>(HostMemoryError());  // allocated while there is memory
   // The loops that are measured here are too small to share among threads.
   for (const std::unique_ptr<Device>& device : devices)
     PrepareThread(*device, /*shares_loops=*/false);
@@ -107,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     }
     if (limit > free) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
-                       absl::StrCat("--memory-limit is ", limit, " bytes, device ",
+                       absl::StrCat("--memory-limit is ", limit, " bytes, but device ",
                                     device->info().name, " has ", free, " free"),
                        {{"field", "memory-limit"},
                         {"value", absl::StrCat(limit)},
@@ -252,14 +251,14 @@ absl::Status Core::CheckHeader(std::size_t bytes) const {
   if (bytes <= kMostHeader) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
-      "the message has more beside data than a name, a type and places",
+      "besides its data, the message has more than a name, a type and a placement",
       {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMostHeader)}});
 }
 
 absl::StatusOr<Charge> Core::TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                             std::uint64_t held) {
   if (bytes > host_memory_.limit() - held)
-    message = "the call needs more memory for its messages than the server has for those of all";
+    message = "the call needs more memory for its messages than the server has for all messages";
   return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED", message, held);
 }
 
@@ -275,7 +274,7 @@ absl::StatusOr<Core::StreamPlace> Core::TakeStream(StreamKind kind, Tenant& tena
   constexpr std::array<std::pair<std::string_view, std::string_view>, kStreamKinds> kTooMany = {{
       {"TOO_MANY_UPLOADS", "as many uploads are in progress as the server accepts"},
       {"TOO_MANY_DOWNLOADS", "as many downloads are in progress as the server accepts"},
-      {"TOO_MANY_IMPORTS", "the server takes as many buffers from others as it may at once"},
+      {"TOO_MANY_IMPORTS", "as many imports are in progress as the server accepts"},
   }};
   const auto& [reason, message] = kTooMany[static_cast<std::size_t>(kind)];
   Budget& streams = streams_[static_cast<std::size_t>(kind)];
@@ -312,7 +311,7 @@ absl::Status Core::CheckPause(absl::Duration pause, absl::Duration limit, std::s
   if (admission_.closed()) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                      absl::StrCat("the server is stopping, and waits no longer than ", figure,
-                                  " for a stream that stands still"),
+                                  " for a stream that makes no progress"),
                      {{"limit", figure}});
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason, message, {{"limit", figure}});
@@ -351,7 +350,7 @@ bool Core::IsAnswering(const Device& device) const {
 }
 
 absl::Status HostMemoryError() {
-  // A copy takes no memory.
+  // Copying the status allocates nothing.
   static const absl::Status error =
       MakeError(absl::StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
                 "the server's host memory is exhausted");

@@ -1,4 +1,4 @@
-// What the handlers of all services work on.
+// The state that the handlers of all services share.
 #pragma once
 
 #include <array>
@@ -39,10 +39,11 @@
 
 namespace tessera {
 
-// Devices, their buffers, budgets and workers. Immutable but for what its members guard themselves.
+// Devices with their buffers, budgets and workers. Immutable, except for members that guard
+// themselves.
 class Core {
  public:
-  // devices: at least one, all different; they serve in this order.
+  // devices: at least one, all different, in the order in which they are preferred.
   static absl::StatusOr<std::unique_ptr<Core>> Make(const Options& options,
                                                     std::vector<std::unique_ptr<Device>> devices);
 
@@ -50,7 +51,7 @@ class Core {
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   Tenants& tenants() { return tenants_; }
   const Tenants& tenants() const { return tenants_; }
-  // Who may call, as whom.
+  // Decides who may call, and with which tenant and role.
   Access& access() { return *access_; }
   const Access& access() const { return *access_; }
   Admission& admission() { return admission_; }
@@ -58,8 +59,8 @@ class Core {
   Answers& answers() { return answers_; }
   Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
-  // Once for each call of a caller that the server knows, before its answer leaves: counts it, logs
-  // it if it failed or was slow, and writes the spans of one that is sampled. peer: returns the
+  // Counts a call, logs it if it failed or was slow, and writes its spans if it is sampled. It is
+  // called once for each call of a known caller, before the response is sent. peer: returns the
   // caller's address, as gRPC gives it.
   void Conclude(const CallRecord& call, const absl::Status& status,
                 absl::FunctionRef<std::string()> peer);
@@ -69,105 +70,111 @@ class Core {
   // Runs the operations on a device of devices().
   Executor& compute(const Device& device) { return *states_.at(&device)->compute; }
   // Moves bytes between the wire and a device. Every upload and download has at most one task here,
-  // so that their number bounds the queue, and no operation waits behind an upload.
+  // so their number bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *states_.at(&device)->transfers; }
 
-  // What downloads from a device travel in.
+  // The slots that downloads from a device are sent from.
   SlotPool& slots(const Device& device) { return *states_.at(&device)->slots; }
-  // Frees slots that have not been needed lately. May wait for the devices' work.
+  // Frees slots that have not been used lately. May wait for the devices' work.
   void TrimSlots();
 
-  // A stream of a device for calls that run on another one. It belongs to the caller as long as he
-  // holds the lock, for which he may have to wait: for others who have all that they need, because
-  // whoever holds several of a kind has taken them in the order of devices(), and nobody asks for a
-  // stream of the one kind while he holds one of the other.
+  // A device's stream for calls that run on another device. The caller owns it while it holds the
+  // lock, and may have to wait for the lock. There is no deadlock: a call that holds several
+  // streams of a kind has taken them in the order of devices(), and no call takes a stream of one
+  // kind while it holds one of the other.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
     Stream& stream;
   };
-  // That receives copies from other devices.
+  // Returns the stream that receives copies from other devices.
   Bridge BridgeTo(const Device& device);
-  // That works on operands which devices share. Its scratch memory counts as that of operations.
+  // Returns the stream that works on operands which devices share. Its scratch memory counts as
+  // that of operations.
   Bridge TeamStream(const Device& device);
 
-  // Beside buffers: what operations need of a device while they run.
+  // Device memory that operations need while they run, in addition to buffers.
   const Budget& scratch(const Device& device) const { return states_.at(&device)->scratch; }
-  // Messages: requests from their acceptance to their end, those of streams, inline results.
+  // Host memory for messages: requests from acceptance to their end, messages of streams, and
+  // inline results.
   Budget& host_memory() { return host_memory_; }
-  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one
-  // has half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS,
-  // TOO_MANY_DOWNLOADS, TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
+  // Admits a stream of a tenant for as long as both charges are held. If there are several tenants,
+  // each may have at most half of the streams of a kind. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS,
+  // TOO_MANY_DOWNLOADS, TOO_MANY_IMPORTS {limit}, or {quota, requested, used, limit} for the
+  // tenant's half.
   struct StreamPlace {
     Charge own;
     Charge all;
   };
   absl::StatusOr<StreamPlace> TakeStream(StreamKind kind, Tenant& tenant);
-  // The same for a stream of messages, which is a call of the tenant's and has so much memory for
-  // its messages. Also RESOURCE_EXHAUSTED / TOO_MANY_CALLS, HOST_MEMORY_EXHAUSTED.
+  // Admits a stream of messages, which is also a call of the tenant and takes `memory` bytes for
+  // its messages. Returns the errors of TakeStream and RESOURCE_EXHAUSTED / TOO_MANY_CALLS,
+  // HOST_MEMORY_EXHAUSTED.
   struct TransferPlace {
     Charge call;
     StreamPlace stream;
     Charge memory;
   };
   absl::StatusOr<TransferPlace> TakeTransfer(StreamKind kind, Tenant& tenant, std::uint64_t memory);
-  // Which names are this server's; null: all are.
+  // Tells which names are this server's; null: all are.
   Home* home() { return home_.get(); }
   const Home* home() const { return home_.get(); }
-  // Memory of clients that transfers may go to and come from.
+  // Clients' memory that transfers may read and write.
   SharedRegions& regions() { return regions_; }
   const Budget& shared_memory() const { return shared_memory_; }
-  // All budgets but those of a device, by name, for GetServerInfo.
+  // Returns all budgets except those of devices, by name, for GetServerInfo.
   struct Usage {
     std::uint64_t limit = 0;
     std::uint64_t used = 0;
   };
   std::map<std::string_view, Usage> Budgets() const;
-  // Adds the budget "connections"; before the first call comes. The table outlives the core's use.
+  // Adds the budget "connections". It is called before the first call arrives. The table must
+  // outlive the core's use of it.
   void WatchConnections(ConnectionTable& connections) { connections_ = &connections; }
-  const ConnectionTable* connections() const { return connections_; }  // null before
+  const ConnectionTable* connections() const { return connections_; }  // null before that
 
-  // The rates of a device's strategies, and what they say about how long a call will take.
+  // The rates of a device's strategies, and the estimates that follow from them.
   Pace& pace(const Device& device) { return states_.at(&device)->pace; }
 
-  // The first device that has not been lost; if all have, the first.
+  // Returns the first device that is not lost, or the first device if all are lost.
   Device& FirstDevice() const;
-  // The device of a BufferSpec; empty: FirstDevice. INVALID_ARGUMENT / BAD_DEVICE {field, value,
-  // valid}; UNAVAILABLE / DEVICE_LOST.
+  // Returns the device that a BufferSpec names; for an empty name, FirstDevice. INVALID_ARGUMENT /
+  // BAD_DEVICE {field, value, valid}; UNAVAILABLE / DEVICE_LOST.
   absl::StatusOr<Device*> FindDevice(std::string_view name) const;
 
   // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may
   // send.
   absl::Status CheckSize(std::uint64_t bytes) const;
-  // The same for what a message of a transfer holds in memory beside data.
+  // How much memory a transfer's message may take besides its data. CheckHeader returns the error
+  // of CheckSize for a message that takes more.
   static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
-  // Host memory for messages of a call, which goes on to need what it holds already.
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong
-  // where others hold the rest.
+  // Takes host memory for messages of a call that already holds `held` bytes and keeps them.
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: the error's
+  // message if other calls hold the rest.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
   // What a unary call holds from its acceptance to its end.
   struct Accepted {
     Admission::Ticket ticket;
-    Charge call;  // of the tenant's
+    Charge call;  // counts toward the tenant's quota
   };
   // UNAVAILABLE / DRAINING; the errors of Tenant::BeginCall.
   absl::StatusOr<Accepted> Accept(Tenant& tenant);
 
-  // For how long the server waits for a client: limit, which an option says, or less while it
-  // stops.
+  // Returns how long the server waits for a client: limit, which an option sets, or less while the
+  // server drains.
   absl::Duration Patience(absl::Duration limit) const;
-  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason
-  // {limit}, or UNAVAILABLE / DRAINING {limit}.
+  // Returns the error for a stream on which nothing has moved for longer than that:
+  // DEADLINE_EXCEEDED / reason {limit}, or UNAVAILABLE / DRAINING {limit}.
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
-  // Returns how long the operation, the transfer or the probe that has waited longest for the
-  // device has waited for it. Zero once the device is lost. An operation of the CPU is told to stop
-  // once it takes far longer than expected (Executor::StopOverdue); only its time after that is a
-  // wait. counts: returns how much of a time that ends now counts as a wait.
+  // Returns the longest time that an operation, a transfer or a probe has been waiting for the
+  // device. Zero once the device is lost. An operation on the CPU is told to stop once it takes far
+  // longer than expected (Executor::StopOverdue); only its time after that counts as a wait.
+  // counts: returns how much of a duration that ends now counts as a wait.
   absl::Duration LongestWait(const Device& device, Executor::Counts counts);
-  // Whether the device answers: its probe is not overdue.
+  // Whether the device responds: its probe is not overdue.
   bool IsAnswering(const Device& device) const;
 
  private:
@@ -186,11 +193,11 @@ class Core {
     std::unique_ptr<DeviceProbe> probe;
   };
   Core(const Options& options, std::vector<std::unique_ptr<Device>> devices);
-  // Home::Check; empty where all names are this server's.
+  // Returns Home::Check, or an empty function if all names are this server's.
   std::function<absl::Status(std::string_view)> Foreign();
 
-  // Destroyed from the last to the first: work ends before buffers go, and they before their
-  // devices.
+  // Members are destroyed from the last to the first: work ends before buffers are freed, and
+  // buffers are freed before their devices.
   const Options options_;
   const absl::Time start_time_ = SteadyNow();
   const std::vector<std::unique_ptr<Device>> devices_;
@@ -204,18 +211,17 @@ class Core {
   Tenants tenants_;
   std::unique_ptr<Access> access_;
   Metrics metrics_;
-  std::unique_ptr<SpanFile> spans_;  // null: without
+  std::unique_ptr<SpanFile> spans_;  // null without --spans
   Admission admission_;
   Answers answers_;
   std::map<const Device*, std::unique_ptr<DeviceState>> states_;
-  Chores chores_;  // they use what is above
+  Chores chores_;  // chores use the members above
 };
 
-// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when
-// it is first called.
+// Returns RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Allocates memory only on the first call.
 absl::Status HostMemoryError();
 
-// The Status of body(), which may run out of the host's memory.
+// Returns the status of body(), or HostMemoryError() if body() runs out of host memory.
 template <class Body>
 absl::Status Guarded(Body&& body) {
   try {

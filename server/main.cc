@@ -1,4 +1,4 @@
-// tessera-server: options, log, devices; then serve.
+// tessera-server: reads the options, sets up the log, opens the devices and serves.
 #include <fcntl.h>
 #include <malloc.h>
 #include <openssl/crypto.h>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// Descriptors 0 to 2, where they are closed, would go to sockets, and the log would be sent there.
+// If descriptors 0 to 2 are closed, sockets would get their numbers and receive the log.
 void OpenStandardStreams() {
   int descriptor = 0;
   do {
@@ -32,8 +32,8 @@ void OpenStandardStreams() {
   if (descriptor >= 0) close(descriptor);
 }
 
-// Runs before libraries are initialised: they open descriptors, and OpenBLAS raises SIGINT where it
-// cannot make its threads, an error that the server reports once it has a log.
+// Runs before libraries are initialised. They open descriptors, and OpenBLAS raises SIGINT if it
+// cannot create its threads, an error that the server reports once it has a log.
 void BeforeAll(int, char**, char**) {
   OpenStandardStreams();
   std::signal(SIGINT, SIG_IGN);
@@ -58,7 +58,8 @@ int main(int argc, char** argv) try {
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   tessera::SetUpLog(options->log_level, options->log_json);
   for (const std::string& name : options->unknown_variables)
-    spdlog::warn("the variable {} has no effect: it is no option of the server (--help)", name);
+    spdlog::warn("the variable {} has no effect: it is not an option of the server (see --help)",
+                 name);
   tessera::WatchSignals();
 
   std::vector<std::unique_ptr<tessera::Device>> devices;
@@ -77,7 +78,7 @@ int main(int argc, char** argv) try {
   return tessera::Serve(*options, std::move(devices));
 } catch (const std::system_error& error) {
   std::cerr
-      << "the server cannot start, as a thread cannot be made (ulimit -u, pids.max, ulimit -v): "
+      << "the server cannot start: a thread cannot be created (ulimit -u, pids.max, ulimit -v): "
       << error.what() << std::endl;
   std::_Exit(tessera::kExitFailure);
 }

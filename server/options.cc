@@ -29,7 +29,7 @@ namespace {
 constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
 constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
-constexpr double kMostSeconds = 1e9;  // of an operation, by estimate
+constexpr double kMostSeconds = 1e9;  // estimate for an operation
 constexpr std::size_t kLargestFile = 1 << 20;
 // Clients send arrays in messages of 1 MiB.
 constexpr std::uint64_t kLeastMessage = 1088 << 10;
@@ -39,17 +39,18 @@ std::string EnvironmentName(std::string flag) {
   return "TESSERA_" + absl::AsciiStrToUpper(flag);
 }
 
-// A line of the file as its author knows it: CLI11 calls begin and end of a section "++" and "--".
+// Returns an item's name as the file's author wrote it: CLI11 calls the begin and the end of a
+// section "++" and "--".
 std::string LineName(const CLI::ConfigItem& item) {
   const bool section = item.name == "++" || item.name == "--";
   return section ? absl::StrCat("[", absl::StrJoin(item.parents, "."), "]") : item.fullname();
 }
 
-// CLI11 lets a file win over the environment. Here the environment wins: what it sets, the file
-// does not.
+// CLI11 gives a file precedence over the environment. Here the environment takes precedence: its
+// options are dropped from the file.
 class BelowEnvironment : public CLI::ConfigTOML {
  public:
-  // The app, whose options the file may set, outlives it.
+  // The file may set the options of the app, which must outlive this object.
   explicit BelowEnvironment(const CLI::App& app) : app_(app) {}
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
@@ -59,12 +60,12 @@ class BelowEnvironment : public CLI::ConfigTOML {
     if (bytes.size() > kLargestFile)
       throw CLI::ConfigError("the configuration file has more than 1 MiB");
     if (bytes.find('\0') != bytes.npos)
-      throw CLI::ConfigError("the configuration file has a byte 0");
+      throw CLI::ConfigError("the configuration file contains a zero byte");
     std::istringstream text{std::string(BehindByteOrderMark(bytes))};
     std::vector<CLI::ConfigItem> found = CLI::ConfigTOML::from_config(text);
     for (const CLI::ConfigItem& item : found) {
       if (item.parents.empty() && app_.get_option_no_throw("--" + item.name) != nullptr) continue;
-      throw CLI::ConfigError("'" + LineName(item) + "' of the configuration file is no option");
+      throw CLI::ConfigError("'" + LineName(item) + "' of the configuration file is not an option");
     }
     std::erase_if(found, [](const CLI::ConfigItem& item) {
       const char* value = std::getenv(EnvironmentName(item.name).c_str());
@@ -77,8 +78,8 @@ class BelowEnvironment : public CLI::ConfigTOML {
   const CLI::App& app_;
 };
 
-// Makes --flag with its environment variable; set takes the text and says what is wrong with it, or
-// nothing.
+// Adds --flag with its environment variable. set: takes the text and returns what is wrong with it,
+// or "".
 template <class Set>
 CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& type,
                      const std::string& default_text, const std::string& help, Set set) {
@@ -106,7 +107,7 @@ CLI::Option* AddFile(CLI::App& app, const std::string& flag, const std::string& 
       ->envname(EnvironmentName(flag));
 }
 
-// A number of bytes from least to most.
+// Adds an option for a number of bytes from least to most.
 CLI::Option* AddBytes(CLI::App& app, const std::string& flag, const std::string& default_text,
                       const std::string& help, std::uint64_t least, std::uint64_t most,
                       const std::string& range, std::uint64_t& out) {
@@ -142,7 +143,7 @@ CLI::Option* AddSeconds(CLI::App& app, const std::string& flag, const std::strin
                  });
 }
 
-// none_at_zero: whether "0" means without end.
+// none_at_zero: whether "0" means no limit.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::string& default_text,
                          const std::string& help, bool none_at_zero, absl::Duration& out) {
   return AddText(app, flag, "TIME", default_text, help,
@@ -158,7 +159,7 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::stri
                  });
 }
 
-// What is wrong with the port of an address to listen on; "": nothing.
+// Returns what is wrong with the port of an address to listen on, or "" if nothing is.
 std::string CheckPort(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   const bool tcp = !address.empty() && address.rfind("unix:", 0) != 0;
@@ -166,15 +167,15 @@ std::string CheckPort(const std::string& address) {
   return "'" + address + "' has no port from 0 to 65535";
 }
 
-// What is wrong with a pattern of servers; "": it matches some host:port.
+// Returns what is wrong with a pattern of servers, or "" if it matches some host:port.
 std::string CheckPattern(const std::string& pattern) {
   std::size_t at = pattern.rfind(':');
-  if (at == pattern.npos) at = pattern.rfind('*');  // which may stand for the colon too
+  if (at == pattern.npos) at = pattern.rfind('*');  // it may match the colon too
   const std::string port = at == pattern.npos ? "" : pattern.substr(at);
   const bool good = port.find('*') != port.npos
                         ? port.find_first_not_of(":*0123456789") == port.npos
                         : at > 0 && port.size() > 1 && IsPort(port.substr(1));
-  // Those of an IPv6 address stand in brackets.
+  // The colons of an IPv6 address are inside brackets.
   const bool whole = pattern.find(':') >= at || pattern[at - 1] == ']' || pattern[at - 1] == '*';
   return good && whole ? ""
                        : "'" + pattern + "' matches no host:port: it has no port, and no * for one";
@@ -198,7 +199,7 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
 }
 
 absl::Duration Options::HangLimit(std::size_t device_count) const {
-  // Operations may take so many times as long as estimated: the CPU's, on cores that others use.
+  // An operation may take this many times its estimate on a CPU whose cores other processes use.
   constexpr double kEstimate = 4;
   const double longest = kEstimate * std::max(max_operation_seconds, max_slow_operation_seconds);
   return watchdog + absl::Seconds(longest * workers * static_cast<double>(device_count));
@@ -235,9 +236,9 @@ absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
 
 namespace {
 
-// In the order in which --help shows them:
+// These functions are in the order in which --help shows their options.
 
-// Where it serves, and on which devices.
+// Adds the addresses to serve on, and the devices.
 void AddAddresses(CLI::App& app, Options& options) {
   app.add_option("--listen", options.listen,
                  "host:port or unix:/path to serve on; port 0 takes a free one; repeatable")
@@ -255,24 +256,24 @@ void AddAddresses(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("device"));
 }
 
-// Who may come, and whom it trusts.
+// Adds TLS, the callers, and the servers that imports may come from.
 void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-cert",
-          "the server's certificate and those that lead to its CA, in PEM: serves by TLS; "
-          "read again when it changes",
+          "the server's certificate and the intermediate ones, in PEM; turns TLS on; read again "
+          "when it changes",
           options.tls_cert);
   AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
   AddFile(app, "tls-client-ca", "serves only clients with a certificate of these CAs, in PEM",
           options.tls_client_ca);
   app.add_flag("--insecure", options.insecure,
-               "serve other hosts without TLS: whoever reaches the address can read and delete "
-               "everything, and with --tokens whoever sees the traffic reads the tokens")
+               "serve other hosts without TLS: anyone who reaches the address can read and delete "
+               "everything, and with --tokens anyone who sees the traffic can read the tokens")
       ->envname(EnvironmentName("insecure"));
   AddFile(
       app, "tokens",
-      "serves only callers of this file, which has a line for each: who it is (a token's SHA-256, "
-      "cn:, dns: or uri: with a name of a client's certificate, uid: with the number of a user of "
-      "this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); "
+      "serves only the callers in this file, which has a line for each: a token's SHA-256, cn:, "
+      "dns: or uri: with a name of a client's certificate, or uid: with the number of a user of "
+      "this host; a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); "
       "read again when it changes",
       options.tokens);
   app.add_option("--import-from", options.import_from,
@@ -284,12 +285,12 @@ void AddTrust(CLI::App& app, Options& options) {
       ->check(CheckPattern)
       ->envname(EnvironmentName("import-from"));
   AddFile(app, "import-tls-ca",
-          "imports by TLS, from servers with a certificate of these CAs, in PEM, and shows them "
+          "imports over TLS, from servers with a certificate of these CAs, in PEM, and shows them "
           "--tls-cert if there is one",
           options.import_tls_ca);
 }
 
-// Its place among several servers.
+// Adds the options of a server that shares names with others.
 void AddRing(CLI::App& app, Options& options) {
   AddFile(app, "ring",
           "serves only the names whose home it is among the servers of this file, which has a "
@@ -300,7 +301,7 @@ void AddRing(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("ring-name"));
 }
 
-// The files of unix sockets.
+// Adds the options for the files of unix sockets.
 void AddSockets(CLI::App& app, Options& options) {
   AddText(app, "socket-mode", "MODE", "0600",
           "permissions of the files of unix sockets, in octal: whoever may write one may "
@@ -319,7 +320,7 @@ void AddSockets(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("socket-group"));
 }
 
-// How much there may be of what.
+// Adds the limits of memory, buffers and streams.
 void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a percentage of what is free at the "
@@ -335,11 +336,12 @@ void AddLimits(CLI::App& app, Options& options) {
            "memory of a device for operations while they run: copies of strided operands, inline "
            "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
            1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
-  AddBytes(app, "host-memory", "1Gi",
-           "memory for messages: requests, uploads, answers; by default a quarter of the memory of "
-           "the host or control group, and 1Gi at most",
-           kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
-  AddCount(app, "max-buffers", "buffers at once, those being written included", std::uint64_t{1},
+  AddBytes(
+      app, "host-memory", "1Gi",
+      "memory for messages: requests, uploads, responses; by default a quarter of the memory of "
+      "the host or control group, and 1Gi at most",
+      kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
+  AddCount(app, "max-buffers", "buffers at once, including those being written", std::uint64_t{1},
            std::uint64_t{1} << 32, options.max_buffers);
   AddCount(app, "max-uploads", "upload streams at once", std::uint64_t{1}, std::uint64_t{1} << 20,
            options.max_uploads);
@@ -349,66 +351,68 @@ void AddLimits(CLI::App& app, Options& options) {
            std::uint64_t{1}, std::uint64_t{256}, options.max_imports);
 }
 
-// How operations run.
+// Adds the limits of operations.
 void AddWork(CLI::App& app, Options& options) {
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
-  AddSeconds(app, "max-operation-seconds",
-             "how long one operation may take, by estimate; 1e9, the most, is as good as no limit",
-             options.max_operation_seconds);
+  AddSeconds(
+      app, "max-operation-seconds",
+      "how long one operation may take, by estimate; 1e9, the maximum, is in effect no limit",
+      options.max_operation_seconds);
   AddSeconds(app, "max-slow-operation-seconds",
-             "the same for a strategy that is not the default of its problem",
+             "this limit for a strategy that is not the default for its problem",
              options.max_slow_operation_seconds);
 }
 
-// What a connection may take.
+// Adds the limits of connections.
 void AddConnections(CLI::App& app, Options& options) {
   AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send",
            kLeastMessage, kLargestMessage, "from 1088Ki to 1Gi", options.max_message);
-  AddCount(app, "max-connections", "connections at once; further ones are closed as they come",
+  AddCount(app, "max-connections", "connections at once; further ones are closed when they arrive",
            std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
   AddCount(app, "max-streams", "calls at once on a connection", 1, 1 << 20, options.max_streams);
   AddDuration(app, "connection-idle", "30m",
-              "a connection without calls for so long is closed; 0: never", true,
+              "a connection without calls for this long is closed; 0: never", true,
               options.connection_idle);
 }
 
-// How long buffers live, and how long it waits for whom.
+// Adds times to live and timeouts.
 void AddTimes(CLI::App& app, Options& options) {
   AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
               true, options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,
               options.max_ttl);
-  AddDuration(app, "upload-timeout", "60s", "an upload without data for so long ends; 0: never",
+  AddDuration(app, "upload-timeout", "60s", "an upload without data for this long ends; 0: never",
               true, options.upload_timeout);
   AddDuration(app, "download-timeout", "60s",
-              "a download whose reader takes nothing for so long ends; 0: never", true,
+              "a download whose reader takes nothing for this long ends; 0: never", true,
               options.download_timeout);
   AddDuration(
       app, "watchdog", "2m",
       "an operation that runs for this long on a GPU, or for this long on the CPU after it was "
-      "told to stop, turns the health service NOT_SERVING; one that goes on for another four "
-      "--max-operation-seconds of every worker loses its device; 0: never",
+      "told to stop, turns the health service NOT_SERVING; if it runs for another four times "
+      "--max-operation-seconds for every worker, its device counts as lost; 0: never",
       true, options.watchdog);
   AddFile(app, "ready-file",
           "the health service does not report ready until this file is created or written to after "
           "the start; create it once the buffers are loaded",
           options.ready_file);
   AddDuration(app, "drain-delay", "0s",
-              "how long to go on serving after a stop signal, not ready in the health service",
+              "how long to keep serving after a stop signal, while the health service is not ready",
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s",
-              "how long calls in progress may take to end after that; transfers that stand "
-              "still and answers that nobody reads end after five seconds",
+              "how long calls in progress may take to end after that; transfers that make no "
+              "progress and responses that are not read end after five seconds",
               false, options.drain_timeout);
 }
 
-// What it tells of itself.
+// Adds metrics, log, spans and profiles.
 void AddObservation(CLI::App& app, Options& options) {
-  app.add_option("--metrics-listen", options.metrics_listen,
-                 "host:port for metrics by HTTP: /metrics for Prometheus, /healthz, and a page for "
-                 "people; without TLS; port 0 takes a free one")
+  app.add_option(
+         "--metrics-listen", options.metrics_listen,
+         "host:port for metrics over HTTP: /metrics for Prometheus, /healthz, and a page for "
+         "people; without TLS; port 0 takes a free one")
       ->type_name("ADDRESS")
       ->check(CheckPort)
       ->envname(EnvironmentName("metrics-listen"));
@@ -429,12 +433,12 @@ void AddObservation(CLI::App& app, Options& options) {
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
           options.spans);
   AddDuration(app, "profile", "10s",
-              "how long a profiler that waits for it records once SIGUSR1 has come "
-              "(cudaProfilerStart, cudaProfilerStop); a second one ends that",
+              "how long an attached profiler records after SIGUSR1 (cudaProfilerStart, "
+              "cudaProfilerStop); a second SIGUSR1 ends the recording",
               false, options.profile);
 }
 
-// Memory that clients share.
+// Adds memory that clients share with the server.
 void AddSharedMemory(CLI::App& app, Options& options) {
   app.add_option("--shared-memory", options.shared_memory,
                  "path of a socket where processes on this host share memory with the server, for "
@@ -450,8 +454,8 @@ void AddSharedMemory(CLI::App& app, Options& options) {
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
 }
 
-// Returns the environment variables TESSERA_* that are no option of the server or its clients, and
-// do not describe a service that Kubernetes announces to its pods.
+// Returns the environment variables TESSERA_* that are neither options of the server or its clients
+// nor part of what Kubernetes tells its pods about a service.
 std::vector<std::string> UnknownVariables(const CLI::App& app) {
   std::set<std::string> known = {"TESSERA_CONFIG", "TESSERA_SERVER", "TESSERA_TOKEN",
                                  "TESSERA_TOKEN_FILE"};
@@ -471,11 +475,11 @@ std::vector<std::string> UnknownVariables(const CLI::App& app) {
   return unknown;
 }
 
-// What is wrong with options that each are right; "": nothing.
+// Returns what is wrong with the combination of options, or "" if nothing is.
 std::string Conflict(const Options& options) {
   const bool pair = options.tls_cert.empty() == options.tls_key.empty();
   if (!pair || (options.tls_cert.empty() && !options.tls_client_ca.empty()))
-    return "--tls-cert and --tls-key go together, and --tls-client-ca with them";
+    return "--tls-cert and --tls-key go together, and --tls-client-ca needs both";
   if (!options.import_from.empty() && !options.tokens.empty() && options.import_tls_ca.empty() &&
       !options.insecure) {
     return "with --tokens, --import-from needs --import-tls-ca, since callers' tokens go to the "
@@ -498,10 +502,11 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.set_version_flag("--version", "tessera-server " TESSERA_VERSION);
   app.footer(
       R"(Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; lists
-are separated by commas. Flags win over the environment, and that over the file.
-SIGTERM and SIGINT stop the server gracefully, a second one at once. On SIGHUP it reads the files of
---tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it also
-checks them every second. SIGUSR1: --profile.
+are separated by commas. Flags take precedence over the environment, and the environment over the
+file.
+SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP it reads the
+files of --tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it
+also checks them every second. SIGUSR1: --profile.
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
 

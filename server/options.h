@@ -1,4 +1,4 @@
-// How a server is to run, and where that is said: flags, then TESSERA_* environment variables, then
+// The server's options. Flags take precedence over TESSERA_* environment variables, and these over
 // a TOML file.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// An amount of memory, or a part of what is free when the server starts.
+// An amount of memory, or a fraction of what is free when the server starts.
 struct MemoryLimit {
   std::uint64_t bytes = 0;
   double fraction = 0.9;  // used when bytes is 0
@@ -30,20 +30,21 @@ struct Options {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // host:port or unix:/path
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice
 
-  // Files in PEM; empty: without.
+  // Files in PEM; empty: none.
   std::string tls_cert;
   std::string tls_key;
-  std::string tls_client_ca;  // whose certificates clients have to have
-  bool insecure = false;      // whether others than this host may come without TLS
-  std::string tokens;         // file of who may call (server/access/access.h); empty: everyone
-  SocketAccess sockets;       // who may connect to the unix sockets, that of shared memory included
+  std::string tls_client_ca;  // CAs that sign clients' certificates
+  bool insecure = false;      // whether other hosts may connect without TLS
+  std::string tokens;         // file of callers (server/access/access.h); empty: everyone may call
+  SocketAccess sockets;       // who may connect to unix sockets, including that of shared memory
 
-  // Other servers: whom buffers may be imported from (host:port, with `*`), and the file in PEM of
-  // whose certificates those have to have; empty: no TLS.
+  // The servers that buffers may be imported from (host:port, with `*`), and the PEM file of the
+  // CAs that sign those servers' certificates; empty: no TLS.
   std::vector<std::string> import_from;
   std::string import_tls_ca;
-  // The servers that share names, and which of them this one is; empty: it has all names.
-  std::string ring;  // file
+  // The file of the servers that share names, and this server's name in it; empty: this server has
+  // all names.
+  std::string ring;
   std::string ring_name;
 
   // Budgets. Sizes are bytes.
@@ -52,34 +53,34 @@ struct Options {
   // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
   // shared_memory_limit to a quarter of the memory of the host or control group.
   std::uint64_t host_memory = 1ull << 30;
-  std::uint64_t max_buffers = 100'000;        // drafts included
+  std::uint64_t max_buffers = 100'000;        // including drafts
   std::uint64_t max_uploads = 128;            // streams at once
   std::uint64_t max_downloads = 128;          // streams at once
   std::uint64_t max_imports = 4;              // from other servers, at once
-  std::size_t max_ranges = 4096;              // that a draft's bytes may be in
-  std::uint32_t max_connections = 4096;       // fewer when descriptors do not suffice
+  std::size_t max_ranges = 4096;              // in one draft
+  std::uint32_t max_connections = 4096;       // fewer if there are too few descriptors
   int max_streams = 1024;                     // calls at once on a connection
-  std::uint32_t queue = 1024;                 // operations that may wait, each device
+  std::uint32_t queue = 1024;                 // operations that may wait for each device
   std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;          // by estimate; of default strategies
-  double max_slow_operation_seconds = 5;      // of the others
-  int workers = 4;                            // operations that run at once, each device
+  double max_operation_seconds = 30;          // estimate for the default strategy
+  double max_slow_operation_seconds = 5;      // estimate for other strategies
+  int workers = 4;                            // operations that run at once on each device
 
-  absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: for ever
+  absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: never closed
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration drain_delay = absl::ZeroDuration();
-  std::string ready_file;  // the server is not ready until it is made; empty: it is ready at once
+  std::string ready_file;  // the server is ready once this is made; empty: ready immediately
   absl::Duration drain_timeout = absl::Seconds(30);
-  std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
+  std::string metrics_listen;  // host:port of the metrics over HTTP; empty: none
   std::string log_level = "info";
   bool log_json = false;
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
-  std::string spans;                           // file of the spans of sampled calls; empty: without
-  absl::Duration profile = absl::Seconds(10);  // a profiler's window (SIGUSR1)
+  std::string spans;                           // file of the spans of sampled calls; empty: none
+  absl::Duration profile = absl::Seconds(10);  // how long a profiler records after SIGUSR1
   bool reflection = true;
 
   std::string shared_memory;                       // path of a socket; empty: not offered
@@ -87,28 +88,28 @@ struct Options {
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
-  // Without flags: tests choose other values.
-  int transfer_workers = 2;                      // transfers that copy at once, each device
-  absl::Duration handshake = absl::Seconds(10);  // of HTTP/2 and TLS
+  // These have no flags; tests set other values.
+  int transfer_workers = 2;                      // transfers that copy at once on each device
+  absl::Duration handshake = absl::Seconds(10);  // limit of HTTP/2 and TLS handshakes
 
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
-  // How long a worker may be busy with one task, or a device owe an answer, before the device
-  // counts as lost: --watchdog and, beyond that, four times the longest operations by estimate, of
-  // all workers of so many devices one after the other, since they may share a device, or wait for
-  // each other.
+  // Returns how long a worker may be busy with one task, or a device may leave a probe unanswered,
+  // before the device counts as lost. That is --watchdog plus four times the longest estimate of an
+  // operation, once for each worker of each device: operations may run one after another on a
+  // device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns what is left of the host's free memory after messages, regions of clients and a
   // twentieth for the process.
   std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;
-  // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
-  // at least 64 MiB.
+  // Returns the scratch memory of a device whose buffers may take `buffers` bytes: --scratch-limit,
+  // or a sixteenth of `buffers` and at least 64 MiB.
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;
 };
 
 // Reads the command line, the environment and the file. Returns nothing if the process should exit
-// with *exit_code; help, version or the error has been written to out or err.
+// with *exit_code; in that case help, the version or the error has been written to out or err.
 std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
                                     std::ostream& err, int* exit_code);
 

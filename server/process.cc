@@ -32,7 +32,7 @@ namespace {
 // How much longer than its own timeout a drain may take before the process ends without it.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
-// How long the last lines of the log may take to be read.
+// How long the reader of the log has to take its last lines.
 constexpr absl::Duration kLastLines = absl::Milliseconds(500);
 
 // Tells systemd, if it asked to be told (Type=notify), as sd_notify(3) does.
@@ -53,22 +53,23 @@ void NotifySystemd(std::string_view state) {
   close(descriptor);
 }
 
-// From any thread, without waiting for others.
+// Ends the process from any thread, without waiting for other threads.
 [[noreturn]] void ExitNow(Server& server, int code) {
   server.RemoveSockets();
   FlushLog(kLastLines);
   std::_Exit(code);
 }
 
-// What the handler leaves for the thread that acts on it. A blocked mask and sigwait would not do:
-// libraries start threads before main, and a signal may be delivered to one of those.
+// The handler leaves signals here for the thread that acts on them. A blocked mask and sigwait
+// would not work: libraries start threads before main, and a signal may be delivered to one of
+// those.
 sem_t signals_pending;
 std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that is not handled yet
 std::atomic<bool> reload_wanted{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "handlers may use them");
 
-// How often SIGUSR1 has come that nobody has acted on.
+// The number of SIGUSR1 signals that have not been acted on.
 sem_t profiles_wanted;
 
 // Null while the process starts.
@@ -89,14 +90,14 @@ void OnSignal(int signal) {
 
 void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
-// Has files read again if a signal has asked for it and the server serves. Both Serve and the
-// thread that handles signals call it, as either may be the later one.
+// Has files read again if a signal has requested it and the server serves. Both Serve and the
+// thread that handles signals call it, because either may be the later one.
 void ReloadIfServing() {
   Server* const server = serving;
   if (server != nullptr && early_reload.exchange(false)) server->RequestReload();
 }
 
-// Returns the next signal that asks the process to stop, and has files read again until then.
+// Returns the next signal that asks the process to stop, and acts on SIGHUP until then.
 int NextStop() {
   while (true) {
     while (sem_wait(&signals_pending) != 0) {
@@ -109,15 +110,15 @@ int NextStop() {
   }
 }
 
-// Null where none is being made, or takes too long.
+// Waits for a server that is being made. Returns null if none is, or if it takes too long.
 Server* AwaitServer() {
   const absl::Time end = SteadyNow() + kGrace;
   while (starting && serving == nullptr && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
   return serving;
 }
 
-// The first signal asks the server to stop; the second does not wait for it. Before there is a
-// server there is nothing to wait for.
+// The first signal asks the server to stop; the second ends the process without waiting for the
+// server.
 void HandleSignals() {
   const char* name = NextStop() == SIGTERM ? "SIGTERM" : "SIGINT";
   Server* server = AwaitServer();
@@ -129,11 +130,11 @@ void HandleSignals() {
   spdlog::info("{}: draining", name);
   server->RequestStop();
   const int second = NextStop();
-  spdlog::warn("second signal: stopping at once");
+  spdlog::warn("second signal: stopping immediately");
   ExitNow(*server, 128 + second);
 }
 
-// SIGUSR1 begins a window for profilers, which the next one ends, or the limit.
+// SIGUSR1 begins a window for profilers; the next SIGUSR1 or the limit ends it.
 [[noreturn]] void OpenProfileWindows(Server& server, absl::Duration limit) {
   while (true) {
     while (sem_wait(&profiles_wanted) != 0) {
@@ -150,7 +151,8 @@ void HandleSignals() {
   }
 }
 
-// A drain that hangs, because a device does, ends all the same; soon, once no device is left.
+// Ends the process if the drain hangs, for example because a device does. Once no device is left,
+// it waits for kGrace at most.
 void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
   absl::Time end = SteadyNow() + limit;
@@ -166,8 +168,8 @@ void LimitDrain(Server& server, absl::Duration limit) {
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
 }
 
-// Returns how many threads there are besides workers and the threads that share their loops: those
-// of gRPC for cores and timers, and those of listeners, chores, imports, log and signals.
+// Returns how many threads there are besides workers and the threads that share their loops: gRPC's
+// threads for cores and timers, and those of listeners, chores, imports, log and signals.
 std::size_t OtherThreads() { return 30 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
 
 std::size_t ThreadsNeeded(const Options& options,
@@ -180,15 +182,15 @@ std::size_t ThreadsNeeded(const Options& options,
   return threads;
 }
 
-// Returns how many threads can be made, up to count. OpenMP and gRPC abort where they cannot make a
-// thread, and only an attempt shows every limit.
+// Returns how many threads can be created, up to count. OpenMP and gRPC abort if they cannot create
+// a thread, and only an attempt reveals every limit.
 std::size_t ThreadsPossible(std::size_t count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
   try {
     while (threads.size() < count) threads.emplace_back([ended] { ended.wait(); });
-  } catch (const std::exception&) {  // memory for one may be missing, too
+  } catch (const std::exception&) {  // there may be too little memory for a thread
   }
   end.set_value();
   for (std::thread& thread : threads) thread.join();
@@ -198,9 +200,9 @@ std::size_t ThreadsPossible(std::size_t count) {
 }  // namespace
 
 void IgnoreStraySignals() {
-  // SIGPIPE means that the reader of the log or of a connection has left, SIGXFSZ that a file may
-  // not grow further (ulimit -f): in both cases the write fails with an error. The server has no
-  // use for the others, whose default is to end the process without a drain. WatchSignals installs
+  // SIGPIPE means that the reader of the log or of a connection has left, and SIGXFSZ that a file
+  // may not grow further (ulimit -f). In both cases the write fails with an error. The server does
+  // not use the others, whose default is to end the process without a drain. WatchSignals installs
   // handlers for SIGHUP and SIGUSR1.
   for (const int signal :
        {SIGHUP, SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR}) {
@@ -235,12 +237,13 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   const std::size_t needed = ThreadsNeeded(options, devices), possible = ThreadsPossible(needed);
   if (possible < needed) {
     spdlog::error(
-        "the server needs {} threads more, and {} can be made: a limit of processes (ulimit -u, "
-        "LimitNPROC=), of a control group (pids.max, TasksMax=, --pids-limit) or of addresses "
-        "(ulimit -v) is too small; a smaller --workers needs fewer threads",
+        "the server needs {} more threads, but only {} can be created: a limit of processes "
+        "(ulimit -u, LimitNPROC=), of a control group (pids.max, TasksMax=, --pids-limit) or of "
+        "addresses (ulimit -v) is too small; a smaller --workers needs fewer threads",
         needed, possible);
     FlushLog(kLastLines);
-    // Exit handlers are skipped: libraries would wait there for threads that could not be made.
+    // Exit handlers are skipped: in them, libraries would wait for threads that could not be
+    // created.
     std::_Exit(kExitFailure);
   }
   starting = true;
@@ -255,7 +258,8 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   serving = &server;
   ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
-  // This thread is made now, as the limit of threads may be reached when the drain begins.
+  // This thread is created early, because the limit of threads may be reached when the drain
+  // begins.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
   std::promise<void> drain;
   std::thread([&server, limit, drains = drain.get_future()] {
@@ -268,8 +272,8 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   drain.set_value();
   const bool idle = server.Drain();
   spdlog::info("stopped");
-  // Not by way of destructors: the threads above still know the server, and on a lost device
-  // nothing can be given back.
+  // Destructors are skipped: the threads above still use the server, and memory of a lost device
+  // cannot be freed.
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : idle ? 0 : kExitCutOff);
 }
 

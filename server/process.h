@@ -1,4 +1,4 @@
-// A server as a process: it ends with a signal, or with its device.
+// The server as a process, which ends when it gets a signal or loses its devices.
 #pragma once
 
 #include <memory>
@@ -9,24 +9,24 @@
 
 namespace tessera {
 
-// Stopped as asked is 0, and a second signal 128 + its number.
+// Exit codes. A server that stops as requested returns 0; a second signal N gives 128 + N.
 inline constexpr int kExitFailure = 1;
-inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
+inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should restart it
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
-// Ignores signals that the server has no use for, which would end the process. Call it first in
+// Ignores signals that the server does not use and that would end the process. Call it first in
 // main.
 void IgnoreStraySignals();
 
-// From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call
-// it from the main thread. SIGHUP has files read again (Server::RequestReload). SIGUSR1 begins a
-// profiler's window, or ends it.
+// Makes SIGTERM and SIGINT stop the server gracefully; before it serves, they end the process
+// immediately with 0. SIGHUP has files read again (Server::RequestReload). SIGUSR1 begins a
+// profiler's window, or ends it. Call it from the main thread.
 void WatchSignals();
 
-// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start,
-// or ends the process with that code where it cannot make the threads that it needs; otherwise it
-// does not return, but ends the process. Throws std::system_error where making a thread fails
-// later. Call it once, from the main thread.
+// Serves until SIGTERM, SIGINT or the loss of all devices. Returns kExitFailure if it cannot start,
+// or ends the process with that code if it cannot create the threads that it needs. Otherwise it
+// does not return, but ends the process. Throws std::system_error if creating a thread fails later.
+// Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

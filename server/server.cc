@@ -26,45 +26,42 @@ namespace {
 constexpr std::chrono::milliseconds kTendInterval{50};
 constexpr absl::Duration kLongestDrain = absl::Hours(24);
 
-// How long calls are refused before connections are told to go away.
+// How long calls are refused before connections get a GOAWAY.
 constexpr absl::Duration kRefusal = absl::Milliseconds(100);
 
-// How long answers may take to leave the socket once every call has ended.
+// How long responses may take to leave the socket once every call has ended.
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
-// How often free host memory is looked at, and how much of it the heap keeps.
+// How often free host memory is checked, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
-// How often the files of TLS, of tokens and of the ring are checked.
+// How often the files of TLS, tokens and the ring are checked.
 constexpr std::chrono::seconds kReloadInterval{1};
 
-// Users of this host with lines in the file of --tokens who are told apart.
+// How many users of this host the file of --tokens can tell apart.
 constexpr std::size_t kMostUsers = 64;
 
 // How long a page of metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
-// After the process did not run for a while nobody counts as idle for as long, or for this long:
-// what peers sent meanwhile is still to be read, and TCP may take its time to send again what was
-// not taken.
+// After an absence, idle timeouts are extended by its duration, but at most by this: what peers
+// sent in that time has not been read yet, and TCP may take a while to retransmit the rest.
 constexpr absl::Duration kForbearance = absl::Minutes(1);
 
-// A peer that is silent for so long is asked whether it is there, and has a third of the time to
-// answer.
+// A peer that is silent for this long is sent a ping, and has a third of this time to answer it.
 constexpr int kKeepaliveMs = 60'000;
 
 // The least time between two keepalive pings of a client.
 constexpr int kPingsMs = 10'000;
 
-// glibc keeps what was freed between pieces that are in use: after many large messages at once that
-// would be all of them.
+// glibc keeps freed memory between allocations that are in use. After many large messages at the
+// same time, it could keep the memory of all of them.
 void TrimHostMemory() {
   if (mallinfo2().fordblks > kKeptHeap) malloc_trim(0);
 }
 
-// Unless the last one that was submitted with the flag is still to be done, which may hang with a
-// device.
+// Submits work, unless earlier work with the same flag has not finished; it may hang with a device.
 template <class Work>
 void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, Work work) {
   if (busy->exchange(true)) return;
@@ -75,21 +72,21 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
-// Whether the file was created or written to since the server's start. Times of files may be
-// earlier than the clock's by a tick of the kernel.
+// Whether the file was created or written to since the server's start. A file's time may be earlier
+// than the clock's by a tick of the kernel.
 bool IsMade(const std::string& path, absl::Time start) {
   struct stat file {};
   return stat(path.c_str(), &file) == 0 &&
          absl::TimeFromTimespec(file.st_mtim) >= start - absl::Milliseconds(20);
 }
 
-// What gRPC may take, and what it asks of connections.
+// Sets gRPC's limits on messages, memory and connections.
 void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
-  // Twice what clients may send: so that a message that is somewhat too large gets an answer with
-  // figures, where gRPC itself only breaks the call.
+  // Twice what clients may send, so that a message that is only a little too large gets an error
+  // with its size and the limit; gRPC itself would only break the call.
   builder.SetMaxReceiveMessageSize(static_cast<int>(
       std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
-  // gRPC unpacks a compressed message before it looks at its size.
+  // gRPC decompresses a message before it checks the size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   grpc::ResourceQuota quota("tessera");
@@ -97,7 +94,7 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
-  // Clients may send these pings also without calls. gRPC treats more of them as an attack.
+  // Clients may send these pings without calls, too. gRPC treats more frequent ones as an attack.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
@@ -152,7 +149,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   if (server->http_ != nullptr) {
     spdlog::info("metrics at http://{}/", server->http_->address());
     if (server->http_->beyond_loopback())
-      spdlog::warn("other hosts can read the metrics: they have no TLS, and ask nobody who he is");
+      spdlog::warn("other hosts can read the metrics, which have neither TLS nor authentication");
   }
   server->tender_ = std::thread(&Server::Tend, server.get());
   server->reloader_ = std::thread(&Server::WatchFiles, server.get());
@@ -172,8 +169,8 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
     builder.RegisterService(shared_memory_service_.get());
   }
   if (options.reflection) {
-    // Links the descriptor of the health service, which is referred to from nowhere else: clients
-    // such as grpcurl and ghz can call a service only when reflection describes it.
+    // Links the descriptor of the health service, which nothing else refers to: clients such as
+    // grpcurl and ghz can call a service only if reflection describes it.
     google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
     std::vector<std::string> services = {v1::BufferService::service_full_name(),
                                          v1::ComputeService::service_full_name(),
@@ -227,7 +224,8 @@ absl::Status Server::Listen() {
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
-  // This thread is made now, as the limit of threads may be reached when the drain begins.
+  // This thread is created early, because the limit of threads may be reached when the drain
+  // begins.
   shutdown_ = std::async(std::launch::async, [this, at = shutdown_at_.get_future()]() mutable {
     server_->Shutdown(absl::ToChronoTime(at.get()));
   });
@@ -251,7 +249,7 @@ absl::Status Server::CheckCredentials() {
   const Access& access = core_->access();
   if (access.names_certificates() && options.tls_client_ca.empty())
     spdlog::warn(
-        "tokens: lines name certificates, which no client is asked for without "
+        "tokens: some lines name certificates, but no client is asked for one without "
         "--tls-client-ca");
   if (!options.tls_cert.empty()) return absl::OkStatus();
   const std::string& open = listener_->beyond_loopback();
@@ -263,7 +261,7 @@ absl::Status Server::CheckCredentials() {
                      {{"address", open}});
   }
   if (!open.empty() && access.restricted())
-    spdlog::warn("{} has no TLS: whoever sees the traffic to it can read the tokens", open);
+    spdlog::warn("{} has no TLS: anyone who sees the traffic to it can read the tokens", open);
   return absl::OkStatus();
 }
 
@@ -367,12 +365,12 @@ bool Server::Drain() {
   listener_->Close();
   if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
   core_->admission().Close();
-  // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
-  // all the time are told DRAINING before.
+  // gRPC cancels calls that arrive during its shutdown, which tells their clients nothing. This
+  // pause gives clients that call all the time a DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
-  // Closes the listeners and sends GOAWAY, then waits for what is in progress. gRPC reads the
-  // wall clock only once, now.
+  // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC reads the wall
+  // clock only once, here.
   shutdown_at_.set_value(absl::Now() + limit);
   const bool idle = core_->admission().WaitIdle(limit);
   if (!idle) {
@@ -395,7 +393,7 @@ void Server::SetHealth() {
 }
 
 void Server::NoteAbsence(absl::Time now) {
-  // A turn may come late on a busy host.
+  // On a busy host a turn may come a little late.
   constexpr absl::Duration kLate = absl::Seconds(1);
   if (now - last_turn_ > kLate) {
     absent_ += now - last_turn_;
@@ -442,9 +440,9 @@ Server::Verdict Server::Judge() {
     lost_devices_.emplace(device.get(), std::make_shared<std::atomic<bool>>(false));
   }
   bool lost = lost_devices_.size() == devices.size();
-  // What hangs with a device that is lost is known.
+  // A chore may hang because of a device that is already known to be lost.
   if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores().LongestRun())))) {
-    spdlog::critical("memory has been taken or freed for {}: the driver hangs",
+    spdlog::critical("allocating or freeing memory has taken {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;
   }
@@ -453,7 +451,8 @@ Server::Verdict Server::Judge() {
 }
 
 void Server::ClearLostDevices() {
-  // At every turn: a call that began before may still have left a buffer, or waits.
+  // This is done at every turn, because a call that began before the loss may still create a buffer
+  // or wait for the device.
   for (const auto& [device, refusing] : lost_devices_) {
     core_->chores().Release(core_->tenants().Evict(*device));
     Executor &compute = core_->compute(*device), &transfers = core_->transfers(*device);
@@ -499,8 +498,8 @@ void Server::Tend() {
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      // The core waits for its chores after the rest of the server is gone: they use the core
-      // alone.
+      // The core waits for its chores after the rest of the server is destroyed, so they use only
+      // the core.
       SubmitOnce(core_->chores(), trimming, [&core = *core_] {
         core.TrimSlots();
         TrimHostMemory();
@@ -519,13 +518,13 @@ void Server::Tend() {
         spdlog::error(
             "a worker has been busy, or a device silent, for longer than --watchdog: not ready");
       } else {
-        spdlog::info("no worker is busy, and no device silent, for so long any more");
+        spdlog::info("workers and devices respond within --watchdog again");
       }
       stuck_ = stuck;
       SetHealth();
     }
     lock.unlock();
-    // After all else: nobody waits for it.
+    // Comes last, because nothing waits for it.
     ClearLostDevices();
     lock.lock();
   }

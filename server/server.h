@@ -1,4 +1,4 @@
-// The server as a whole: listeners, services, health, and an orderly end.
+// The server as a whole: listeners, services, health, and an orderly shutdown.
 #pragma once
 
 #include <atomic>
@@ -31,51 +31,51 @@
 
 namespace tessera {
 
-// Thread safe, but for Drain and destruction, which one thread does.
+// Thread safe, except for Drain and destruction, which one thread does.
 class Server {
  public:
   // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
-  // INSECURE_LISTENER {address} for one beyond loopback with neither TLS nor --insecure; the errors
-  // of ServerTls and of the devices.
+  // INSECURE_LISTENER {address} for an address beyond loopback with neither TLS nor --insecure; the
+  // errors of ServerTls and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
-  // Drains, unless that has been done.
+  // Drains, unless Drain has been called.
   ~Server();
 
-  // Where it listens, with the ports that were taken for port 0.
+  // The addresses that it listens on, with the port that was chosen for port 0.
   const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
-  // Where metrics are, with the port that was taken for port 0; empty: nowhere.
+  // The address of the metrics, with the port that was chosen for port 0; empty if there is none.
   std::string metrics_address() const { return http_ == nullptr ? "" : http_->address(); }
 
-  // A connection without a socket. No call may be made on it after Drain: that crashes in
+  // Returns a connection without a socket. No call may be made on it after Drain: that crashes in
   // gRPC 1.51.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
   enum class Reason { kStopRequested, kDevicesLost };
   // Makes Wait return; callable from any thread, more than once.
   void RequestStop();
-  // Has the files of TLS, tokens and ring read again soon, changed or not, and logs each result;
-  // callable from any thread, more than once.
+  // Has the files of TLS, tokens and the ring read again soon, even if they have not changed, and
+  // logs each result; callable from any thread, more than once.
   void RequestReload();
-  // Blocks until someone asks for the end or all devices have failed for good.
+  // Blocks until a stop is requested or all devices are lost.
   Reason Wait();
 
-  // The end: not ready in the health service; still serving for --drain-delay; then the listeners
-  // close and every connection is told to go away, so that clients take their next calls elsewhere;
-  // the calls in progress have --drain-timeout to finish. False: some had not, and were cut off.
-  // After all devices were lost there is no delay, and what waits for them is answered with
-  // DEVICE_LOST.
+  // Ends the server. The health service reports it as not ready, but it serves for another
+  // --drain-delay. Then the listeners close and every connection gets a GOAWAY, so that clients
+  // make their next calls elsewhere. Calls in progress have --drain-timeout to finish; returns
+  // false if some had not finished and were cut off. If all devices were lost, there is no delay,
+  // and calls that wait for them are answered with DEVICE_LOST.
   bool Drain();
 
-  // Whether no device is left to work with. Thread safe.
+  // Whether all devices are lost. Thread safe.
   bool devices_lost() const;
 
-  // Begins or ends what profilers record of all devices (Device::SetProfiling).
+  // Begins or ends the recording of all devices by profilers (Device::SetProfiling).
   void SetProfiling(bool on);
 
-  // Removes the files of unix: listeners; for a process that ends without Drain.
+  // Removes the files of unix: listeners, for a process that ends without destroying the server.
   void RemoveSockets() {
     listener_->RemoveSocketFiles();
     if (shared_memory_service_ != nullptr) shared_memory_service_->RemoveSocketFile();
@@ -84,63 +84,65 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
-  // Makes the services that the options ask for, and has gRPC serve all of them.
+  // Creates the services that the options ask for, and has gRPC serve all of them.
   absl::Status Register(grpc::ServerBuilder& builder);
-  // Whether the addresses that are listened to may be served as the options say.
+  // Returns an error if the options do not allow one of the addresses to be served.
   absl::Status CheckCredentials();
-  // Of connections that bear the mark; null: none.
+  // Returns the credentials of connections that carry the mark, or, for null, of those without one.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark) const;
   // Reads the files of TLS, tokens and ring again if they have changed, or in any case if asked.
   void Reload(bool asked);
   void ServeStream(StreamExchange& exchange);
   HttpAnswer ServeHttp(std::string_view path);
-  // Tells the health service; with the mutex.
+  // Updates the health service. The caller holds the mutex.
   void SetHealth();
-  // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
+  // Does the housekeeping many times a second: expired buffers, idle streams, stuck workers, lost
+  // devices.
   void Tend();
   struct Verdict {
     bool lost;   // no device is left to work with
     bool stuck;  // something has waited for a device for longer than --watchdog
   };
-  // Gives up devices that hang, and notes which are lost.
+  // Marks devices that hang as lost, and notes which devices are lost.
   Verdict Judge();
-  // Calls Reload every second, and when RequestReload asks for it, and looks for --ready-file. It
-  // has its own thread, since the files may be on a file system that hangs.
+  // Calls Reload every second and when RequestReload asks for it, and looks for --ready-file. It
+  // has its own thread, because the files may be on a file system that hangs.
   void WatchFiles();
-  // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes
-  // on, and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
+  // Notes that the process was stopped for a while (SIGSTOP, a paused container, a suspended host).
+  // The clock keeps running then, and neither devices nor callers are to blame. A long gap since
+  // the last turn of Tend reveals it.
   void NoteAbsence(absl::Time now);
-  // Ends calls whose clients have let them stand still for too long.
+  // Ends calls whose clients have made no progress for too long.
   void EndIdle(absl::Time now);
-  // Of what has waited for so long, the time in which the process was there.
+  // Returns the part of a wait in which the process was running.
   absl::Duration Without(absl::Duration wait, absl::Time now) const;
-  // Takes the buffers of lost devices away, and refuses what waits for them.
+  // Forgets the buffers of lost devices, and refuses work that waits for them.
   void ClearLostDevices();
 
   std::unique_ptr<Core> core_;
   absl::Time start_;  // by the wall clock, before the devices are warmed up
   BufferService buffer_service_;
   ComputeService compute_service_;
-  std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null: without
+  std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null without --shared-memory
   Health health_;
-  std::unique_ptr<Reflection> reflection_;  // null: without
+  std::unique_ptr<Reflection> reflection_;  // null with --no-reflection
   // The methods that no service has registered: streams, health and reflection.
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
-  std::optional<StreamWatch> stream_watch_;  // of its connections
+  std::optional<StreamWatch> stream_watch_;  // of the listener's connections
   std::shared_ptr<ServerTls> tls_;           // null: without TLS
-  // They outlive server_, which asks them.
+  // They outlive server_, which uses them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
-  std::promise<absl::Time> shutdown_at_;  // when calls that are left are cancelled
+  std::promise<absl::Time> shutdown_at_;  // when the remaining calls are cancelled
   std::future<void> shutdown_;            // the end of server_->Shutdown
-  // That Tend has noticed; of each, whether what waits for it is being refused.
+  // The lost devices that Tend has noticed, and whether work that waits for each is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
-  // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because
-  // of it, and how long it was away in all, since something began that still waits.
+  // The state of Tend: its last turn, the end of the last absence, the time until which no stream
+  // counts as idle because of that absence, and the total absence that current waits may span.
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
   absl::Time forbearance_end_ = absl::InfinitePast();
   absl::Duration absent_;
@@ -154,11 +156,11 @@ class Server {
   bool stuck_ = false;  // Verdict::stuck
   bool filled_;         // --ready-file has been made
   bool ending_ = false;
-  std::atomic<bool> ready_{false};  // what the health service says of the services
+  std::atomic<bool> ready_{false};  // what the health service reports for the services
   std::thread tender_;
   std::thread reloader_;
-  std::unique_ptr<GpuMonitor> gpus_;    // for the metrics; null: without
-  std::unique_ptr<HttpListener> http_;  // null: without; goes before what it tells of
+  std::unique_ptr<GpuMonitor> gpus_;    // for the metrics; null without --metrics-listen
+  std::unique_ptr<HttpListener> http_;  // null without --metrics-listen; destroyed first
 };
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What one hostile or careless client may do to a server, and must not get away with.
+"""Checks that one hostile or careless client cannot harm a server.
 
 Every case takes a promise of the .proto files or of the server's flags and tries to break it from
 outside. The cases of a class run one after the other and share servers that have the same flags;
-classes run side by side, as cases wait more than they compute.
+classes run in parallel, because cases wait more than they compute.
 
 usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME...]
 
@@ -35,30 +35,31 @@ from outsider import Server, eventually, inline, into, outcome_of, resident, vie
 
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)
-OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # what FOUR may have instead
-# For a condition that comes true at some time; a case does not depend on when.
+OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # alternative contents of FOUR
+# Timeout for a condition that becomes true eventually; no case depends on when.
 LONG_S = 60
-# Operations may take as long as a test likes.
+# Limits under which operations may take as long as a test likes.
 PATIENT = (
     "--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000",
     "--scratch-limit", "1Gi",
 )  # fmt: skip
 METRICS = ("--metrics-listen", "127.0.0.1:0")
-# Multiply-adds per second of a slow strategy are 0.5e9 to 2e9, on one core: seconds() of work.
+# Does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
 SLOW_STRATEGY = "cpu_naive"
 LIST_SERVICES = b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
 BUFFERS, COMPUTE = "/tessera.v1.BufferService/", "/tessera.v1.ComputeService/"
 
 
 def side_for(seconds):
-    """Of a square product that SLOW_STRATEGY holds a worker with for about so long."""
+    """Returns the side of a square product that keeps a worker busy with SLOW_STRATEGY for about
+    this long."""
     if o.Program.sanitized():
         seconds /= 4
     return round(1000 * (seconds / 1.2) ** (1 / 3))
 
 
 def field(number, value):
-    """A field of a message that has bytes."""
+    """Returns a field of a message that has bytes."""
     length, digits = len(value), b""
     while length > 0x7F:
         digits += bytes([length & 0x7F | 0x80])
@@ -67,12 +68,13 @@ def field(number, value):
 
 
 def padded_message(size):
-    """A valid UploadRequest of about that many bytes, all in field 15, which it does not know."""
+    """Returns a valid UploadRequest of about that many bytes, all in field 15, which is unknown to
+    it."""
     return field(15, bytes(size))
 
 
 def in_frames(request):
-    """The bytes of a message as they are in DATA frames."""
+    """Returns the bytes of a message as they are in DATA frames."""
     body = request.SerializeToString()
     return b"\0" + len(body).to_bytes(4, "big") + body
 
@@ -86,7 +88,8 @@ class Case(o.Case):
         cls.shared = {}
 
     def start(self, *flags, expected=0, **how):
-        """A server for this case alone, which ends with the code expected if it ends before."""
+        """Starts a server for this case alone. If it exits before the end, its code must be
+        `expected`."""
         server = Server(self.folder, "--no-warm-up", *flags, **how)
         self.addCleanup(self.end, server, expected)
         return server
@@ -97,8 +100,8 @@ class Case(o.Case):
         self.assertIn(code, (None, expected), "" if server.pipe else server.log()[-2000:])
 
     def share(self, *flags):
-        """A server that other cases of the class use as well; what a case leaves there is deleted
-        behind it, and nothing may stay."""
+        """Returns a server that other cases of the class use as well. What a case leaves there is
+        deleted afterwards, and nothing may remain."""
         if flags not in self.shared:
             self.shared[flags] = Server(self.folder, "--no-warm-up", *flags)
             self.shared[flags].client()
@@ -128,7 +131,8 @@ class Case(o.Case):
     # --- Checks -----------------------------------------------------------------------------------
 
     def assert_fails(self, outcome, code, reason, *numbers, **metadata):
-        """The call failed with this code and reason; the keys in numbers have numbers."""
+        """Checks that the call failed with this code and reason, with numbers for the keys in
+        numbers."""
         self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
         self.assertEqual(outcome.domain, "tessera", outcome)
         for key in numbers:
@@ -145,7 +149,7 @@ class Case(o.Case):
         self.assertTrue(eventually(condition, LONG_S), what)
 
     def assert_becomes(self, expected, read, what=""):
-        seen = []  # A second look might find what the first one itself takes.
+        seen = []  # A second look might count what the first one allocated.
 
         def reached():
             seen.append(read())
@@ -155,7 +159,8 @@ class Case(o.Case):
         self.assertEqual(seen[-1], expected, what)
 
     def assert_serves(self, client):
-        """A call is answered long before work that holds the server up would be over."""
+        """Checks that a call is answered long before the work that delays the server would be
+        over."""
         timeout = LONG_S * o.Program.patience()
         outcome = outcome_of(lambda: client.dot_of_ones(timeout=timeout))
         self.assert_ok(outcome, "a Dot of one element:")
@@ -164,7 +169,7 @@ class Case(o.Case):
         self.assert_becomes(0, lambda: client.device().scratch_used_bytes)
 
     def assert_empty(self, client):
-        """Nothing is left that counts."""
+        """Checks that nothing is left that counts against a limit."""
         self.assert_becomes(0, lambda: client.device().buffer_used_bytes)
         self.assert_becomes(0, lambda: client.device().scratch_used_bytes)
         self.assertEqual(client.names(), [])
@@ -172,8 +177,8 @@ class Case(o.Case):
             self.assert_becomes(0, lambda name=name: client.budget(name).used, name)
 
     def assert_steady(self, server, work, limit, rounds=10):
-        """What a server keeps of repeated work grows in every round. What its allocator keeps does
-        not: some round adds less than the limit."""
+        """Checks that memory does not leak. What a server keeps of repeated work grows in every
+        round; what its allocator keeps does not, so that some round adds less than the limit."""
         growth, before = [], server.rss()
         while not growth or growth[-1] >= limit:
             work()
@@ -184,23 +189,24 @@ class Case(o.Case):
             self.assertLess(len(growth), rounds, f"each of {rounds} rounds adds bytes: {growth}")
 
     def assert_grew_less(self, limit, before, read):
-        """A limit of a half or less of what a server would take that does what it must not."""
+        """Checks growth against a limit, which is at most half of what a faulty server would
+        take."""
         if not o.Program.sanitized():
             eventually(lambda: read() - before < limit, 20)
-            self.assertLess((read() - before) / o.MI, limit / o.MI, "MiB that it takes more")
+            self.assertLess((read() - before) / o.MI, limit / o.MI, "MiB of growth")
 
     @staticmethod
     def metric(server, name, label=""):
-        """The sum of what the metric has with this label, as in 'key="value"'."""
+        """Returns the sum of the metric's values with this label, as in 'key="value"'."""
         address = re.search(r"metrics at (http://[\d.:]+/)", server.log())[1]
         with urllib.request.urlopen(address + "metrics", timeout=LONG_S) as page:
             found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", page.read().decode(), re.MULTILINE)
         return sum(float(value) for labels, value in found if label in labels)
 
-    # --- Calls that go on -------------------------------------------------------------------------
+    # --- Calls that last --------------------------------------------------------------------------
 
     def slow_product(self, client, seconds=120, timeout=600, **more):
-        """A product for which a worker is busy; the client has a buffer "s" of one element."""
+        """Starts a product that keeps a worker busy; the client has a buffer "s" of one element."""
         n = side_for(seconds)
         a = resident("s", view([n, n], [0, 0]))
         more.setdefault("result", into(f"product{time.monotonic_ns()}"))
@@ -209,7 +215,7 @@ class Case(o.Case):
         return call
 
     def hold_worker(self, client, **how):
-        """As slow_product, and a worker has begun with it: it has copied the operands."""
+        """Like slow_product, but waits until a worker has begun: it has copied the operands."""
         client.put("s", ONE, replace=True)
         call = self.slow_product(client, **how)
         self.assert_eventually(lambda: client.device().scratch_used_bytes > 0 or call.done())
@@ -217,8 +223,8 @@ class Case(o.Case):
         return call
 
     def idle_upload(self, client, stop, *messages, pause=None):
-        """An upload that sends the messages and rests until stop is set, or sends messages without
-        data after each pause."""
+        """Starts an upload that sends the messages and then waits until stop is set, or sends
+        messages without data after each pause."""
 
         def requests():
             for fields in messages:
@@ -231,7 +237,7 @@ class Case(o.Case):
 
     @staticmethod
     def slow_upload(client, stop):
-        """An upload of an element now and then until stop is set, and then of the rest."""
+        """Uploads an element now and then until stop is set, and then the rest."""
 
         def requests():
             left, spec = 4000, o.spec_of(np.zeros(1000, np.float32))
@@ -245,8 +251,8 @@ class Case(o.Case):
 
     @staticmethod
     def unread_downloads(server, count=3):
-        """Downloads of 32 MiB whose reader has taken the first chunk only. Its window stays small,
-        however long a chunk is on its way."""
+        """Starts downloads of 32 MiB whose reader takes only the first chunk. Its window stays
+        small, however long a chunk takes to arrive."""
         client = server.client(options=[("grpc.http2.bdp_probe", 0)])
         one = inline(ONE, view([8 << 20], [0]))
         if "big" not in client.names():
@@ -260,17 +266,17 @@ class Case(o.Case):
 
     @staticmethod
     def one_upload():
-        """A whole upload in one message."""
+        """Returns a whole upload in one message."""
         return o.buffers.UploadRequest(name="u", data=ONE.tobytes(), spec=o.spec_of(ONE))
 
     @staticmethod
     def send(client, method, message):
-        """How a call of any kind ends whose request is this one message."""
+        """Returns the outcome of a call of any kind whose request is this one message."""
         call = client.channel.stream_stream(method)
         return outcome_of(lambda: list(call(iter([message]), timeout=LONG_S)))
 
     def raw(self, server, **how):
-        """A connection of HTTP/2 by hand."""
+        """Opens an HTTP/2 connection by hand."""
         raw = o.RawConnection(server, **how)
         self.addCleanup(raw.close)
         return raw
@@ -280,7 +286,7 @@ class Case(o.Case):
 
 
 class BusyWorkerTest(Case):
-    """The only worker is busy with a product of minutes."""
+    """The only worker is busy with a product that takes minutes."""
 
     QUEUE = 8
 
@@ -354,7 +360,7 @@ class BusyWorkerTest(Case):
             self.hold_worker(client, result=target).cancel()
             call = self.slow_product(client, timeout=0.5, result=target)
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-            self.assert_serves(client)  # behind both
+            self.assert_serves(client)  # after both
             self.assert_scratch_is_free(client)
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
@@ -381,7 +387,7 @@ class BusyWorkerTest(Case):
         while len(refused) < 30:
             if len(refused) == 1:
                 before = server.rss()
-            # One at a time: gRPC itself gives calls up that come faster than they are read.
+            # One at a time: gRPC itself rejects calls that arrive faster than they are read.
             call = client.future("Dot", a=big, b=big, timeout=600)
             count = len(waiting) + 1
             self.assert_eventually(lambda: call.done() or client.device().waiting == count)
@@ -406,7 +412,7 @@ class BusyWorkerTest(Case):
 
 class WorkTest(Case):
     def strategies(self, client):
-        """Of Matmul, and the server's own choice."""
+        """The strategies of Matmul, and the server's own choice."""
         rows = client.call("ListStrategies", operation="matmul").strategies
         return ["", *sorted({row.name for row in rows})]
 
@@ -452,10 +458,10 @@ class WorkTest(Case):
         server = self.start("--memory-limit", "16Mi", "--scratch-limit", "16Mi")
         client = server.client()
         client.put("s", ONE)
-        n = 100_000_000  # of 4 bytes, or of 8
+        n = 100_000_000  # elements of 4 bytes, or of 8
         half = inline(np.ones(1), view([n], [0]))
         wide = resident("s", view([n], [0]))
-        # With strides that no trick reads as one element.
+        # These strides cannot be simplified to those of one element.
         client.put("two", np.ones(2, np.float32))
         mixed = resident("two", view([n // 2, 2], [0, 1]))
         before = server.peak_rss()
@@ -475,7 +481,7 @@ class WorkTest(Case):
             }
             self.assertIn(outcome.reason, numbers, outcome)
             self.assert_fails(outcome, outcome.code, outcome.reason, *numbers[outcome.reason])
-            # The call alone needs too much: to repeat it is of no use.
+            # The call alone needs too much, so it is pointless to retry it.
             self.assertIsNone(outcome.retry_s, outcome)
         self.assert_grew_less(2 * n, before, server.peak_rss)
         self.assert_scratch_is_free(client)
@@ -526,7 +532,8 @@ class WorkTest(Case):
         self.assertEqual(client.names(), ["s"])
 
     def test_the_row_that_runs_by_default_may_take_longer_than_a_lesson(self):
-        """A product that the limit of slow strategies refuses, and that of the default accepts."""
+        """The limit of slow strategies refuses a product that the limit of the default strategy
+        accepts."""
         self.needs_cpu()
         limits = ("--max-slow-operation-seconds", "0.05", "--max-operation-seconds", "60")
         client = self.start(*limits).client()
@@ -538,11 +545,12 @@ class WorkTest(Case):
     def test_an_idle_server_leaves_the_processor_alone(self):
         server = self.share()
         client = server.client()
-        for _ in range(200):  # workers and the device's last kernel have something to wait for
+        for _ in range(200):  # so that workers and the device's last kernel have waited
             self.assertEqual(client.dot_of_ones(), 1)
 
         def is_idle():
-            """No thread runs, or could, whenever it is looked at; all take little time together."""
+            """Whether no thread is running or runnable in all samples, and all threads together use
+            little time."""
             before, begin, always = server.cpu_seconds(), time.monotonic(), None
             for _ in range(20):
                 time.sleep(0.01)
@@ -557,7 +565,7 @@ class WorkTest(Case):
 
     def test_no_thread_of_grpc_sleeps_between_calls(self):
         """gRPC's threads for callbacks sleep for a tenth of a second after each second without a
-        call, and a call that comes meanwhile waits for them."""
+        call, and a call that arrives in that time waits for them."""
         server = self.share()
         client = server.client()
         client.put("x", FOUR)
@@ -566,18 +574,18 @@ class WorkTest(Case):
         self.assertEqual(client.health(), 1)
         tasks = pathlib.Path(f"/proc/{server.pid}/task").iterdir()
         names = [(task / "comm").read_text().strip() for task in tasks]
-        self.assertIn("grpc_global_tim", names, "threads of gRPC have other names")
+        self.assertIn("grpc_global_tim", names, "gRPC's threads have other names")
         self.assertNotIn("nexting_thread", names)
 
     def test_what_host_memory_cannot_hold_is_refused_for_good(self):
         total = 16 * o.MI
         client = self.start("--host-memory", str(total)).client()
         wide = inline(ONE, view([3 * o.MI // 4], [0]))
-        add = o.compute.AddRequest(a=wide, b=wide)  # 3 MiB of a result
+        add = o.compute.AddRequest(a=wide, b=wide)  # a result of 3 MiB
         program = o.compute.ExecuteRequest(steps=[o.compute.Step(add=add)])
 
         def attempt(rpc, message, groups):
-            """With that many fields that no message has; each takes dozens of bytes in memory."""
+            """Sends that many unknown fields, each of which takes dozens of bytes in memory."""
             message = message.SerializeToString() + b"\x7b\x7c" * groups
             return self.send(client, COMPUTE + rpc, message)
 
@@ -596,10 +604,10 @@ class WorkTest(Case):
             with self.subTest(rpc=rpc):
                 many = 1 << 19
                 size = assert_is_refused(attempt(rpc, message, many)) / many
-                # The request alone finds room, and its response finds none next to it.
+                # There is room for the request alone, but not for its response as well.
                 requested = assert_is_refused(attempt(rpc, message, int((total - 2 * o.MI) / size)))
                 self.assertLess(requested, total + 12 * o.MI)
-                # With half of that both do.
+                # With half as many fields, there is room for both.
                 self.assert_ok(attempt(rpc, message, int(6 * o.MI / size)))
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
@@ -621,7 +629,7 @@ class MemoryTest(Case):
         # The address space ends before the machine's memory does.
         self.needs_cpu("RLIMIT_AS does not bound the memory of a GPU")
         if o.Program.sanitized():
-            self.skipTest("a sanitized server takes memory of its own")
+            self.skipTest("a sanitizer takes additional memory")
         server = self.start("--memory-limit", "8Gi", prefix=("prlimit", "--as=6442450944"))
         client = server.client()
         big = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[7 << 28])
@@ -695,7 +703,7 @@ class MemoryTest(Case):
             }
 
         for i, ttl in enumerate((
-            {"seconds": 315_576_000_000},  # the longest that there is
+            {"seconds": 315_576_000_000},  # the longest possible
             {"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
             {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {},
         )):  # fmt: skip
@@ -794,7 +802,7 @@ class CountTest(Case):
         self.assert_becomes(1, used)
         raw = []
         for _ in range(60):
-            with contextlib.suppress(OSError):  # it is closed before it has said anything
+            with contextlib.suppress(OSError):  # closed before it has sent anything
                 raw.append(self.raw(self.server))
         kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
         self.assertEqual((len(kept), used(), client.budget("connections").limit), (19, 20, 20))
@@ -817,7 +825,7 @@ LOG_LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
 )
 CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
-# Errors have a hundred characters of each.
+# Errors quote a hundred characters of each.
 HOSTILE_TEXTS = [
     "x\nFORGED\r\nFORGED\rFORGED\u2028FORGED\u0085FORGED\u009b2J\x1b[2J\x1b]0;title\x07",
     'nul\0nul, quote " backslash \\ {} %s %n {0} \u202egnirts \ud7ff\U0010ffff',
@@ -827,10 +835,10 @@ HOSTILE_TEXTS = [
 
 class LogTest(Case):
     def hostile_calls(self, client, text):
-        """Every place that takes text from a client."""
+        """Makes calls with the text in every place that takes text from a client."""
         one, spec = inline(ONE), o.spec_of(ONE)
         named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
-        # The log takes ten lines a second: those of calls whose texts differ come first.
+        # The log takes ten lines a second, so calls with different texts come first.
         return [
             client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
             client.attempt("ListBuffers", page_token=text),
@@ -848,7 +856,7 @@ class LogTest(Case):
         ]
 
     def test_texts_forge_no_lines(self):
-        # libprotobuf writes about text that is no UTF-8 to standard error, unless told otherwise.
+        # By default, libprotobuf reports text that is not UTF-8 on standard error.
         body = b"\x0a\x01\xff"
         for text in HOSTILE_TEXTS:
             for form in ("text", "json"):
@@ -902,7 +910,7 @@ class LogTest(Case):
 
     @staticmethod
     def fail(client):
-        """Calls whose lines in the log are long."""
+        """Makes calls whose lines in the log are long."""
         client.attempt("Dot", a=resident("\1" * 100_000), b=resident("C"))
         client.attempt("Dot", a=inline(ONE), b=inline(ONE), strategy="\1" * 100_000)
 
@@ -912,7 +920,7 @@ class LogTest(Case):
         client = server.client()
 
         def is_full():
-            """Another line may find no room."""
+            """Returns whether there may be no room for another line."""
             self.fail(client)
             (used,) = struct.unpack("i", fcntl.ioctl(server.pipe, termios.FIONREAD, bytes(4)))
             return used > size - 700
@@ -939,8 +947,8 @@ class LogTest(Case):
 
 class BrokenUploadTest(Case):
     def check(self, second, data, **how):
-        """Uploads whose every byte has come before a second message that breaks them, or comes
-        together with it."""
+        """Checks uploads whose bytes have all arrived before, or together with, a second message
+        that breaks them."""
         server = self.share()
         judge, client = server.client(), server.client(**how)
         raw = client.channel.stream_unary(BUFFERS + "Upload", request_serializer=lambda m: m)
@@ -969,7 +977,7 @@ class BrokenUploadTest(Case):
         self.assert_becomes(0, lambda: judge.budget("uploads").used)
         self.assertEqual(judge.names(), ["live"], "buffers of refused uploads")
         self.assertEqual(judge.download("live"), old.tobytes(), "a refused upload replaces")
-        # Nor of a range.
+        # A refused upload writes no range either.
         judge.create("range", old)
         first = o.buffers.UploadRequest(name="range", offset=0, data=data).SerializeToString()
         self.assertFalse(outcome_of(lambda: raw(iter([first, second]), timeout=600)).ok)
@@ -986,7 +994,8 @@ class BrokenUploadTest(Case):
         ):
             with self.subTest(what):
                 self.check(second, os.urandom(64))
-        # gRPC sends what does not shrink as it is: the random first message, not the second.
+        # gRPC sends incompressible messages as they are: this applies to the random first message
+        # only.
         self.check(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
     def test_cancelled_cut_and_late_uploads_leave_nothing(self):
@@ -1065,7 +1074,7 @@ class IdleUploadTest(Case):
                 o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
                 o.frame(o.DATA, 0, 1, in_frames(request)),
             )
-        # All have begun, if some have not ended already.
+        # All have begun, and some may have ended already.
         self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
         # The first third is silent from now on.
         for one in raw[5:10]:
@@ -1078,7 +1087,7 @@ class IdleUploadTest(Case):
 
 
 class UnreadTest(Case):
-    """Of downloads and of other responses that their callers do not read."""
+    """Downloads and other responses that their callers do not read."""
 
     def setUp(self):
         flags = ("--download-timeout", "2s", "--host-memory", "32Mi")
@@ -1135,20 +1144,21 @@ class UnreadTest(Case):
                 self.assert_eventually(lambda: refused() - begin >= 2 * count)
                 if not o.Program.sanitized():
                     self.assertLess(server.rss() - before, 2 * count * each, "bytes")
-                self.assert_eventually(lambda: self.held() < 1000, "nothing ends the calls")
+                self.assert_eventually(lambda: self.held() < 1000, "the calls do not end")
         self.assert_serves(client)
 
     def test_small_responses_that_nobody_reads_end(self):
-        # What a response takes is held as long as gRPC holds it, and no longer than the timeout.
+        # The memory of a response is charged as long as gRPC holds it, and no longer than the
+        # timeout.
         wide = inline(ONE, view([12000], [0]))
         raw = [self.raw(self.server, window=0) for _ in range(3)]
         raw[0].call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
         self.assert_eventually(lambda: self.held() >= 48000, "the response was not charged")
         raw[1].call(BUFFERS + "Upload", self.one_upload())
-        # Of a method that needs no token. No bytes: of any type, a message without fields.
+        # A method that needs no token. Zero bytes are a valid message of any type, without fields.
         raw[2].call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
         for one in raw:
-            self.assertIsNotNone(one.find_frame(o.RST_STREAM, LONG_S), "nothing ends the call")
+            self.assertIsNotNone(one.find_frame(o.RST_STREAM, LONG_S), "the call does not end")
         self.assert_eventually(lambda: self.held() < 1000)
         self.assert_serves(self.client)
 
@@ -1160,13 +1170,13 @@ class UnreadTest(Case):
             raw = self.raw(self.server, window=0)
             raw.call(COMPUTE + method, request)
             self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
-            self.assertLess(self.held(), 10_000, f"bytes stay charged behind {method}")
+            self.assertLess(self.held(), 10_000, f"bytes stay charged after {method}")
 
 
 class StoppedTest(Case):
     def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
-        """Nor does it lose the device, though the clock goes on for longer than a hang may last:
-        for the watchdog's time and four times that of an operation."""
+        """The device is not lost either, although the clock advances by more than a hang may last:
+        by the watchdog's time and four times that of an operation."""
         self.needs_cpu()
         ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
@@ -1188,14 +1198,14 @@ class StoppedTest(Case):
         upload = client.b.Upload.future(messages(), timeout=600)
         self.assert_becomes(1, lambda: client.budget("uploads").used)
         a = resident("s", view([600, 600], [0, 0]))
-        # Enough that one is running.
+        # Enough calls that one is always running.
         calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
         self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
-        time.sleep(2)  # The server counts a second and more as an absence.
+        time.sleep(2)  # The server counts a second or more as a suspension.
         ring.write_text("a host-a:2\n")
         server.signal(signal.SIGCONT)
-        # It looks at this file after it has looked for idle streams.
+        # The server checks this file after it has checked for idle streams.
         self.assert_eventually(lambda: "--ring: the file has changed" in server.log())
         go_on.set()
         self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
@@ -1205,7 +1215,7 @@ class StoppedTest(Case):
         self.assert_becomes(1, client.health)
         if not o.Program.sanitized():
             self.assertNotIn("not ready", server.log())
-        # A download that stands still afterwards ends as ever.
+        # A download that stalls afterwards ends as usual.
         (download,) = self.unread_downloads(server, count=1)
         self.assert_becomes(0, lambda: client.budget("downloads").used)
         self.assertFalse(outcome_of(lambda: list(download)).ok)
@@ -1216,15 +1226,15 @@ class StoppedTest(Case):
 
 class MessageTest(Case):
     def test_messages_of_many_parts_count_as_what_they_take(self):
-        """Two bytes of a message may be an object of fifty in memory."""
+        """Two bytes of a message may be an object of fifty bytes in memory."""
         server = self.start("--host-memory", "64Mi")
         client = server.client()
         client.put("x", ONE)
-        groups = b"\x7b\x7c" * (2 << 20)  # of a field that no message has
+        groups = b"\x7b\x7c" * (2 << 20)  # an unknown field of every message
         before = server.peak_rss()
         x = resident("x").SerializeToString()
         dot = field(1, x) + field(2, x)
-        # An operand that begins as a tensor of many dimensions, and is a buffer in the end.
+        # An operand that begins as a tensor of many dimensions, and ends as a buffer.
         shape = field(1, field(2, field(2, bytes(4 << 20)))) + dot
         execute = field(1, field(1, dot))
         upload = field(1, b"y") + field(2, o.spec_of(ONE).SerializeToString() + groups)
@@ -1242,12 +1252,13 @@ class MessageTest(Case):
             ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
         ):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
-        # None of them has been parsed, which takes 100 MiB: gRPC holds 4 MiB, and their pieces.
+        # None of them has been parsed, which would take 100 MiB: gRPC holds 4 MiB, and their
+        # pieces.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
         self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")
         self.assertTrue(ask(check, b"").ok)
-        # A few fields that a newer client knows do no harm.
+        # A few unknown fields, as a newer client may send, do no harm.
         few = groups[: 32 << 10]
         for method, message in (("Dot", dot), ("Execute", execute)):
             self.assert_ok(ask(COMPUTE + method, message + few), method)
@@ -1262,17 +1273,17 @@ class MessageTest(Case):
                        b"\x08" + b"\xff" * 10 + b"\x01",
                        b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
                 if service.name == "BufferService" and method.name != "ListBuffers":
-                    bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
+                    bad.append(b"\x0a\x02\xff\xfe")  # a name that is not UTF-8
                 for request in bad:
                     with self.subTest(method.name, request=request):
                         path = f"/{service.full_name}/{method.name}"
                         outcome = self.send(client, path, request)
                         bad_message = ("INVALID_ARGUMENT", "BAD_MESSAGE")
                         self.assert_fails(outcome, *bad_message, method=method.name)
-                        self.assertIn(f"no valid {method.name}Request", outcome.text)
+                        self.assertIn(f"not a valid {method.name}Request", outcome.text)
         outcome = self.send(client, "/grpc.health.v1.Health/Check", b"\xff")
         self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
-        self.assertIn("no valid HealthCheckRequest", outcome.text)
+        self.assertIn("not a valid HealthCheckRequest", outcome.text)
         self.assert_serves(client)
 
     def test_messages_above_the_limit(self):
@@ -1327,7 +1338,7 @@ class ErrorTest(Case):
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
     def test_messages_say_which_value_is_wrong(self):
-        """What a person reads says which value is wrong and what is allowed."""
+        """The texts of errors say which value is wrong and what is allowed."""
         client = self.share("--memory-limit", "1Mi").client()
         x = np.arange(6, dtype=np.float32)
         client.put("x", x)
@@ -1345,7 +1356,7 @@ class ErrorTest(Case):
                 ("BAD_SHAPE", "9", "CreateBuffer", dict(name="y", spec=spec(*[1] * 9))),
                 ("BAD_DTYPE", "77", "CreateBuffer", dict(name="y", spec=spec(1, dtype=77))),
                 ("BAD_NAME", "128", "CreateBuffer", dict(name="y" * 129, spec=spec(1))),
-                # And not only in "a buffer's name".
+                # The text alone would also match "a buffer's name".
                 ("BAD_NAME", "value: a b", "CreateBuffer", dict(name="a b", spec=spec())),
                 ("EMPTY_INPUT", "min", "Reduce", dict(x=empty, op="REDUCE_OP_MIN")),
                 ("BAD_TTL", "-7", "UpdateBuffer", dict(name="x", ttl={"seconds": -7})),
@@ -1409,7 +1420,7 @@ class ErrorTest(Case):
                 self.assertLessEqual(least, most, row)
                 for value in {0, least, most, most + 1, max(least - 1, 0), 2**32 - 1}:
                     outcome = client.attempt(rpc, launch={knob: value}, strategy=row.name, **fields)
-                    # Strategies of the tensor cores want 16-bit operands, others large ones.
+                    # Strategies for tensor cores need 16-bit operands, others need large ones.
                     if outcome.reason == "STRATEGY_UNSUPPORTED":
                         continue
                     what = (row.operation, row.name, knob, value, outcome)
@@ -1434,7 +1445,7 @@ class ConnectionTest(Case):
         headers = o.request_headers(COMPUTE + "Dot")
         raw = [self.raw(server) for _ in range(40)]
         for one in raw:
-            # A message is announced; 5 bytes of its data come.
+            # A message is announced, and 5 bytes of its data are sent.
             one.send(
                 o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
                 o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")),
@@ -1454,7 +1465,7 @@ class ConnectionTest(Case):
 
         def open_and_reset():
             raw = self.raw(server)
-            with contextlib.suppress(OSError):  # closed by the server, which is as good
+            with contextlib.suppress(OSError):  # closed by the server, which is fine, too
                 for begin in range(1, 2 * count, 200):
                     raw.send(
                         *(
@@ -1475,7 +1486,7 @@ class ConnectionTest(Case):
         spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[64 << 10], replace=True)
         first = o.buffers.UploadRequest(name="x", spec=spec, data=bytes(48 << 10))
         data = in_frames(first) + 4 * in_frames(o.buffers.UploadRequest(data=bytes(52 << 10)))
-        # What a window lets through before the server has granted more.
+        # As much data as the window allows before the server grants more.
         stream = o.PREFACE + o.frame(o.SETTINGS, 0, 0)
         stream += o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload"))
         for begin in range(0, 65_535, 16_000):
@@ -1498,7 +1509,7 @@ class ConnectionTest(Case):
 
         self.assert_serves(client)
         files = o.descriptors(server)
-        # What they have sent is 32 KiB each.
+        # Each has sent 32 KiB.
         self.assert_steady(server, die, count * 16 << 10)
 
     def test_open_reflection_streams_take_no_threads(self):
@@ -1531,7 +1542,7 @@ class ConnectionTest(Case):
 
 
 class TooManyStreamsTest(Case):
-    """A connection is ended that has more than 576 calls, or more than 288 for half a second."""
+    """A connection with more than 576 calls, or with more than 288 for half a second, is closed."""
 
     HEADERS = o.request_headers(COMPUTE + "Dot")
 
@@ -1547,7 +1558,7 @@ class TooManyStreamsTest(Case):
         return found.search(self.server.log())[1]
 
     def open_calls(self, count, **how):
-        """A connection with that many calls, without their messages."""
+        """Opens a connection with that many calls, without their messages."""
         raw = self.raw(self.server, **how)
         raw.send(
             *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count))
@@ -1580,7 +1591,7 @@ class TooManyStreamsTest(Case):
         self.assert_eventually(lambda: re.search(said, self.server.log()))
 
     def test_only_the_connection_with_too_many_streams_ends(self):
-        """Not one from the same port to another address of the server."""
+        """A connection from the same port to another address of the server stays open."""
         port, here = self.port_of("0.0.0.0"), ("127.0.0.1", 0)
         opened = []
         for host, calls in (("127.0.0.1", 1), ("127.0.0.2", 400), ("127.0.0.3", 1)):
@@ -1600,7 +1611,7 @@ class TooManyStreamsTest(Case):
             raw.send(*(o.frame(o.RST_STREAM, 0, i, b"\0\0\0\x08") for i in streams))
         server.signal(signal.SIGCONT)
         self.assert_open(raw)
-        self.wait_for_end(self.open_calls(400))  # the server has looked for half a second
+        self.wait_for_end(self.open_calls(400))  # the server has watched for half a second
         self.assert_open(raw)
         self.assert_serves(self.client)
 
@@ -1610,7 +1621,7 @@ class TooManyStreamsTest(Case):
 
 class DrainTest(Case):
     def begin(self, listen, *shell, **streams):
-        """A server that need not listen yet."""
+        """Starts a server, which may not be listening yet."""
         command = [*shell, o.Program.path, "--listen", listen, "--device", o.Program.device]
         process = subprocess.Popen(command, **streams)
         self.addCleanup(process.wait)
@@ -1649,7 +1660,7 @@ class DrainTest(Case):
         self.assertFalse(outcome_of(call).ok)
 
     def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
-        """Callers see UNAVAILABLE at most."""
+        """Callers see UNAVAILABLE at worst."""
         server, done = self.start(), [0] * 4
 
         def work(i):
@@ -1669,8 +1680,10 @@ class DrainTest(Case):
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        """They are readers of a download or of a response, also of the response to an upload."""
-        # The shorter of --download-timeout and what a stream may stand still for in a drain.
+        """These readers are those of a download, of a response, and of the response to an
+        upload."""
+        # The limit is the shorter of --download-timeout and the time that a stream may stall in a
+        # drain.
         servers, calls = [], []
         for timeout in ("3s", "60s"):
             server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")
@@ -1718,7 +1731,7 @@ class SlowDrainTest(Case):
         for sends, call in still.items():
             self.assert_eventually(call.done, f"it sends {sends}")
             self.assert_fails(outcome_of(call), "UNAVAILABLE", "DRAINING", limit="5s")
-        self.assertFalse(running.done(), "the upload that goes on has ended too early")
+        self.assertFalse(running.done(), "the running upload has ended too early")
         go_on.set()
         self.assert_ok(outcome_of(running))
         self.assertEqual(server.wait(LONG_S), 0, "exit code")

@@ -1,4 +1,4 @@
-// The file of tokens, and the rules of roles.
+// The file of tokens, and the rules for roles.
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
@@ -74,22 +74,22 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "it lets nobody in"},
       {"# nobody\n", "it lets nobody in"},
-      {secret, "line 1: it is not who, role and tenant"},
-      {absl::StrCat("\n", secret, " write a"), "line 2: the first word is no SHA-256"},
-      {absl::StrCat(kHash.substr(1), " write a"), "the first word is no SHA-256"},
-      {absl::StrCat(kHash, "00 write a"), "the first word is no SHA-256"},
-      {absl::StrCat("zz", kHash.substr(2), " write a"), "the first word is no SHA-256"},
-      {"cn: write a", "the first word is no SHA-256"},
-      {"email:x@example.org write a", "and no cn:, dns: or uri: with a name"},
+      {secret, "line 1: it needs a caller, role and tenant"},
+      {absl::StrCat("\n", secret, " write a"), "line 2: the first word is not a SHA-256"},
+      {absl::StrCat(kHash.substr(1), " write a"), "the first word is not a SHA-256"},
+      {absl::StrCat(kHash, "00 write a"), "the first word is not a SHA-256"},
+      {absl::StrCat("zz", kHash.substr(2), " write a"), "the first word is not a SHA-256"},
+      {"cn: write a", "the first word is not a SHA-256"},
+      {"email:x@example.org write a", "nor cn:, dns: or uri: with a name"},
       {"uid:root write a", "or uid: with a number"},
-      {"uid:-1 write a", "the first word is no SHA-256"},
-      {"uid:4294967296 write a", "the first word is no SHA-256"},
+      {"uid:-1 write a", "the first word is not a SHA-256"},
+      {"uid:4294967296 write a", "the first word is not a SHA-256"},
       {"uid:" + std::to_string(OverflowUser()) + " write a", "line 1: the kernel shows this"},
-      {absl::StrCat("cn:", std::string(1025, 'x'), " write a"), "the first word is no SHA-256"},
-      {"uid:7 write a\nuid:007 read b", "line 2: the first word has a line already"},
-      {"dns:a.org write a\ndns:A.org read b", "line 2: the first word has a line already"},
-      {Line("Write a"), "the role is none of"},
-      {Line("none a"), "the role is none of"},
+      {absl::StrCat("cn:", std::string(1025, 'x'), " write a"), "the first word is not a SHA-256"},
+      {"uid:7 write a\nuid:007 read b", "line 2: an earlier line names this caller"},
+      {"dns:a.org write a\ndns:A.org read b", "line 2: an earlier line names this caller"},
+      {Line("Write a"), "the role is not"},
+      {Line("none a"), "the role is not"},
       {Line("write a/b"), "a tenant's name is"},
       {Line("write " + std::string(65, 'a')), "a tenant's name is"},
       {Line("write a disk=1"), "a quota is bytes=SIZE"},
@@ -98,9 +98,9 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {Line("write a bytes=50%"), "bytes is a size"},
       {Line("write a calls=-1"), "buffers and calls are whole numbers"},
       {Line("write a calls=1.5"), "buffers and calls are whole numbers"},
-      {Line("write a calls=1 calls=2"), "another value of this quota"},
+      {Line("write a calls=1 calls=2"), "a different value of this quota"},
       {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"), "line 2: the tenant has"},
-      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the first word has a line already"},
+      {absl::StrCat(Line("write a"), Line("read b")), "line 2: an earlier line names this caller"},
   };
   for (const auto& [text, said] : cases) {
     const absl::Status status = ParseTokens(text).status();
@@ -112,7 +112,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   }
 }
 
-// Of the files of these messages.
+// The methods of the files in which these messages are.
 template <class... Messages>
 std::multiset<std::string> MethodsOf(bool full_names) {
   std::multiset<std::string> names;

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Who may call, from outside: every method with every role, tenants that are blind to each other,
-quotas, files that change under a server that runs, tokens that are wrong, and where none may be
-seen.
+"""Access control from outside: every method with every role, tenants that cannot see each other,
+quotas, files that change while a server runs, wrong tokens, and places where no token may appear.
 
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -46,7 +45,7 @@ class AccessTest(o.FreshCase):
         replace(self.file, "".join(line + "\n" for line in lines))
 
     def serve(self, *lines, flags=()):
-        """A server that knows the lines' tokens."""
+        """Starts a server that knows the lines' tokens."""
         self.write_tokens(*lines)
         return super().serve("--tokens", self.file, *flags)
 
@@ -62,7 +61,7 @@ class AccessTest(o.FreshCase):
         self.assertTrue(o.eventually(lambda: text in server.log(), 30), server.log())
 
     def begin_upload(self, caller, name, hold):
-        """An upload that has begun, or has been refused, and goes on until hold is set."""
+        """Begins an upload, which may be refused; otherwise it stays open until hold is set."""
 
         def messages():
             data = PIECE.tobytes()
@@ -204,10 +203,10 @@ class AccessTest(o.FreshCase):
         server = self.serve(line_of("t"), flags=("--ring", ring, "--ring-name", "a"))
         caller = Caller(server, "t")
         for change, said in (
-            (lambda: self.write_tokens("rubbish"), "line 1: it is not who, role and tenant"),
+            (lambda: self.write_tokens("rubbish"), "line 1: it needs a caller, role and tenant"),
             (
                 lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
-                "line 2: the role is none of",
+                "line 2: the role is not",
             ),
             (lambda: self.write_tokens("# nobody"), "it lets nobody in"),
             (lambda: self.file.chmod(0o666), "its group or others may write it"),
@@ -226,7 +225,7 @@ class AccessTest(o.FreshCase):
         address = ("--listen", "127.0.0.1:0", "--tokens", self.file)
         self.assertIn("there is no such file", o.refused(*address))
         self.write_tokens(line_of("t"), line_of("t", "read"))
-        self.assertIn("line 2: the first word has a line already", o.refused(*address))
+        self.assertIn("line 2: an earlier line names this caller", o.refused(*address))
         for mode in (0o664, 0o646):
             self.write_tokens(line_of("t"))
             self.file.chmod(mode)
@@ -239,7 +238,7 @@ class AccessTest(o.FreshCase):
         self.assertIn("tokens would be sent in clear", said)
         self.assertIn("--insecure", said)
         server = self.serve(line_of("t"), flags=("--listen", "0.0.0.0:0", "--insecure"))
-        self.assertIn("whoever sees the traffic to it can read the tokens", server.log())
+        self.assertIn("anyone who sees the traffic to it can read the tokens", server.log())
 
     # --- Tenants ---
 
@@ -315,7 +314,7 @@ class AccessTest(o.FreshCase):
         x, y = o.resident("secret"), o.resident("nothing")
 
         def seen(name, operand):
-            """All that bert is told, with the name taken out."""
+            """Returns everything that bert is told, with the name removed."""
             step = o.compute.Step(dot=o.compute.DotRequest(a=operand, b=operand))
             two, versions = dict(a=operand, b=operand), (made.version, draft.version)
             ends = [
@@ -346,12 +345,12 @@ class AccessTest(o.FreshCase):
         self.assertEqual(seen("secret", x), seen("nothing", y))
         self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
         self.assert_logs(server, " (tenant bert): NOT_FOUND")
-        # The region is bert's, who was the first to use it.
+        # The region belongs to bert, who was the first to use it.
         part = region.range(PIECE.nbytes)
         for end in (anna.shared("DownloadShared", name="secret", target=part),
                     anna.shared("UploadShared", name="new", spec=o.spec_of(PIECE), source=part)):
             self.assert_refused(end, "NOT_FOUND", "REGION_NOT_FOUND")
-        # Nor does taking the name tell anything.
+        # Taking the name does not reveal anything either.
         self.assertEqual(bert.create("secret", PIECE).name, "secret")
         self.assertEqual(anna.names(), ["secret", "sketch"])
 
@@ -367,7 +366,8 @@ class AccessTest(o.FreshCase):
         wider = o.inline(PIECE[:1], o.view([3_000_000], [0]))
 
         def ends(caller):
-            """What is refused because all tenants together have too little."""
+            """Returns the calls that are refused because all tenants together have too little
+            memory."""
             add = o.compute.AddRequest(a=wider, b=wider, result=o.into("sum"))
             found = {
                 "buffer": caller.attempt("CreateBuffer", name="big", spec=huge),
@@ -401,7 +401,7 @@ class AccessTest(o.FreshCase):
         put = ("put", "--random", "zeros", "--shape", 1 << 40, "--name", "big")
         self.assertIn("4 TiB requested; 'tessera rm", self.run_cli(server, *put, token="b").stderr)
         self.assertIn("8 MiB free; 'tessera rm", self.run_cli(server, *put, token="admin").stderr)
-        # Who registers memory is a user, not yet a tenant's caller.
+        # A region is registered by a user, not yet by a tenant's caller.
         first = Region(self.folder / "shared")
         self.addCleanup(first.connection.close)
         second = Region(self.folder / "shared")
@@ -417,7 +417,7 @@ class AccessTest(o.FreshCase):
         self.assert_refused(refused, "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", used="2", limit="2")
         held += [self.begin_upload(bert, name, hold) for name in "xy"]
         self.assertFalse([upload for upload in held if upload.done()])
-        # What is over counts no more, and one place is everybody's.
+        # Finished uploads do not count, and a single stream is available to every tenant.
         hold.set()
         for upload in held:
             self.assertTrue(o.outcome_of(upload).ok)
@@ -551,7 +551,8 @@ class AccessTest(o.FreshCase):
             anna.put("y", PIECE, ttl={"nanos": 20_000_000})
             gone = lambda: anna.reason("GetBuffer", name="y") == "BUFFER_NOT_FOUND"
             self.assertTrue(o.eventually(gone, 10, pause=0))
-            # At once: before the server's own sweep, and in the midst of it.
+            # The next call comes immediately: before the server's own sweep, and in the middle of
+            # it.
             if i % 2:
                 anna.put("z", PIECE)
             else:
@@ -575,7 +576,7 @@ class AccessTest(o.FreshCase):
         hold.set()
         for upload in uploads:
             self.assertTrue(o.outcome_of(upload).ok)
-        # One after the other, none counts twice.
+        # Calls that follow each other never count twice.
         for _ in range(300):
             self.assertTrue(anna.attempt("ListBuffers").ok)
 
@@ -588,14 +589,15 @@ class AccessTest(o.FreshCase):
             self.write_tokens(line_of("a", "write", "anna", f"buffers={limit}"))
             self.assert_eventually(lambda limit=limit: anna.budget("buffers").limit == limit)
             self.assertEqual(create(name), reason)
-        self.assertEqual(anna.names(), ["x", "y"], "what is there stays")
+        self.assertEqual(anna.names(), ["x", "y"], "existing buffers stay")
 
     # --- Turns ---
 
     LONG = ("--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000")
 
     def flood(self, caller, count, steps=None):
-        """Products that take minutes, or programs of such; they are cancelled in the end."""
+        """Starts products that take minutes, or programs of such products; they are cancelled in
+        the end."""
         m = o.inline(np.ones(1, np.float32), o.view([4000, 4000], [0, 0]))
         fields = dict(a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True))
         rpc = "Matmul"
@@ -613,7 +615,7 @@ class AccessTest(o.FreshCase):
         flood = self.flood(anna, 1)
         self.assert_eventually(lambda: staff.device().scratch_used_bytes > 0)  # it runs
         flood += self.flood(anna, 59)
-        # Anna's queue is full, which is hers alone.
+        # Anna's queue is full, but only hers.
         self.assert_eventually(lambda: sum(call.done() for call in flood) == 60 - 41)
         for call in flood:
             if call.done():
@@ -682,7 +684,7 @@ class AccessTest(o.FreshCase):
         server, token = self.serve(line_of("t")), "very-secret-token"
         ended = self.run_cli(None, "ls", token=token, address="gpu.example.org:50051")
         self.assertNotEqual(ended.returncode, 0)
-        self.assertIn("in clear", ended.stderr)
+        self.assertIn("unencrypted", ended.stderr)
         self.assertNotIn(token, ended.stderr)
         for bad in ("two words", "caf\u00e9"):
             ended = self.run_cli(server, "ls", token=bad)

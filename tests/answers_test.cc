@@ -1,5 +1,4 @@
-// Answers that nobody reads, with calls to a server that is not there, which end when they are
-// cancelled.
+// Unread responses, with calls to a server that does not exist, which end when they are cancelled.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +29,7 @@ class AnswersTest : public ::testing::Test {
     while (Ended() != nullptr) continue;
   }
 
-  // A call that has its answer from that second on.
+  // Adds a call whose response has been ready since that second.
   Call& Add(int second) {
     Call& call = calls_.emplace_back();
     call.context.set_wait_for_ready(true);
@@ -39,11 +38,11 @@ class AnswersTest : public ::testing::Test {
     answers_.Add(call.entry, call.context.c_call(), Second(second));
     return call;
   }
-  // Breaks off those that are older than a second.
+  // Cancels the calls whose responses have been unread for more than a second.
   void CancelUnread(int second) { answers_.CancelUnread(Second(second), absl::Seconds(1)); }
   void Remove(Call& call) { answers_.Remove(call.entry); }
 
-  // The next call that has ended; null: none does.
+  // Returns the next call that has ended, or null.
   const Call* Ended() {
     void* call = nullptr;
     bool ok = false;
@@ -58,7 +57,7 @@ class AnswersTest : public ::testing::Test {
   Answers answers_;
   std::deque<Call> calls_;
   grpc::CompletionQueue queue_;
-  // Nobody listens on port 1.
+  // No server listens on port 1.
   const std::unique_ptr<v1::BufferService::Stub> stub_ = v1::BufferService::NewStub(
       grpc::CreateChannel("127.0.0.1:1", grpc::InsecureChannelCredentials()));
 };

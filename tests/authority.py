@@ -9,7 +9,7 @@ def openssl(*arguments):
 
 
 class Authority:
-    """A CA in a folder of its own."""
+    """A CA in its own folder."""
 
     def __init__(self, folder, name):
         self.folder = pathlib.Path(folder) / name
@@ -19,7 +19,7 @@ class Authority:
                 "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.cert)
 
     def issue(self, name, days=2, names="IP:127.0.0.1,DNS:localhost"):
-        """Paths of a certificate for 127.0.0.1, or for other names, and of its key."""
+        """Returns the paths of a certificate for 127.0.0.1, or for other names, and of its key."""
         base = self.folder / name
         request, cert, key = (base.with_suffix(suffix) for suffix in (".csr", ".pem", ".key"))
         extensions = base.with_suffix(".ext")

@@ -1,4 +1,4 @@
-// Batches have the bits of each problem alone, which other suites compare with exact results.
+// Batches give the same bits as each problem alone; other suites compare those with exact results.
 #include <array>
 
 #include "kernels/same_bits/batch.h"
@@ -7,7 +7,7 @@
 namespace tessera::test {
 namespace {
 
-// Around the lengths at which a vector, a warp, a row and the longest operand are full.
+// Lengths around those at which a vector, a warp, a row and the longest operand are full.
 constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,    9,    31,   64,
                                      127,  255,  257,  509,  511,   512,  513,  1021, 1023,
                                      1024, 1025, 2047, 2048, 2049,  4093, 4095, 4096, 0,
@@ -19,7 +19,7 @@ class BatchTest : public BackendDTypeTest {
  protected:
   using Operands = std::vector<std::array<View, 2>>;
 
-  // Vectors of the lengths that fit a batch, at every alignment, in the array at data.
+  // Returns vectors of the lengths that fit a batch, at every alignment, in the array at data.
   template <class T>
   std::vector<View> Cut(const T* data) const {
     std::vector<View> views;
@@ -31,7 +31,7 @@ class BatchTest : public BackendDTypeTest {
     return views;
   }
 
-  // batch(operand, results) computes what alone(operands) does for each problem.
+  // Checks that batch(operand, results) computes what alone(operands) does for each problem.
   static void Compare(const Operands& all, const auto& batch, const auto& alone) {
     std::vector<ScalarResult> results(all.size());
     const auto operand = [&](std::size_t i, int o) -> const View& { return At(all[i], o); };
@@ -72,7 +72,7 @@ class BatchTest : public BackendDTypeTest {
   void CheckAll(const std::vector<T>& x, const std::vector<T>& y) const {
     DeviceArray<T> array(stream(), x, 1), other(stream(), y, 3);
     const std::vector<View> a = Cut(array.data()), b = Cut(other.data() + 5);
-    // All of them, and those that are so short that a GPU gives each a warp.
+    // All operands, and those that are so short that a GPU gives each a warp.
     for (const std::int64_t most : {kBatchBytes, std::int64_t{kTreeRowBytes}}) {
       Operands operands;
       for (std::size_t i = 0; i < a.size(); ++i)
@@ -130,7 +130,8 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
   });
 }
 
-// As slices of an array lie: all of them, and all but one, which begins elsewhere or is shorter.
+// Operands that are slices of an array: all of them, and all but one, which begins elsewhere or is
+// shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
   DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),

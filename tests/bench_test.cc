@@ -1,4 +1,4 @@
-// The comparison of strategies behind `tessera bench`, with made-up answers and with a server.
+// The comparison of strategies behind `tessera bench`, with made-up responses and with a server.
 #include "client/cli/comparison.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A strategy as the problems below play it.
+// A strategy that the problems below simulate.
 struct Actor {
   double us = 1;
   long double value = 0;
@@ -77,7 +77,7 @@ TEST(Bench, TimesInTurnAndTakesTheMedian) {
   std::map<std::string, Actor> actors = {{"a", {.us = 10}}, {"b", {.us = 1}}};
   const BenchReport report = Report(actors);
   ASSERT_EQ(report.rows.size(), 2u);
-  // The first of six calls warms up; of the others the odd ones take longer.
+  // The first of six calls warms up; of the others, the odd ones take longer.
   EXPECT_THAT(report.rows[0].kernel_us, ElementsAre(10, 10, 10, 30, 30));
   EXPECT_EQ(report.rows[0].median_us, 10);
   EXPECT_DOUBLE_EQ(report.rows[0].rate, 1000 / 10e-6);

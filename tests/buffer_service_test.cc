@@ -1,4 +1,4 @@
-// BufferService as a client sees it, each error with its code, reason and figures.
+// BufferService as a client sees it, each error with its code, reason and numbers.
 
 #include <limits>
 
@@ -56,7 +56,7 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
   }
   EXPECT_TRUE(Upload(messages).ok());
 
-  // An offset of 0 is one.
+  // An offset of 0 is an offset, too.
   v1::UploadRequest back = More("ijkl");
   back.set_offset(0);
   ASSERT_TRUE(Upload({First("back", 2, "abcd"), More("efgh"), back}).ok());
@@ -69,7 +69,7 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
   ExpectError(Get("b"), "BUFFER_NOT_FOUND", {{"name", "b"}});
 }
 
-// What a damaged message would have written does not count as a write that goes on for ever.
+// A damaged message does not count as a write that never ends.
 TEST_F(BufferServiceTest, ADamagedMessageDoesNotKeepABufferFromBeingSealed) {
   ASSERT_TRUE(Create("a", {2}).ok());
   v1::UploadRequest damaged = At("a", 0, "abcdefgh");
@@ -269,7 +269,7 @@ TEST_F(BufferServiceTest, CopiesOfWholeBuffersViewsAndCasts) {
                                  "ttl { seconds: 40 }")),
               ElementsAre(-5e9f, 2.5f));
   EXPECT_TRUE(made.has_expire_time());
-  // Over itself.
+  // Copies x over itself.
   const std::uint64_t version = Found("x").buffer().version();
   EXPECT_THAT(Values<double>(copy("name: 'x' replace: true dtype: DTYPE_F64")),
               ElementsAre(1, 2.5, -3.75, 4e9, -5e9, 6));
@@ -339,7 +339,7 @@ class LimitsTest : public ServiceTest {
 TEST_F(LimitsTest, Ttls) {
   v1::UploadResponse uploaded;
   ASSERT_TRUE(Upload({First("a", 1, "abcd")}, &uploaded).ok());
-  // Counted from when it became READY, a moment after it was created.
+  // The ttl counts from when the buffer became READY, shortly after it was created.
   const google::protobuf::Duration lives =
       uploaded.buffer().expire_time() - uploaded.buffer().create_time();
   EXPECT_GE(lives.seconds(), 50);
@@ -360,7 +360,7 @@ TEST_F(LimitsTest, IdleUploadsEnd) {
 
   ASSERT_TRUE(Create("b", {10}).ok());
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }))
-      << "nobody writes the created buffer";
+      << "no stream writes the created buffer";
 }
 
 class PatienceTest : public ServiceTest {
@@ -369,7 +369,7 @@ class PatienceTest : public ServiceTest {
       : ServiceTest(With([](Options& options) { options.upload_timeout = absl::Hours(1); })) {}
 };
 
-// Messages that together take longer than one may.
+// The messages take longer together than a single one may.
 TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
   UploadStream upload(server_.buffers());
   for (unsigned i = 1; i <= 5; ++i) {
@@ -384,7 +384,8 @@ TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// Larger than a chunk of the way over the host, with a cast and a view that has to be gathered.
+// The array is larger than a chunk of a copy through the host, with a cast and a view that must be
+// gathered.
 class CopyBetweenDevicesTest : public TwoDevicesTest {};
 
 TEST_F(CopyBetweenDevicesTest, CopiesReachTheOtherDevice) {

@@ -64,7 +64,7 @@ class BufferStoreTest : public testing::Test {
     spec.ttl = ttl;
     return spec;
   }
-  // Why the name becomes no link.
+  // Returns the reason why the name does not become a link, or "".
   std::string Link(const std::string& source, std::uint64_t version, const std::string& name,
                    std::optional<absl::Duration> ttl = std::nullopt) {
     BufferSpec spec;
@@ -130,7 +130,7 @@ TEST_F(BufferStoreTest, DraftBecomesReadyOnceComplete) {
   EXPECT_TRUE(store_.Find("a", 0).ok());
   EXPECT_TRUE(store_.Seal("a", info.version, {}).ok()) << "sealing again succeeds";
   EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "BUFFER_NOT_FOUND")
-      << "nobody knows whose it is";
+      << "its owner is unknown";
   EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_SEALED");
   EXPECT_EQ(ErrorReason(store_.FindDraft("a", 0).status()), "BUFFER_SEALED");
 }
@@ -173,7 +173,7 @@ TEST_F(BufferStoreTest, Names) {
 TEST_F(BufferStoreTest, TakenNames) {
   auto draft = *store_.Create(Spec("a", 1));
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");
-  EXPECT_TRUE(store_.Create(Replacing(Spec("a", 2))).ok()) << "who replaces waits for nobody";
+  EXPECT_TRUE(store_.Create(Replacing(Spec("a", 2))).ok()) << "replacing does not wait";
   Write(*draft, 0, 4);
   ASSERT_TRUE(store_.Seal(*draft).ok());
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");
@@ -237,12 +237,12 @@ TEST_F(BufferStoreTest, WrongVersionsChangeNothing) {
   mismatch(store_.Delete("a", 7));
   EXPECT_EQ(store_.Drafts("a").size(), 1u);
   EXPECT_TRUE(store_.Delete("a", version).ok());
-  EXPECT_TRUE(store_.Find("a", 0).ok()) << "the draft alone";
+  EXPECT_TRUE(store_.Find("a", 0).ok()) << "only the draft";
   EXPECT_EQ(store_.Drafts("a").size(), 0u);
   EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_NOT_FOUND");
   draft = *store_.Create(Replacing(Spec("a", 1)));
   EXPECT_TRUE(store_.Delete("a", ready.version).ok());
-  EXPECT_EQ(store_.Drafts("a").size(), 1u) << "the READY one alone";
+  EXPECT_EQ(store_.Drafts("a").size(), 1u) << "only the READY one";
 }
 
 TEST_F(BufferStoreTest, SeveralDraftsNeedTheirVersions) {
@@ -359,7 +359,7 @@ TEST_F(BufferStoreTest, AWriteGrows) {
   auto draft = *store_.Create(Spec("a", 64));
   for (std::uint64_t i = 0; i < 3; ++i) Write(*draft, 8 * i, 4);
   char* memory = static_cast<char*>(*store_.BeginWrite(*draft, 100, 4));
-  EXPECT_EQ(*store_.ExtendWrite(*draft, 104, 4), memory + 4) << "it is no range of its own";
+  EXPECT_EQ(*store_.ExtendWrite(*draft, 104, 4), memory + 4) << "it is not a separate range";
   EXPECT_EQ(ErrorReason(store_.ExtendWrite(*draft, 253, 4).status()), "BAD_RANGE");
   store_.EndWrite(*draft, 100, 8, true);
   EXPECT_THAT(store_.Describe(*draft).missing,
@@ -377,7 +377,7 @@ TEST_F(BufferStoreTest, BuffersAreCounted) {
   EXPECT_EQ(ErrorReason(status), "TOO_MANY_BUFFERS") << "empty ones count, too";
   EXPECT_EQ(ErrorMetadata(status)["limit"], "8");
   EXPECT_TRUE(store_.Delete("a3", 0).ok());
-  EXPECT_FALSE(store_.Create(Spec("b", 0)).ok()) << "somebody holds it";
+  EXPECT_FALSE(store_.Create(Spec("b", 0)).ok()) << "it is still held";
   drafts.clear();
   EXPECT_TRUE(store_.Create(Spec("b", 0)).ok());
 }
@@ -401,7 +401,7 @@ TEST_F(BufferStoreTest, Budget) {
   const absl::Status status = store_.Create(Spec("b", 65)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(status), "QUOTA_EXCEEDED");
-  EXPECT_EQ(ErrorMetadata(status)["requested"], "512") << "what it takes of the device";
+  EXPECT_EQ(ErrorMetadata(status)["requested"], "512") << "its memory on the device";
   EXPECT_EQ(ErrorMetadata(status)["free"], "256");
   EXPECT_EQ(ErrorMetadata(status)["total"], "1280");
   EXPECT_EQ(ErrorReason(store_.Create(Spec("b", std::int64_t{1} << 60)).status()),
@@ -437,7 +437,7 @@ TEST_F(BufferStoreTest, Expiry) {
   Make(Spec("b", 10));
   EXPECT_TRUE(store_.Find("a", 0).ok());
   EXPECT_GT(store_.Get("b", 0)->expire_time, absl::Now() + absl::Hours(999))
-      << "no ttl of its own: the longest there is";
+      << "no ttl is given: the longest one applies";
   AdvanceSteadyNow(absl::Hours(1));
   EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_FOUND");
   EXPECT_THAT(Names(), ElementsAre("b"));
@@ -502,7 +502,7 @@ TEST_F(BufferStoreTest, SweepsFollowEveryTtl) {
   EXPECT_THAT(left(absl::Minutes(150)), ElementsAre("replaced"));
 }
 
-// Of each limit: the server's on buffers, and a tenant's on bytes and on buffers.
+// Holds for each limit: the server's on buffers, and a tenant's on bytes and on buffers.
 TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
   constexpr std::uint64_t kMany = 1000;
   for (const auto& [buffers, bytes, own_buffers] : std::vector<std::array<std::uint64_t, 3>>{
@@ -522,7 +522,7 @@ TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
     AdvanceSteadyNow(absl::Hours(2));
     store.Sweep(SteadyNow()).clear();
     EXPECT_EQ(store.List("", "", 10).size(), 0u);
-    EXPECT_TRUE(absl::IsResourceExhausted(make("b"))) << "somebody uses it";
+    EXPECT_TRUE(absl::IsResourceExhausted(make("b"))) << "it is in use";
     user.reset();
     EXPECT_EQ(make("b"), absl::OkStatus());
     AdvanceSteadyNow(absl::Hours(2));
@@ -564,7 +564,7 @@ TEST_F(BufferStoreTest, ALinkIsTheMemoryOfItsSource) {
 TEST_F(BufferStoreTest, ALinkOfALinkHoldsTheMemoryAlone) {
   Make(Spec("0", 64));
   for (int i = 0; i < 20; ++i) {
-    // The memory, which has no name from the second time on, and two names of it.
+    // Makes the memory, which has no name from the second round on, and two names for it.
     ASSERT_EQ(Link(std::to_string(i), 0, std::to_string(i + 1)), "");
     ASSERT_TRUE(store_.Delete(std::to_string(i), 0).ok());
   }

@@ -91,7 +91,7 @@ class Region:
 
 
 def every_method(caller):
-    """How each method of the protocol ends, by name."""
+    """Returns the outcome of each method of the protocol, by name."""
     x = o.resident("x")
     requests = {
         "CreateBuffer": dict(name="made", spec=o.spec_of(PIECE, replace=True)),

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The real `tessera` command against a real server on loopback, every value checked with NumPy."""
+"""The real `tessera` command against a real server on loopback; every value is checked with
+NumPy."""
 
 import io
 import json
@@ -33,7 +34,7 @@ class CliCase(o.Case):
     def setUpClass(cls):
         super().setUpClass()
         cls.root = cls.folder
-        cls.idle = queue.SimpleQueue()  # Servers that no case has.
+        cls.idle = queue.SimpleQueue()  # Servers that no case is using.
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
@@ -72,7 +73,7 @@ class CliCase(o.Case):
         return [buffer["name"] for buffer in self.json("ls")["buffers"]]
 
     def fails(self, code, reason, hint, *arguments):
-        """The exit code, two lines on stderr, and the same in JSON."""
+        """Checks the exit code, two lines on stderr, and the same error in JSON."""
         process = self.run_cli(*arguments)
         self.assertEqual(process.returncode, code, process.stdout + process.stderr)
         lines = process.stderr.splitlines()
@@ -108,7 +109,8 @@ class CliCase(o.Case):
         return np.load(self.folder / name)
 
     def on_terminal(self, *arguments, server=None, watch=None, **more):
-        """What the command writes on a terminal; watch gets the terminal before it is read."""
+        """Returns what the command writes on a terminal; watch gets the terminal before it is
+        read."""
         server = server or self.server.address
         terminal = Terminal(o.Program.cli, "--server", server, *arguments, cwd=self.folder, **more)
         self.addCleanup(terminal.close)
@@ -124,7 +126,7 @@ class CliCase(o.Case):
         return relay
 
     def bench(self, *arguments):
-        """The report, with what holds for every report checked."""
+        """Returns the report, after the checks that apply to every report."""
         report = self.json("bench", *arguments)
         self.assertEqual(list(report), ["operation", "title", "device", "repeat", "unit", "work",
                                         "ceiling", "reference", "agree", "strategies", "skipped",
@@ -196,7 +198,7 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["a/2"])
         error = self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "rm", "nothing", "a/2")
         self.assertEqual(error["metadata"]["name"], "nothing")
-        self.assertEqual(self.names(), [])  # the other one went all the same
+        self.assertEqual(self.names(), [])  # the other one was deleted all the same
 
     def test_server_info_strategies_health_version(self):
         info = self.json("info")
@@ -220,7 +222,7 @@ class CliTest(CliCase):
         x = np.random.default_rng(1).standard_normal((30, 40)).astype("<f4")
         self.put("x", x)
         exact = x.astype(np.float64)
-        # The default adds short chains in the operands' own type.
+        # By default, short chains are added in the operands' own type.
         self.assertAlmostEqual(float(self.cli("dot", "x", "x")), np.sum(exact * exact), delta=1e-4)
         for op, value in (("sum", exact.sum()), ("mean", exact.mean()), ("min", x.min()),
                           ("max", x.max()), ("norm_l1", np.abs(exact).sum()),
@@ -256,7 +258,7 @@ class CliTest(CliCase):
         self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
 
     def test_large_results_go_to_a_file(self):
-        """Also where buffers live only briefly."""
+        """This also works where buffers live only briefly."""
         i = np.arange(1500.0)
         add = ("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1")
         self.put("x", i)
@@ -294,7 +296,7 @@ class CliTest(CliCase):
         for dtype, name in (("f8", "f64"), ("f2", "f16"), ("i4", "i32"), ("i8", "i64")):
             self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", o.Program.device)
             np.testing.assert_array_equal(self.get("y"), x.astype(dtype))
-        # A link outlives its source, and is as large.
+        # A link outlives its source, and has the same size.
         self.assertIn("4.7 KiB", self.cli("cp", "x", "same", "--link", "--ttl", "10m"))
         self.cli("rm", "x")
         np.testing.assert_array_equal(self.get("same"), x)
@@ -374,7 +376,7 @@ class CliTest(CliCase):
         path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
         self.fails(4, "BAD_OPERAND", "", "run", path)
 
-    # NumPy has no such function; a stable sort orders as TopK does, NaN behind all numbers.
+    # NumPy has no such function. A stable sort orders like TopK: NaN comes after all numbers.
     def topk(self, x, k, smallest=False, axis=-1):
         order = np.argsort(x if smallest else -x, axis, kind="stable")
         indices = np.take(order, np.arange(k), axis)
@@ -428,10 +430,10 @@ class CliTest(CliCase):
         self.assertIn("PASSED: the same accuracy as NumPy", process.stdout)
         kinds = ("standardised-f32", "standardised-f64", "test", "train")
         self.assertEqual(sorted(self.names()), [f"digits/{kind}" for kind in kinds],
-                         "what is between the steps has no name")
+                         "intermediate results have no name")
 
     def neighbours(self, vectors, queries, k):
-        """Squared distances and indices of the nearest vectors, by the definition."""
+        """Returns squared distances and indices of the nearest vectors, by the definition."""
         x, q = (a.astype("f8" if a.dtype.kind == "f" else a.dtype) for a in (vectors, queries))
         return self.topk(((q[:, None] - x) ** 2).sum(axis=2), k, smallest=True)
 
@@ -452,7 +454,7 @@ class CliTest(CliCase):
                 np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
                 self.assertGreaterEqual(found.min(), 0)
                 self.assertEqual(found[2, 0], 0)
-                # In floating point, distances of 0 are computed again by differences.
+                # In floating point, distances of 0 are computed again from differences.
                 self.assertEqual(answer["calls"], 1 if dtype == "i4" else 2)
                 products = queries.astype("f8") @ vectors.T.astype("f8")
                 values, indices = self.topk(products, 6)
@@ -461,7 +463,7 @@ class CliTest(CliCase):
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
                 np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
                                            atol=1e-4)
-        # Windows of both, printed and saved: what was put last is i4.
+        # Windows of both arrays, with printed and saved results: the last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
@@ -477,7 +479,7 @@ class CliTest(CliCase):
         self.put("vectors", vectors)
         self.put("queries", queries)
         answer = self.json("search", "vectors", "--queries", "queries", "--k", 2)
-        # Each query has n products and n sums of them with the norms. One call is of norms.
+        # Each query has n products, and n sums of these and the norms. One call computes the norms.
         scratch = min(2 << 30, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
         block = scratch // (16 * n)
         self.assertEqual(answer["calls"], -(-q // block) + 1)
@@ -489,7 +491,7 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["queries", "vectors"])
 
     def little_scratch(self, limit, **arrays):
-        """A server with this limit of scratch memory, which has the arrays."""
+        """Returns a server with this limit of scratch memory, which has the arrays."""
         server = self.serve("--scratch-limit", limit)
         for name, array in arrays.items():
             self.put(name, array, server=server.address)
@@ -497,7 +499,7 @@ class CliTest(CliCase):
 
     def test_a_search_of_one_query_among_many_vectors_takes_several_calls(self):
         random = np.random.default_rng(14)
-        n, parts = 131_073, 3  # of 65536 vectors, whose products and scores take half of 1 MiB
+        n, parts = 131_073, 3  # of 65536 vectors; their products and scores take half of 1 MiB
         vectors = random.integers(-8, 8, (n, 3)).astype("<f4")
         vectors[-1] = vectors[70_000] = vectors[5]
         queries = np.array([vectors[5], [50, 50, 50]], "<f4")
@@ -513,20 +515,20 @@ class CliTest(CliCase):
         self.assertIn(n - 1, want[1][0])
         for count in (1, 2):
             # With several queries, norms are computed once. The first query has more neighbours at
-            # distance 0 than are asked for, and is compared again by differences.
+            # distance 0 than k, and is compared again by differences.
             calls = count * parts + (count > 1) + parts
             check("distances", want, calls, queries[:count], "--k", 4096)
-        # Two parts, whose scores are the products.
+        # There are two parts, whose scores are the products.
         vectors = np.resize(vectors, (n + 65_535, 3))
         want = self.topk(queries.astype("f8") @ vectors.T.astype("f8"), 3)
         check("products", want, 2 * 2, queries, "--k", 3, "--metric", "dot")
-        # Vectors of 16 bits are not made f32.
+        # Vectors of 16 bits are not converted to f32.
         vectors = random.integers(-8, 8, (20_000, 16)).astype("<f2")
         queries = random.integers(-8, 8, (1, 16)).astype("<f2")
         check("distances", self.neighbours(vectors, queries, 5), 1, queries, "--k", 5)
 
     def test_a_search_far_from_the_origin(self):
-        """Vectors find themselves, and their neighbours by the differences, wherever they lie."""
+        """Vectors find themselves, and their neighbours from the differences, wherever they lie."""
         cloud = np.random.default_rng(16).standard_normal((1000, 32))
         near, sign = 0.01 * cloud + 100, np.where(np.arange(1000) % 2, 1, -1)[:, None]
         outlier = near.copy()
@@ -563,7 +565,8 @@ class CliTest(CliCase):
                 self.assertEqual(answer["indices"]["data"], [[0, 1, 2][:k]])
 
     def test_a_search_reads_its_arrays_as_they_were(self):
-        """One that is replaced between its calls is an error, and not read as another."""
+        """An array that is replaced between two calls of a search is an error, and the new one is
+        not read."""
         random = np.random.default_rng(15)
         arrays = {
             "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
@@ -576,7 +579,8 @@ class CliTest(CliCase):
             programs = []
 
             def forward(method, request, name=name, programs=programs):
-                """To the server, which gets another array of a name before the third program."""
+                """Forwards to the server, which gets another array of a name before the third
+                program."""
                 if method.endswith("/Execute"):
                     programs.append(method)
                     if len(programs) == 3:
@@ -672,7 +676,7 @@ class CliTest(CliCase):
         self.cli("put", "--random", "normal", "--shape", 5000, "--dtype", "i8", "--name", "random")
         self.assertGreater(len(np.unique(self.get("random"))), 120)
         error = self.fails(4, "BAD_DTYPE", "tessera info", "topk", "x", "--k", "2")
-        self.assertIn("cast them before", error["message"])
+        self.assertIn("cast them first", error["message"])
 
     # --- Comparing strategies ------------------------------------------------------------------
 
@@ -681,13 +685,13 @@ class CliTest(CliCase):
         command = ("bench", "dot", "x", "x", "--repeat", 3)
         lines = self.cli(*command).splitlines()
         self.assertEqual(lines[:2], [f"dot of x and x, f64 [100000] on {o.Program.device}",
-                                     "median device time of 3 calls in turn"])
-        self.assertRegex(lines[2], r"^ceiling: \d+\.\d GB/s, reading, as the server's dot of two ")
+                                     "median device time of 3 interleaved calls"])
+        self.assertRegex(lines[2], r"^ceiling: \d+\.\d GB/s, read by the server's dot of two ")
         for line, name in zip(lines[5:], self.runs_here("dot", "f64")):
             self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
             self.assertLessEqual(len(line), 80)
         self.assertEqual(lines[-1], "All answers agree within the strategies' error bounds.")
-        # A terminal has blocks when it takes them, and its own width.
+        # A terminal shows blocks if it can display them, in its own width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
             rows = self.on_terminal(*command, columns=50, LC_ALL=locale).splitlines()[5:]
             rows = rows[:rows.index("")]
@@ -705,11 +709,12 @@ class CliTest(CliCase):
                 "bench sort x", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
             self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (
-                ("'tessera nope' is no command; there are put, get,", "nope", "x"),
-                ("'tessera bench nope' is no command; there are dot, reduce,", "bench", "nope"),
-                (r"'tessera \x1b[31m' is no command", "\x1b[31m"),
-                ("'-a' is no option; behind -- it is an argument", "map", "-a", "x"),
-                ("'--nope' is no option", "--nope"), ("A subcommand is required",)):
+                ("'tessera nope' is not a command; the commands are put, get,", "nope", "x"),
+                ("'tessera bench nope' is not a command; the commands are dot, reduce,",
+                 "bench", "nope"),
+                (r"'tessera \x1b[31m' is not a command", "\x1b[31m"),
+                ("'-a' is not an option; after --, it is an argument", "map", "-a", "x"),
+                ("'--nope' is not an option", "--nope"), ("A subcommand is required",)):
             process = self.run_cli(*arguments)
             self.assertEqual(process.returncode, 2, arguments)
             self.assertTrue(process.stderr.startswith(says), process.stderr)
@@ -742,7 +747,7 @@ class CliTest(CliCase):
         host, port = self.server.address.split(":")
         wrong = f"{host}:{int(port) + 65536}"
         for address, says in (
-                ("http://127.0.0.1:1", "'http://127.0.0.1:1' is no address of a server"),
+                ("http://127.0.0.1:1", "'http://127.0.0.1:1' is not a server address"),
                 (f"{self.server.address},{wrong}", "has a port above 65535")):
             process = self.run_cli("--timeout", "inf", "ls", server=address)
             self.assertEqual(process.returncode, 2, process.stderr)
@@ -760,7 +765,7 @@ class CliTest(CliCase):
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 
     def test_only_the_error_is_printed(self):
-        """gRPC logs nothing of credentials that cannot be used, or of connections that fail."""
+        """gRPC does not log credentials that cannot be used, or connections that fail."""
         empty, garbage = self.folder / "empty", self.folder / "garbage"
         empty.touch()
         garbage.write_text("no certificate\n")
@@ -773,17 +778,17 @@ class CliTest(CliCase):
             self.assertIn(reason, process.stderr)
 
     def test_health_of_a_process_on_a_free_port(self):
-        # Whatever the program is, it was given this flag.
+        # Whatever the program is, it was started with this flag.
         command = ["/bin/sh", "-c", "read line", "sh", "--listen", "127.0.0.1:0,unix:/nowhere"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             asked = self.run_cli("health", "--process", process.pid)
             process.communicate()
         self.assertEqual(asked.returncode, 2, asked.stderr)
-        self.assertIn("was to take a free port", asked.stderr)
+        self.assertIn("chose a free port", asked.stderr)
         self.assertIn("--server", asked.stderr)
 
     def test_advice_leads_somewhere(self):
-        """The server's log has nothing of what the client itself refuses."""
+        """The server's log does not mention what the client itself refuses."""
         self.put("x", np.zeros(3, "<f4"))
         self.fails(4, "BAD_EXPRESSION", "operand 0 is a, 1 is b", "map", "a + b", "x")
         process = self.run_cli("ls", server="gpu.example.org:50051",
@@ -863,7 +868,7 @@ class CliTest(CliCase):
                           ("dot", "x", "x", "--strategy", "\x1b[31m"),
                           ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
                           ("--json", "get", "y\x9b", "-o", "y.npy")):
-            ended = self.run_cli(*arguments)  # UTF-8 all the same
+            ended = self.run_cli(*arguments)  # UTF-8 nevertheless
             for text in (ended.stdout, ended.stderr):
                 controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
                 self.assertEqual(controls, [], text)
@@ -877,7 +882,7 @@ class CliTest(CliCase):
     def test_arrays_go_to_pipes_and_standard_output(self):
         x = np.arange(300_000, dtype="<f4")
         self.put("x", x)
-        # A redirection appends where the shell says so.
+        # A redirection appends where the shell opens the file in that mode.
         with open(self.folder / "out", "wb") as out:
             out.write(b"before")
             out.flush()
@@ -913,12 +918,12 @@ class CliTest(CliCase):
             process.stdout.read(100)
             return process
 
-        # One that has seen enough: the process ends as any writer to a closed pipe does.
+        # A reader that has seen enough: the process ends like any writer to a closed pipe.
         process = get("60s")
         process.stdout.close()
         self.assertEqual(process.wait(30), -signal.SIGPIPE)
         process.stderr.close()
-        # One that falls asleep holds nothing on the server for longer than --timeout.
+        # A reader that stalls holds nothing on the server for longer than --timeout.
         downloads = lambda: self.server.client().budget("downloads").used
         self.assertTrue(eventually(lambda: not downloads(), 10))
         process = get("2s")
@@ -933,7 +938,7 @@ class CliTest(CliCase):
         victim = self.folder / "victim"
         victim.write_text("precious")
 
-        # The process that becomes the client, whose id is all one can guess, lays them.
+        # The process that becomes the client makes the links: an attacker can only guess its id.
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
         get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
@@ -944,7 +949,7 @@ class CliTest(CliCase):
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())
         np.testing.assert_array_equal(np.load(out), np.arange(3.0))
-        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's mask has it.
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's mask says.
 
     def test_an_interrupted_download_leaves_no_file(self):
         self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")
@@ -964,7 +969,8 @@ class CliTest(CliCase):
         relay = self.relay()
 
         def piece(terminal):
-            """Lets a piece of the upload pass: whether the command has written something."""
+            """Lets a piece of the upload pass; returns whether the command has written
+            something."""
             passed = sum(relay.requests)
             relay.silent.clear()
             self.assertTrue(eventually(lambda: sum(relay.requests) > passed, 20, pause=0))
@@ -981,7 +987,7 @@ class CliTest(CliCase):
 
 
 class BenchTest(CliCase):
-    """Comparing strategies, where memory is too small to measure how fast it is read."""
+    """Comparing strategies where memory is too small to measure how fast it can be read."""
 
     FLAGS = ("--memory-limit", "200Mi")
 
@@ -1011,7 +1017,8 @@ class BenchTest(CliCase):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
                     self.assertEqual((report["unit"], report["work"]), (unit, work))
-                    # A row may refuse a problem of a type that it takes: the rest is in order.
+                    # A strategy may refuse a problem of a type that it takes: the others are in
+                    # order.
                     skipped = [row["name"] for row in report["skipped"]]
                     self.assertEqual([row["name"] for row in report["strategies"]],
                                      [name for name in self.runs_here(operation, dtype)
@@ -1023,7 +1030,7 @@ class BenchTest(CliCase):
     def test_bench_of_chosen_strategies(self):
         self.put("i", np.ones((50, 50), "<i4"))
         mine = self.runs_here("matmul", "i32")[:2]
-        # OpenBLAS knows no integers, and no other device.
+        # OpenBLAS does not know integers, or other devices.
         chosen = [mine[1], "cpu_library", mine[0]]
         report = self.bench("matmul", "i", "i", "--strategy", ",".join(chosen))
         self.assertEqual([row["name"] for row in report["strategies"]], mine[::-1])
@@ -1031,7 +1038,7 @@ class BenchTest(CliCase):
         self.assertEqual([row["name"] for row in report["skipped"]], ["cpu_library"])
         if o.Program.device == "cpu":
             self.assertIsNone(report["ceiling"])
-            # The vendor's rate is the ceiling, chosen or not.
+            # The vendor's rate is the ceiling, whether or not it was chosen.
             self.put("m", np.ones((50, 50)))
             for strategies in ("cpu_naive", "cpu_naive,cpu_library"):
                 report = self.bench("matmul", "m", "m", "--strategy", strategies)
@@ -1102,7 +1109,7 @@ class ShardsTest(CliCase):
 
 class DraftsTest(CliCase):
     def test_a_draft_is_seen_and_dropped_and_in_nobodys_way(self):
-        """As an upload of several streams leaves it whose client is killed."""
+        """This is the draft that an upload of several streams leaves when its client is killed."""
         x = np.arange(1000.0)
         self.put("x", x)
         live = self.json("info", "x")["buffer"]["version"]

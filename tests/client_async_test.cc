@@ -80,7 +80,7 @@ TEST_F(AsyncTest, BuffersAreCopiedAndDeleted) {
   EXPECT_TRUE(client_.Async().DeleteBuffer("y", version).Get().ok());
   EXPECT_EQ(ErrorReason(client_.GetBuffer("y").status()), "BUFFER_NOT_FOUND");
 
-  // What is refused before it is sent ends as all calls do, on the client's thread.
+  // A call that is refused before it is sent ends like all calls, on the client's thread.
   const Operand inline_operand = Floats({1});
   absl::Notification done;
   std::thread::id thread;
@@ -213,13 +213,13 @@ TEST_F(BusyAsyncTest, ManyDotsEndWhenAStopIsRequested) {
   EXPECT_EQ(client_->traffic().sent_bytes, sent);
 }
 
-// The call under way and one that waits for room.
+// One call is running, and one waits for room.
 TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
   std::atomic<int> cancelled{0};
   for (int i = 0; i < 4; ++i) {
     client_->Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>& answer) {
       absl::SleepFor(absl::Milliseconds(20));
-      // Either it was cancelled or, refused before, it is not tried again.
+      // The call was cancelled, or it was refused earlier and is not retried.
       if (!answer.ok()) ++cancelled;
     });
   }
@@ -323,7 +323,7 @@ TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {
   }
 }
 
-// More than one call of each kind takes.
+// There are more operations of each kind than one call can have.
 TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
   constexpr int kCount = 5500;
   std::vector<std::pair<Operand, Operand>> pairs;
@@ -344,14 +344,14 @@ TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
     EXPECT_EQ(dots[k].ok() ? dots[k]->value().real() : i + 5, i + 5);
     EXPECT_EQ(sums[k].ok() ? sums[k]->value().real() : i + 2, i + 2);
   }
-  // Or than a message has room for.
+  // There is more data than a message has room for.
   const Operand large = Floats(std::vector<float>(1 << 17, 1));
   for (const auto& sum : client_.Reduces(ReduceOp::kSum, std::vector<Operand>(20, large))) {
     ASSERT_TRUE(sum.ok()) << sum.status();
     EXPECT_EQ(sum->value().real(), 1 << 17);
   }
   EXPECT_TRUE(client_.Dots({}).empty());
-  // A deadline that has just come leaves gRPC the rest of a millisecond.
+  // A deadline that has just expired leaves gRPC the rest of a millisecond.
   for (const auto& dot : client_.Dots(pairs, {.timeout = -absl::Milliseconds(10)})) {
     EXPECT_FALSE(dot.ok());
   }

@@ -1,4 +1,4 @@
-// What the suites of the client library share: options, servers as processes, and values.
+// Common parts of the suites of the client library: options, servers as processes, and values.
 #pragma once
 
 #include <fcntl.h>
@@ -66,7 +66,7 @@ inline absl::StatusOr<v1::Buffer> PutFloats(Client& client, const std::string& n
                        FromMemory(bytes), {.replace = true});
 }
 
-// What a download brings.
+// Returns the bytes that a download brings.
 inline std::string Get(Client& client, const std::string& name,
                        const DownloadOptions& options = {}) {
   std::string data;
@@ -88,8 +88,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A free port of this host, below those that Linux gives to sockets that ask for any. Processes
-// begin at different ones.
+// Returns a free port of this host, below those that Linux gives to sockets that ask for any.
+// Processes begin with different ports.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};
@@ -129,7 +129,7 @@ class WithABusyServer : public ::testing::Test {
 };
 
 #ifdef TESSERA_SERVER
-// The server as a process of its own, to be killed, stopped and started again at its address.
+// The server as a separate process, which can be killed, stopped and started again at its address.
 class ServerProcess {
  public:
   ServerProcess() : address_("127.0.0.1:" + std::to_string(FreePort())) { Start(); }
@@ -139,7 +139,7 @@ class ServerProcess {
 
   const std::string& address() const { return address_; }
 
-  // Returns when it answers.
+  // Returns when the server answers.
   void Start() {
     std::vector<std::string> words = {TESSERA_SERVER, "--listen", address_,      "--device", "cpu",
                                       "--workers",    "2",        "--log-level", "off"};
@@ -152,12 +152,12 @@ class ServerProcess {
     const absl::Status status = Client(options).GetServerInfo().status();
     ASSERT_TRUE(status.ok()) << status;
   }
-  // SIGSTOP: it hangs when this returns; SIGCONT: it goes on.
+  // SIGSTOP: the server hangs when this returns; SIGCONT: it continues.
   void Signal(int signal) const {
     ::kill(pid_, signal);
     if (signal == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);
   }
-  // How many bytes wait in its connections until it reads them.
+  // Returns how many bytes wait in its connections until it reads them.
   std::uint64_t Unread() const {
     const int port = std::stoi(address_.substr(address_.rfind(':') + 1));
     std::ifstream table("/proc/self/net/tcp");
@@ -172,7 +172,7 @@ class ServerProcess {
     }
     return unread;
   }
-  // Ends it, and waits until it has ended.
+  // Ends the server, and waits until it has ended.
   void End(int signal) {
     if (pid_ == 0) return;
     ::kill(pid_, signal);

@@ -1,4 +1,4 @@
-// What the client says to a server, what it makes of the answers, and what it repeats.
+// What the client sends to a server, how it interprets the responses, and what it retries.
 #include "client/async.h"
 #include "client/client.h"
 
@@ -47,7 +47,7 @@ class Served {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Is asked where its memory is, and answers only when the caller has gone.
+// Receives the question where its memory is, and answers only when the caller has gone.
 class SilentSharedMemory final : public v1::SharedMemoryService::Service {
  public:
   grpc::Status GetSharedMemory(grpc::ServerContext* context, const v1::GetSharedMemoryRequest*,
@@ -60,8 +60,8 @@ class SilentSharedMemory final : public v1::SharedMemoryService::Service {
   std::atomic<int> left = 0;  // callers
 };
 
-// One name, "x", whose READY buffer has version 3 and whose draft gets version 7; it fails on
-// demand, and remembers what it was asked.
+// Has one name, "x", whose READY buffer has version 3 and whose draft gets version 7. It fails on
+// demand, and remembers its requests.
 class FakeBuffers final : public v1::BufferService::Service {
  public:
   static constexpr std::uint64_t kOld = 3;
@@ -179,14 +179,14 @@ class FakeBuffers final : public v1::BufferService::Service {
   }
 
   std::string data;
-  // Of CreateBuffer: the first ones get this.
+  // The first calls of CreateBuffer get this.
   grpc::Status refusal;
   int refusals = 0;
   int damaged_uploads = 0;
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
-  std::optional<std::uint64_t> sealed_bytes;  // in place of what data has
+  std::optional<std::uint64_t> sealed_bytes;  // instead of the size of data
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 
@@ -294,7 +294,7 @@ TEST_F(ProtocolTest, ADownloadIsComparedWithTheChecksumOfItsBuffer) {
   const absl::Status status = client_.Download("x", absl::MakeSpan(out)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ErrorMetadata(status)["field"], "buffer.crc32c");
-  // That of a part says nothing about the whole.
+  // The checksum of a part says nothing about the whole.
   EXPECT_TRUE(client_.Download("x", absl::MakeSpan(out).subspan(100), {.offset = 100}).ok());
 }
 
@@ -313,7 +313,7 @@ TEST_F(ProtocolTest, SealingTheWrongBufferIsAnErrorAndDeletesTheDraftAlone) {
   EXPECT_THAT(fake_.deletes, ElementsAre(FakeBuffers::kDraft));
 }
 
-// Such a server may also have sealed another draft of the name, of another size.
+// Such a server may also have sealed another draft of the name, with another size.
 TEST_F(ProtocolTest, NothingIsDeletedOnAServerThatDoesNotKnowVersions) {
   fake_.knows_versions = false;
   fake_.sealed_version = FakeBuffers::kOld;
@@ -339,16 +339,16 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   for (const char* reason : {"QUEUE_FULL", "HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_EQ(create(error(StatusCode::RESOURCE_EXHAUSTED, reason, 20), 2), "");
     EXPECT_EQ(fake_.creates, 3);
-    // Without a delay it is no matter of time.
+    // An error without a delay does not depend on time.
     EXPECT_EQ(create(error(StatusCode::RESOURCE_EXHAUSTED, reason), 2), reason);
     EXPECT_EQ(fake_.creates, 1);
   }
   EXPECT_EQ(create(error(StatusCode::UNAVAILABLE, "DRAINING"), 2), "");
-  // Nobody knows whether this one has made a buffer.
+  // It is unknown whether this call has made a buffer.
   EXPECT_EQ(create(grpc::Status(StatusCode::UNAVAILABLE, "gone"), 2), "CONNECTION_LOST");
   EXPECT_EQ(fake_.creates, 1);
 
-  // Longer than the call may take.
+  // The delay is longer than the call may take.
   ClientOptions options = FastOptions(served_.address);
   options.timeout = absl::Seconds(1);
   fake_.refusal = error(StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", 999);
@@ -361,7 +361,7 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   EXPECT_EQ(fake_.creates, 1);
 }
 
-// Its first answers are a failure; it counts calls.
+// Its first response is a failure; it counts calls.
 class FailingCompute final : public v1::ComputeService::Service {
  public:
   using Context = grpc::ServerContext;
@@ -383,9 +383,9 @@ class FailingCompute final : public v1::ComputeService::Service {
     return Answer();
   }
 
-  // Set before a call.
-  int more_results = 0;  // of a program than it has steps
-  grpc::Status failure;  // of the first call
+  // These are set before a call.
+  int more_results = 0;  // in a program's response than it has steps
+  grpc::Status failure;  // result of the first call
   int calls = 0;
 
  private:
@@ -439,7 +439,7 @@ TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
   const auto error = FakeBuffers::Error;
   EXPECT_EQ(calls({StatusCode::UNAVAILABLE, "gone"}), 2);
   EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DRAINING", 0)), 2);
-  EXPECT_EQ(calls({StatusCode::CANCELLED, ""}), 2) << "nobody here has cancelled it";
+  EXPECT_EQ(calls({StatusCode::CANCELLED, ""}), 2) << "the client has not cancelled it";
   EXPECT_EQ(calls(error(StatusCode::CANCELLED, "CANCELLED", 0)), 1);
   EXPECT_EQ(calls(FakeBuffers::Damaged()), 2);
   EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DEVICE_LOST", 0)), 1) << "its buffers are gone";
@@ -448,7 +448,7 @@ TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
   EXPECT_EQ(calls(error(StatusCode::FAILED_PRECONDITION, "BUFFER_NOT_READY", 0)), 1);
 }
 
-// What a call has stored before its connection broke would be there twice.
+// The result that a call stored before its connection broke would be stored twice.
 TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
   FailingCompute server;
   server.failure = {grpc::StatusCode::UNAVAILABLE, "gone"};

@@ -1,4 +1,4 @@
-// The client library with servers that are killed, hang, drain and come back, alone and of two.
+// The client library with one or two servers that are killed, hang, drain and come back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// Calls from several threads until it ends, each of which must succeed and be right.
+// Calls from several threads until it is destroyed; each call must succeed and be right.
 class Load {
  public:
   Load(Client& client, int threads) {
@@ -51,7 +51,7 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-// One after the other ends by a signal while clients call, and starts again.
+// The servers are ended one after the other by a signal while clients call, and start again.
 void EndUnderLoad(int signal) {
   ServerProcess a, b;
   Client client(FastOptions(a.address() + "," + b.address()));
@@ -86,14 +86,14 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
   ServerProcess b;
   ClientOptions options =
       FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address());
-  options.connect_timeout = absl::Hours(1);  // longer than a call may take
+  options.connect_timeout = absl::Hours(1);  // longer than a call may last
   Client client(options);
   EXPECT_TRUE(client.GetServerInfo().ok());
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
-// What becomes of CreateBuffer where the server that a client uses, of two, hangs and gets another
-// signal when the call has begun.
+// Returns the outcome of CreateBuffer with two servers. The one that the client uses hangs, and
+// gets another signal when the call has begun.
 absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   ServerProcess a, b;
   options.server = a.address() + "," + b.address();
@@ -115,19 +115,19 @@ absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   return made;
 }
 
-// Nobody knows whether the one that was killed has made the buffer.
+// It is unknown whether the server that was killed has made the buffer.
 TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
   EXPECT_EQ(ErrorReason(CreateMeanwhile(FastOptions(""), SIGKILL)), "CONNECTION_LOST");
 }
 
-// Another one would not know what the one that hangs has made.
+// Another server would not know what the hanging one has made.
 TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
   ClientOptions options = FastOptions("");
   options.attempt_timeout = absl::Milliseconds(40);
   EXPECT_EQ(CreateMeanwhile(options, SIGCONT), absl::OkStatus());
 }
 
-// The end of a handle deletes its buffer wherever it may be.
+// The end of a handle deletes its buffer on whichever server it is.
 TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
   ServerProcess a, b;
   b.Signal(SIGSTOP);
@@ -146,7 +146,7 @@ TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
 TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
   ServerProcess server;
   ClientOptions options = FastOptions(server.address());
-  options.timeout = absl::InfiniteDuration();  // but for what a call asks for
+  options.timeout = absl::InfiniteDuration();  // except where a call sets it
   Client client(options);
   ASSERT_TRUE(client.GetServerInfo().ok());
   server.Signal(SIGSTOP);
@@ -193,15 +193,15 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
   ASSERT_TRUE(patient.GetServerInfo().ok());
   server.Signal(SIGSTOP);
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
-  // The upload's connection may have ended with it: what the server's host has not taken is in its
-  // way.
+  // The upload's connection may have ended with it: bytes that the server's host has not taken
+  // block it.
   EXPECT_EQ(ErrorReason(reader.Download("x", absl::MakeSpan(out)).status()), "STALLED");
   EXPECT_EQ(reader.Download("x", absl::MakeSpan(out), {.timeout = absl::Milliseconds(100)})
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   const std::string bytes = Bytes(values);
-  // Transfers that retry without end, until they are cancelled.
+  // These transfers retry without end, until they are cancelled.
   for (const int streams : {1, 4}) {
     std::stop_source source;
     const std::uint64_t sent = patient.traffic().sent_bytes;

@@ -150,7 +150,7 @@ TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
     options.progress = [](std::uint64_t) { throw 1; };
     status = client_.Upload("x", DType::kF32, {100'000}, FromMemory(bytes), options).status();
     EXPECT_EQ(ErrorReason(status), "CALLER_EXCEPTION");
-    // The server notices the end of a stream a moment later.
+    // The server notices the end of a stream shortly afterwards.
     EXPECT_TRUE(Eventually(
         [&] { return ErrorReason(client_.GetBuffer("x").status()) == "BUFFER_NOT_FOUND"; }));
     EXPECT_EQ(ErrorReason(client_.Upload("x", DType::kF32, {100'000}, nullptr, options).status()),
@@ -260,7 +260,7 @@ TEST_F(ClientTest, AClientMovesWithItsCallsAndLeavesNothing) {
            ErrorReason(status) == "MOVED_FROM";
   };
   std::string out(12, '\0');
-  // NOLINTBEGIN(bugprone-use-after-move): what that does is the question
+  // NOLINTBEGIN(bugprone-use-after-move): this is the behaviour under test
   EXPECT_TRUE(fails(client_.Dot("x", "x").status()));
   EXPECT_TRUE(fails(client_.Async().Dot("x", "x").Get().status()));
   EXPECT_TRUE(fails(PutFloats(client_, "x", {1}).status()));
@@ -387,7 +387,7 @@ TEST_F(ClientTest, TheLargestAndSmallestElements) {
   EXPECT_THAT(Values<float>(found->values()), ElementsAre(3, 7, 2, 1));
   EXPECT_THAT(Values<std::int64_t>(found->indices()), ElementsAre(0, 1, 0, 1));
 
-  // Each of the two results goes where it is told to.
+  // Each of the two results goes to its own destination.
   found = client_.TopK("x", 3, false, std::nullopt, {.target = ResultBuffer{.name = "values"}});
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->values_buffer().name(), "values");
@@ -442,7 +442,7 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   device_->WaitForBlocked(1);
   source.request_stop();
   caller.join();
-  // A call that was cancelled before it began fails, also one that would wait for a server.
+  // A call that was cancelled before it began fails, even one that would wait for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
 }
@@ -453,8 +453,8 @@ TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
   const auto call = [&] { answered += client_->Dot("x", "x").ok(); };
   busy.emplace_back(call);
   device_->WaitForBlocked(1);
-  // The worker holds one operation; of these, one waits in the queue and the others are refused and
-  // come again.
+  // The worker holds one operation; of these three, one waits in the queue, and the others are
+  // refused and retry.
   for (int i = 0; i < 3; ++i) busy.emplace_back(call);
   EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
 

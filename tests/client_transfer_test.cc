@@ -1,4 +1,4 @@
-// The client library with connections that break on demand, and servers that start again.
+// The client library with connections that break on demand, and servers that are restarted.
 #include "client/client.h"
 
 #include <arpa/inet.h>
@@ -53,13 +53,13 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   caller.join();
 }
 
-// The server's versions go on where those of the one before it ended.
+// The server's versions continue where those of the server before it ended.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
   options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
   options.listen = {server->address()};
-  const std::string data = Pattern(64 << 20);  // more than lies between the two when one stops
+  const std::string data = Pattern(64 << 20);  // more than the connection can buffer
   const auto upload = [&](const std::string& bytes) {
     Client client(FastOptions(options.listen[0]));
     return client.Upload("x", DType::kF32, {16 << 20}, FromMemory(bytes)).status();
@@ -76,15 +76,17 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
-// Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes
-// in one direction. One that a slow machine gives up before it carried data does not count.
+// Forwards TCP connections to a server and cuts the first `cuts` of them that carry that many bytes
+// in one direction. A connection that a slow machine gives up before it carries data does not
+// count.
 class CuttingProxy {
  public:
   enum class Direction { kToServer, kToClient };
-  // What each part of a transfer has left. Of two, the second one's bytes are mostly 'b'.
+  // Returns what each part of a transfer lacks. If there are two, the second one's bytes are mostly
+  // 'b'.
   using Left = std::function<std::vector<std::uint64_t>()>;
 
-  // left: a connection is cut only once the part that it carries has moved on.
+  // left: a connection is cut only once the part that it carries has made progress.
   CuttingProxy(const std::string& server, Direction direction, std::size_t bytes, int cuts,
                Left left = {})
       : direction_(direction), bytes_(bytes), left_(std::move(left)), cuts_(cuts) {
@@ -109,7 +111,7 @@ class CuttingProxy {
     ::close(listener_);
   }
   const std::string& address() const { return address_; }
-  // How many connections it has cut.
+  // The number of connections that it has cut.
   int cut() const { return cut_; }
 
  private:
@@ -149,7 +151,7 @@ class CuttingProxy {
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
-            // What a side has not read by the end of its connection is lost to it.
+            // Data that a side has not read by the end of its connection is lost.
             const std::size_t part =
                 before.size() > 1 && std::count(block.begin(), block.begin() + n, 'b') > n / 2;
             EXPECT_TRUE(Eventually(
@@ -173,7 +175,7 @@ class CuttingProxy {
   sockaddr_in target_{};
   int listener_ = -1;
   std::string address_;
-  std::vector<std::thread> connections_;  // of the acceptor's thread until it has ended
+  std::vector<std::thread> connections_;  // owned by the acceptor's thread until it has ended
   std::thread acceptor_;
 };
 
@@ -243,12 +245,12 @@ TEST(BrokenConnection, ADownloadResumes) {
   }
 }
 
-// More breaks than are suffered in a row, each after some progress.
+// There are more breaks than the client tolerates in a row, each after some progress.
 TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   constexpr int kBreaks = 7;
   TestServer server(TcpOptions());
   const std::string data = std::string(8 << 20, 'a') + std::string(8 << 20, 'b');
-  // Of both halves, which have a stream each.
+  // Returns what is missing of both halves, each of which has a stream.
   Client direct(FastOptions(server.address()));
   const auto missing = [&] {
     std::vector<std::uint64_t> left(2);
@@ -285,7 +287,7 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   EXPECT_TRUE(back == data);
 }
 
-// Not with the transfer, which may take longer than it may stand still.
+// It does not begin with the transfer, which may last longer than it may stall.
 TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   TestServer server(TcpOptions());
   const std::string data = Pattern(4 << 20);
@@ -333,7 +335,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   const auto buffer =
       client.Upload("x", DType::kF32, {1000},
                     [&](std::uint64_t offset, absl::Span<char> out) {
-                      if (offset > 0) {  // until the server has seen the end of it
+                      if (offset > 0) {  // until the server has seen the end of the stream
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
                       }

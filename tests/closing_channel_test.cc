@@ -1,4 +1,4 @@
-// Connections that are made when their channel has gone.
+// Connections that are established after their channel has been destroyed.
 #include "server/net/closing_channel.h"
 
 #include <arpa/inet.h>
@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-// Polls, as the threads of a server do.
+// Polls like the threads of a server.
 class Poller {
  public:
   Poller()
@@ -67,7 +67,7 @@ class Port {
   void Listen() const { EXPECT_EQ(listen(socket_, 16), 0); }
   int Accept() const {
     pollfd coming{socket_, POLLIN, 0};
-    EXPECT_EQ(poll(&coming, 1, 30'000), 1) << "nobody connects";
+    EXPECT_EQ(poll(&coming, 1, 30'000), 1) << "no client connects";
     return accept(socket_, nullptr, nullptr);
   }
 
@@ -95,13 +95,13 @@ void Await(grpc::Channel& channel, grpc_connectivity_state wanted) {
   }
 }
 
-// An empty frame of settings, by which a client knows that it is connected.
+// Sends an empty SETTINGS frame, by which a client knows that it is connected.
 void Greet(int connection) {
   constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
   send(connection, kSettings.data(), kSettings.size(), MSG_NOSIGNAL);
 }
 
-// Whether the other end closes within the time; closes this one.
+// Returns whether the other end closes within the time; closes this one.
 bool Ends(int connection, int milliseconds = 5000) {
   std::array<char, 4096> bytes;
   pollfd coming{connection, POLLIN, 0};
@@ -143,7 +143,7 @@ int Descriptors() {
   return static_cast<int>(std::distance(begin(all), end(all)));
 }
 
-// Just before, while and just after the other end greets.
+// The channel ends just before, while and just after the other end greets.
 TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   port_.Listen();
   std::mt19937 random(1);
@@ -171,8 +171,8 @@ TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   EXPECT_LE(Descriptors(), before);
 }
 
-#ifndef __SANITIZE_ADDRESS__  // beside which UBSan opens a pipe to look at objects
-// At once: a channel that cannot end its sockets waits for two seconds.
+#ifndef __SANITIZE_ADDRESS__  // with which UBSan opens a pipe to look at objects
+// They end immediately: a channel that cannot end its sockets waits for two seconds.
 TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   port_.Listen();
   std::shared_ptr<grpc::Channel> channel = Connect(port_);

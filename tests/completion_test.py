@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`tessera completion` in real shells: a bash on a terminal of its own, zsh and fish where they are
-installed; and the manual pages that deploy/tools/manual.py makes of the help texts.
+"""`tessera completion` in real shells: bash on its own terminal, and zsh and fish where they are
+installed; and the manual pages that deploy/tools/manual.py makes from the help texts.
 """
 
 import os
@@ -35,7 +35,7 @@ class CompletionTest(o.Case):
         return result.stdout
 
     def types(self, shell, *cases):
-        """What the shell makes of typed lines; the first one prints "ready"."""
+        """Returns what the shell makes of typed lines; the first one prints "ready"."""
         terminal = Terminal(*shell, cwd=self.folder, **self.environment)
         self.addCleanup(terminal.close)
         for typed, line in cases:
@@ -43,7 +43,7 @@ class CompletionTest(o.Case):
                 terminal.key(typed.encode())
                 terminal.wait_for(line.encode())
                 if line != "ready":
-                    terminal.key(b"\x15")  # away with the line
+                    terminal.key(b"\x15")  # deletes the line
 
     def complete(self, *words, server=None):
         lines = self.run_cli("complete", "--", *words, server=server).splitlines()
@@ -56,7 +56,7 @@ class CompletionTest(o.Case):
             ("top --m", ["--metrics"]), ("reduce va", ["variance"]), ("reduce sum --dtype", []),
             ("put --random un", ["uniform"]), ("put --random=un", ["--random=uniform"]),
             ("matmul --trans", ["--transpose-a", "--transpose-b"]),
-            ("matmul --time", ["--timeout"]),  # of the program itself
+            ("matmul --time", ["--timeout"]),  # an option of the program itself
             ("put --na", ["--name"]),  # where a file may stand as well
             ("matmul -- --trans", []), ("dot di", ["digests/2", "digits"]),
             ("dot --strategy fixed_tree di", ["digests/2", "digits"]),
@@ -85,7 +85,7 @@ class CompletionTest(o.Case):
             self.assertEqual(found, ["digits"], flag)
 
     def test_words_that_bash_would_not_take_as_they_are(self):
-        """A hostile server sends them, and the shell would run some of them."""
+        """A hostile server sends such words, and the shell would execute some of them."""
         bad = ["$(touch$IFS./x)", "`id`", "a;b", "a b", "a&b", "a\nb", "a'b", "-rf", "~", "*",
                "{a,b}"]
         o.make_stubs()
@@ -147,7 +147,7 @@ class CompletionTest(o.Case):
 
 
 class ManualTest(o.Case):
-    """Every option of a help text has its place in a page."""
+    """Every option of a help text is in a page."""
 
     def test_pages(self):
         cli, server = o.Program.cli, o.Program.path

@@ -1,4 +1,4 @@
-// ComputeService as a client sees it, each error with its code, reason and figures.
+// ComputeService as a client sees it, each error with its code, reason and numbers.
 
 #include <algorithm>
 #include <future>
@@ -18,7 +18,8 @@ using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
 
-// The time that decides where an operation runs counts what its messages carry to a GPU and back.
+// The time that decides where an operation runs includes the transfer of its messages to a GPU and
+// back.
 TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
   FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
   v1::AddRequest request;
@@ -49,7 +50,7 @@ TEST(RefusalTest, WhatMayHaveBeenDoneIsNotToBeRepeated) {
   EXPECT_EQ(DetailsOf(ToGrpc(HostMemoryError())).reason, "HOST_MEMORY_EXHAUSTED");
 }
 
-// A client is asked to come back only for what there can be room for.
+// A client is asked to retry only what there can be room for.
 TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   const auto may_repeat = [](const char* reason, int requested, bool sees_all = true) {
     const grpc::Status refused =
@@ -66,7 +67,7 @@ TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   for (const char* reason : {"HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_TRUE(may_repeat(reason, 100)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101)) << reason;
-    // Nor does it matter whether he is told how much room there is.
+    // Whether the caller is told how much room there is does not matter.
     EXPECT_TRUE(may_repeat(reason, 100, false)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101, false)) << reason;
   }
@@ -200,7 +201,8 @@ TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
               {{"requested", std::to_string(std::int64_t{8} << 30)}});
 }
 
-// That many dots with statistics, and then arrays in the response, one of each of these sizes.
+// Makes a program of that many dots with statistics, and then arrays in the response, one of each
+// of these sizes.
 v1::ExecuteRequest DotsAndArrays(int dots, const std::vector<std::int64_t>& sizes) {
   v1::ExecuteRequest request;
   request.set_stats(true);
@@ -237,16 +239,16 @@ TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
   };
   const std::string refused = "RESULT_TOO_LARGE";
   EXPECT_THAT(run(4000, {kMost, 8}), ElementsAre(refused, ""));
-  // 512 bytes a step, of which 64 KiB are reserved in addition to the arrays.
+  // A step takes 512 bytes, of which 64 KiB are reserved in addition to the arrays.
   EXPECT_THAT(run(127, {kMost}), ElementsAre(""));
   EXPECT_THAT(run(128, {kMost}), ElementsAre(refused));
   EXPECT_THAT(run(128, {kMost - 512}), ElementsAre(""));
-  // Arrays together; what is refused takes nothing.
+  // The arrays count together, and what is refused takes nothing.
   EXPECT_THAT(run(0, {kMost / 2, kMost / 2 + 8, kMost / 2, 8}),
               ElementsAre("", refused, "", refused));
 }
 
-// Neither what is computed together nor what is not depends on its neighbours.
+// Steps do not depend on their neighbours, whether or not they are computed together.
 TEST_F(ComputeServiceTest, ABatchIsOfOneOperationAndOneType) {
   ASSERT_TRUE(server_.Put<float>("f32", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   ASSERT_TRUE(server_.Put<double>("f64", v1::DTYPE_F64, {3}, {4, 5, 7}).ok());
@@ -287,7 +289,7 @@ TEST_F(ComputeServiceTest, ListStrategiesFilters) {
     EXPECT_NE(row.available(), !row.needs().empty()) << row.name();
     defaults += row.default_();
   }
-  EXPECT_EQ(defaults, 8) << "one an operation";
+  EXPECT_EQ(defaults, 8) << "one for each operation";
   const v1::ListStrategiesResponse some = list("operation: 'dot' backend: 'cpu'");
   EXPECT_GT(some.strategies_size(), 0);
   EXPECT_LT(some.strategies_size(), all.strategies_size());
@@ -312,7 +314,7 @@ TEST_F(ComputeServiceTest, ServerInfo) {
   EXPECT_FALSE(info.version().empty());
 }
 
-// Another caller takes the name of one array while both are computed.
+// Another caller takes the name of one array while both are being computed.
 TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
   ASSERT_TRUE(server_.Put<float>("values", v1::DTYPE_F32, {1}, {7}).ok());
@@ -355,7 +357,7 @@ TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
     ExpectError(Call(link), "HOST_MEMORY_EXHAUSTED");
   }
   for (const char* name : {"draft", "link"}) EXPECT_TRUE(Call(AddInto(name)).ok()) << name;
-  EXPECT_TRUE(Delete("x").ok()) << "what answers with nothing needs no room";
+  EXPECT_TRUE(Delete("x").ok()) << "an empty response needs no room";
 }
 
 // The name, the shape and the shards have the largest sizes that are allowed.
@@ -407,7 +409,7 @@ TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
   EXPECT_GT(device_.Count(FakeDevice::Step::kLaunch), before);
 }
 
-// --- Callers who leave ---------------------------------------------------------------------------
+// --- Callers that leave --------------------------------------------------------------------------
 
 class OneWorker : public ServiceTest {
  protected:
@@ -427,7 +429,7 @@ class OneWorker : public ServiceTest {
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // is granted only to a thread of a queue
+    const CallQueue::Leave leave;  // granted only to a thread of a queue
     by_queues += leave.granted();
     ++freed;
   });
@@ -470,7 +472,8 @@ TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
   ExpectError(Dot(Named("x"), Named("y")), "CUDA_ERROR", {{"device", "fake:1"}, {"operand", "b"}});
   ASSERT_TRUE(Dot(Named("x"), Named("y")).ok());
 
-  // y by two steps, and twice by one; what follows from it; and what does not need it.
+  // Two steps use y once, and one uses it twice; then come steps that depend on these, and one that
+  // does not need y.
   const auto request = Of<v1::ExecuteRequest>(R"(
       steps { dot { a { buffer: 'x' } b { buffer: 'y' } } }
       steps { dot { a { buffer: 'y' } b { buffer: 'x' } } }
@@ -518,14 +521,14 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   ASSERT_TRUE(
       server_.Put<float>("y", v1::DTYPE_F32, {6}, {1, 1, 1, 2, 2, 2}, false, "fake:1").ok());
   EXPECT_EQ(GoodDot(Named("x"), Named("x")).stats().moved_bytes(), 0u);
-  // Of equal sizes, the first operand stays where it is.
+  // If the sizes are equal, the first operand stays where it is.
   EXPECT_EQ(GoodDot(Named("x"), Named("y")).stats().moved_bytes(), 24u);
   EXPECT_EQ(GoodDot(Named("x"), Named("y")).stats().device(), "fake:0");
   EXPECT_EQ(GoodDot(Inline<float>(v1::DTYPE_F32, {6}, std::vector<float>(6)), Named("y"))
                 .stats()
                 .device(),
             "fake:1");
-  // From the third element to the fifth.
+  // This reads from the third element to the fifth.
   const auto response = GoodDot(InView(Named("x"), 0, {2}, {5}), InView(Named("y"), 2, {2}, {2}));
   EXPECT_EQ(response.value().real(), 13);
   EXPECT_EQ(response.stats().moved_bytes(), 12u);
@@ -557,7 +560,7 @@ TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {
   EXPECT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok()) << "the name is free";
 }
 
-// x, and s: the same on both devices.
+// x is on one device, and s on both.
 class ShardedTest : public TwoDevicesTest, public testing::WithParamInterface<FakeDevice::Step> {
  protected:
   // Rows of the fixed tree, in four chunks.
@@ -579,7 +582,7 @@ TEST_P(ShardedTest, ALostDeviceTakesTheBuffersAlongThatItHasAPartOf) {
   EXPECT_EQ(response.stats().devices(), 2u);
   EXPECT_EQ(response.stats().device(), "fake:0");
 
-  // The helper fails; the device on which the call runs does not.
+  // The helper fails, but not the device on which the call runs.
   second_.Fail(GetParam(), DeviceError::Kind::kLost);
   ExpectError(Dot(Named("s"), Named("s")), "DEVICE_LOST", {{"device", "fake:1"}});
   EXPECT_TRUE(Eventually([&] { return IsGone("s"); }));

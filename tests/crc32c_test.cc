@@ -12,7 +12,7 @@ namespace {
 
 std::uint32_t Of(std::string_view bytes) { return Crc32c(bytes.data(), bytes.size()); }
 
-// A bit at a time, from the definition.
+// Computes one bit at a time, from the definition.
 std::uint32_t Plain(std::string_view bytes) {
   std::uint32_t crc = 0xffffffff;
   for (const char c : bytes) {
@@ -29,7 +29,7 @@ std::string RandomBytes(std::size_t size) {
   return bytes;
 }
 
-// The first is the check value of the catalogues of CRCs; the others are those of RFC 3720.
+// The first is the check value in the catalogues of CRCs; the others are those of RFC 3720.
 TEST(Crc32c, HasTheStandardValues) {
   EXPECT_EQ(Of("123456789"), 0xe3069283u);
   EXPECT_EQ(Of(std::string(32, '\0')), 0x8a9136aau);
@@ -65,14 +65,14 @@ TEST(Crc32c, ExtendsAndCombinesToTheChecksumOfTheWhole) {
   }
 }
 
-// Sizes that no test can hold: moving by a + b bytes is moving by a and then by b.
+// These sizes do not fit in memory: moving by a + b bytes is moving by a and then by b.
 TEST(Crc32c, CombinesOverSizesBeyond32Bits) {
   const std::uint32_t crc = Of("123456789");
   const std::uint64_t huge = (std::uint64_t{1} << 40) + 12345;
   std::uint32_t moved = crc;
   for (int i = 0; i < 4; ++i) moved = Crc32cCombine(moved, 0, huge / 4);
   EXPECT_EQ(Crc32cCombine(moved, 0, huge % 4), Crc32cCombine(crc, 0, huge));
-  // The shift register of 32 bits has 2^31 - 1 states: as many bytes change nothing.
+  // The shift register of 32 bits has 2^31 - 1 states: that many bytes change nothing.
   EXPECT_EQ(Crc32cCombine(crc, 0, (std::uint64_t{1} << 31) - 1), crc);
 }
 

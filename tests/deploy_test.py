@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the files of deploy/ say agrees with each other and with the programs: names, ports, flags,
-versions, selectors. tests/by_hand runs them with the programs that they are for.
+"""Checks that the files of deploy/ agree with each other and with the programs: names, ports,
+flags, versions, selectors. tests/by_hand uses them with the programs that read them.
 
 usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -47,7 +47,7 @@ class ComposeTest(unittest.TestCase):
     def test_services(self):
         for name, service in self.services.items():
             with self.subTest(name):
-                self.assertTrue(service["profiles"])  # nothing starts unasked
+                self.assertTrue(service["profiles"])  # nothing starts by default
                 self.assertTrue(service["read_only"])
                 self.assertEqual(service["cap_drop"], ["ALL"])
                 for port in service.get("ports", []):
@@ -75,7 +75,7 @@ class ComposeTest(unittest.TestCase):
 
 
 class PinsTest(unittest.TestCase):
-    """What is not of the distribution has a version wherever it is named."""
+    """Everything that does not come from the distribution has a version wherever it is named."""
 
     def test_images(self):
         images = {service["image"] for service in
@@ -146,7 +146,7 @@ class KubernetesTest(unittest.TestCase):
         self.assertEqual(environment["TESSERA_LISTEN"], f"[::]:{port['containerPort']}")
         self.assertEqual(environment["TESSERA_METRICS_LISTEN"], f"[::]:{metrics['containerPort']}")
         targets = [[p["targetPort"] for p in s["spec"]["ports"]] for s in self.kind("Service")]
-        # Prometheus asks every instance, once.
+        # Prometheus scrapes every instance once.
         self.assertEqual(targets, [[port["name"], metrics["name"]], [port["name"]]])
         (policy,) = self.kind("NetworkPolicy")
         open_ports = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
@@ -168,7 +168,8 @@ class ChartTest(unittest.TestCase):
         self.assertEqual((chart["version"], chart["appVersion"]), (version(), version()))
 
     def test_values_and_templates_agree(self):
-        """Each value that a template reads exists, each that exists is read, each has a schema."""
+        """Each value that a template reads exists, each existing value is read, and each has a
+        schema."""
         values = yaml.safe_load((CHART / "values.yaml").read_text())
         schema = json.loads((CHART / "values.schema.json").read_text())
         used = set()
@@ -199,17 +200,17 @@ class ChartTest(unittest.TestCase):
 
 
 class ServiceTest(unittest.TestCase):
-    """The service of systemd."""
+    """The systemd service."""
 
     def test_its_options_are_valid(self):
         text = (DEPLOY / "systemd" / "server.toml").read_text()
-        proposed = re.sub(r"(?m)^# (\S+ = )", r"\1", text)  # what is commented out
+        proposed = re.sub(r"(?m)^# (\S+ = )", r"\1", text)  # includes commented lines
         proposed = re.sub(r"(?m)^listen.*\n", "", proposed, count=1)
         for content in (text, proposed):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(content + '\nmax-ttl = "soon"\n')
                 file.flush()
-                # All else was understood.
+                # All other lines were understood.
                 said = o.run(o.Program.path, "--config", file.name).stderr
                 self.assertIn("'soon' is not a time", said)
 
@@ -232,7 +233,7 @@ class ServiceTest(unittest.TestCase):
 
 class PackTest(unittest.TestCase):
     def test_packages_and_bundles_are_for_the_devices_asked_for(self):
-        """Here nvcc is installed, as a stand-in."""
+        """Here nvcc is installed, in the form of a stand-in."""
         script = """set -e; root=$PWD
             source "$1/common.sh"; source "$1/build.sh"; step() { printf '%s\\n' "$@"; }
             choose_devices package ${2:-}; configure release; cat build/release/devices.txt"""
@@ -257,7 +258,8 @@ class PackTest(unittest.TestCase):
 
 class ReadmeTest(unittest.TestCase):
     def test_flags_exist(self):
-        """Of the server, in the table of deploy/README.md; `dev` has those of its own commands."""
+        """Flags of the server are in the table of deploy/README.md; `dev` has those of its own
+        commands."""
         flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(),
                                re.MULTILINE))
         names = {name for cell in flags for name in re.findall(r"--[\w-]+", cell)}

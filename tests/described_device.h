@@ -1,4 +1,4 @@
-// A device of which all is known and that cannot do anything: for what figures decide.
+// A device of which only the description matters: it cannot do anything.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-"""What protoc and its plugin for gRPC would generate, made of descriptors at run time: for hosts
+"""Makes from descriptors at run time what protoc and its plugin for gRPC would generate: for hosts
 that have neither, with any version of protobuf from 3.21 on."""
 
 import sys
@@ -16,7 +16,7 @@ else:
 
 
 def _message(descriptor):
-    """The class of a message, with those of the messages inside as its attributes."""
+    """Returns the class of a message, with those of the nested messages as its attributes."""
     made = _class_of(descriptor)
     for nested in descriptor.nested_types:
         if not hasattr(made, nested.name):
@@ -30,7 +30,7 @@ def _enum(space, descriptor):
 
 
 def _stub(package, service):
-    """A class as FooStub(channel), with a callable for each method."""
+    """Returns a class to be used as FooStub(channel), with a callable for each method."""
 
     def connect(self, channel):
         for method in service.method:

@@ -1,4 +1,4 @@
-// Device and Stream, both kinds: memory, copies, gathers, conversions, scratch, many streams.
+// Device and Stream of both kinds: memory, copies, gathers, conversions, scratch, many streams.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -46,7 +46,7 @@ TEST_P(DeviceTest, CopiesPieces) {
   }
 }
 
-// Through memory whose owner outlives the device's use, and at every alignment.
+// Copies through memory whose owner outlives the device's use, at every alignment.
 TEST_P(DeviceTest, CopiesToStaging) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto staging = MakeStaging(*TestDevice(GetParam()), kBytes);
@@ -75,7 +75,7 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
     std::vector<std::int64_t> shape, strides;
     std::int64_t offset;
   };
-  // Of a [24, 30, 36] array: transposes, reversals, steps, repetition, a scalar, rank 8.
+  // Windows of a [24, 30, 36] array: transposes, reversals, steps, repetition, a scalar, rank 8.
   const Window windows[] = {{{36, 24}, {1, 1080}, 40},
                             {{720, 36}, {36, 1}, 0},
                             {{36, 720}, {1, 36}, 0},
@@ -133,7 +133,7 @@ std::vector<T> ConversionCases() {
     for (int i = 0; i < 4000; ++i)
       cases.push_back(static_cast<T>(random.Bits() >> random.Bits() % 64));
   } else {
-    // Beside the last ones, whose nearest floats are odd, there are ties of 16 bits.
+    // The last numbers lie next to ties of 16 bits, and their nearest floats are odd.
     const auto push = [&](auto... x) { (cases.push_back(Element<T>(x)), ...); };
     push(0.0, -0.0, 0.99, -0.99, 1.5, 2.5, -2.5, 65504.0, 65519.9, 65520.0, 1e10, 0x1p31,
          2147483647.0, -0x1p31, -2147483649.0, -2147483904.0, 0x1p63, -0x1p63,
@@ -153,7 +153,7 @@ std::vector<T> ConversionCases() {
   return cases;
 }
 
-// The value of T nearest to x, in steps of its own, ties to even.
+// Returns the value of T nearest to x, in steps of T, ties to even.
 template <class T>
 long double NearestHalf(long double x) {
   constexpr bool kF16 = std::is_same_v<T, Half>;
@@ -279,9 +279,9 @@ class RoomTest : public testing::Test {
   std::unique_ptr<Stream> large_, other_;
 };
 
-// Products that fill all SMs they find come one behind the other. Dots of microseconds go on beside
-// them; without room each waits until a product ends: there are no more of them than products, or
-// up to five times as many where other processes share the GPU.
+// Products that fill all available SMs run one after the other. Dots of microseconds run next to
+// them. Without room, each would wait until a product ends, and there would be no more dots than
+// products, or up to five times as many where other processes share the GPU.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   constexpr int kProducts = 20;
   constexpr std::int64_t kSide = 8192, kLength = 4096;
@@ -313,7 +313,8 @@ TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   EXPECT_GT(dots, 3 * kProducts);
 }
 
-// Strategies that share their tiles out to all SMs do so alike on both kinds of streams.
+// Strategies that distribute their tiles over all SMs do so in the same way on both kinds of
+// streams.
 TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
     DispatchDType(dtype, [&]<class T>(T) {

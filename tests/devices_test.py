@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A server with several devices over the wire: operands wherever they are, against NumPy and
+"""A server with several devices over the wire: operands on any of them, against NumPy and
 against the bits of one device; programs; callers that leave.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
@@ -65,7 +65,7 @@ def test_every_operation_with_operands_everywhere(server, client):
             assert got.tensor.data == expected["add"], (first, second)
             got = client.call("Matmul", a=at("a", first), b=at("b", second))
             assert np.allclose(values_of(got), a @ b, atol=1e-4)
-            # The result lies where the call ran.
+            # The result is on the device where the call ran.
             result = o.into("result", replace=True)
             stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
             assert stored.buffer.device == first
@@ -87,8 +87,8 @@ def test_the_largest_operand_stays(server, client):
 
 
 def test_views_of_another_device(server, client):
-    """Of the buffer elsewhere only what lies between the view's first and last element moves: it
-    is larger than the scratch memory."""
+    """Only the part of the other device's buffer between the view's first and last element is
+    moved: the buffer is larger than the scratch memory."""
     first, second = client.devices()[:2]
     rows, columns = 5000, 4096  # 78 MiB
     big = RNG.integers(-1000, 1000, (rows, columns)).astype(np.float32)
@@ -103,19 +103,19 @@ def test_views_of_another_device(server, client):
         (o.view([n], [-2], 900_000), flat[900_000 : 900_000 - 2 * n : -2]),
         (o.view([1], [1], rows * columns - 1), flat[-1:]), (o.view([0], [1], 12), flat[:0]),
     ):
-        # Ones that reach further than the view of the other operand: that one moves.
+        # The ones span more than the view of the other operand, so that operand is moved.
         got = client.attempt(
             "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view),
         )
         assert got.ok, got
         assert got.answer.stats.device == first, view
         assert np.array_equal(values_of(got.answer), expected + 1), view
-    # A repeated element moves once.
+    # A repeated element is moved once.
     repeated = client.call(
         "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))
     )
     assert repeated.value.real == 100_000 * flat[123]
-    # A column reaches over all rows, which are larger than the scratch memory.
+    # A column spans all rows, which are larger than the scratch memory.
     column = client.attempt(
         "Add", a=o.resident("as_big", o.view([rows], [columns])),
         b=o.resident("big", o.view([rows], [columns])),

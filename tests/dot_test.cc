@@ -1,4 +1,4 @@
-// Every strategy of Dot, from the table, against sums in long double with the strategy's own bound.
+// Every strategy of Dot in the table, against sums in long double with the strategy's own bound.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -7,7 +7,7 @@ namespace {
 struct Reference {
   long double sum = 0;
   long double magnitude = 0;
-  std::int64_t wrapped = 0;  // of integers, in 64 bits
+  std::int64_t wrapped = 0;  // the sum of integers, in 64 bits
 };
 
 template <class T>
@@ -131,7 +131,7 @@ TEST_P(DotOfIntegersTest, Wrap) {
 
 TEST_P(DotTest, Large) {
   ForType([&]<class T>(T) {
-    // Ones but for one element, made once for each type and device.
+    // All elements are one except for one; made once for each type and device.
     static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
     const std::int64_t n = LargeSize(GetParam().backend);
     if (!inputs.contains(GetParam().backend)) {

@@ -1,7 +1,7 @@
 // Every request with a fault of the device at every place where one can come: the k-th allocation,
-// copy, launch or wait fails, for each k there is. The call says so or goes well, nothing is left
-// of it, and the same call goes well afterwards. Or the device is lost there: the call says so, and
-// nothing is left at all.
+// copy, launch or wait fails, for each possible k. The call reports it or succeeds, nothing of it
+// is left, and the same call succeeds afterwards. Or the device is lost there: the call reports it,
+// and nothing is left on the device.
 #include <unistd.h>
 
 #include <cstddef>
@@ -26,14 +26,14 @@ class EveryFaultTest : public ServiceTest {
   EveryFaultTest(const Options& options, int devices)
       : EveryFaultTest(options, FakeDevices(devices)) {}
 
-  // Stores what requests are about, on a new server as well.
+  // Stores the operands of requests, on a new server as well.
   void SetUp() override {
     std::vector<float> values(64 * 64);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
     ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {64, 64}, values).ok());
   }
 
-  // stored: the names of what the request stores when it goes well.
+  // stored: the names that the request stores if it succeeds.
   void Try(const std::string& what, const std::function<grpc::Status()>& request,
            const std::vector<std::string>& stored = {}) {
     int hit = 0;
@@ -45,7 +45,7 @@ class EveryFaultTest : public ServiceTest {
             SCOPED_TRACE(what + ": device " + std::to_string(device) + ", step " +
                          std::to_string(static_cast<int>(step)) + ", kind " +
                          std::to_string(static_cast<int>(kind)) + ", time " + std::to_string(k));
-            ASSERT_LT(k, 1000) << "it never ends";
+            ASSERT_LT(k, 1000) << "the faults never end";
             ASSERT_NO_FATAL_FAILURE(ExpectGood(request, stored));  // pools have grown
             devices_[device]->Fail(step, kind, 1, k);
             const grpc::Status status = request();
@@ -80,7 +80,7 @@ class EveryFaultTest : public ServiceTest {
     faults_ += hit;
   }
 
-  // The same of an operation, which asks for its time: with that a launch can fail on this device.
+  // Like Try, for an operation with timing: with it a launch can fail on this device.
   template <class Request>
   void TryTimed(const std::string& text, const std::vector<std::string>& stored) {
     auto request = Of<Request>(text);
@@ -120,17 +120,17 @@ class EveryFaultTest : public ServiceTest {
         options_(Hasty(options)),
         devices_(std::move(pointers)) {}
 
-  // A new server with new devices.
+  // Starts a new server with new devices.
   void Restart() {
     Devices devices = FakeDevices(static_cast<int>(devices_.size()));
     devices_ = Pointers(devices);
-    server_.server().Drain();  // which closes its socket
+    server_.server().Drain();  // closes its socket
     server_ = TestServer(options_, std::move(devices));
     used_.clear();
     SetUp();
   }
 
-  // A request that no fault meets.
+  // A request without a fault succeeds.
   void ExpectGood(const std::function<grpc::Status()>& request,
                   const std::vector<std::string>& stored) {
     if (used_.empty()) Remember();
@@ -158,7 +158,7 @@ class EveryFaultTest : public ServiceTest {
       ASSERT_EQ(server_.Info(index).scratch_used_bytes(), 0);
     }
   }
-  // The call says so, the device's memory comes back, and a new server follows.
+  // Checks that the call reports it and the device's memory comes back, and starts a new server.
   void ExpectLost(FakeDevice& device, const grpc::Status& status) {
     EXPECT_TRUE(device.lost());
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
@@ -176,7 +176,7 @@ class EveryFaultTest : public ServiceTest {
 
   const Options options_;
   std::vector<FakeDevice*> devices_;  // the server's
-  // Of each device, before the first request.
+  // The state of each device before the first request.
   std::vector<std::uint64_t> used_;
   std::vector<std::uint64_t> allocations_;
   int faults_ = 0;
@@ -237,7 +237,7 @@ TEST_F(EveryFaultTest, Operations) {
                             {"y", "z"});
 }
 
-// The error of a step is its own: a program with one that fails goes well, and stores what it can.
+// The error of a step is separate: a program with a failing step succeeds, and stores what it can.
 TEST_F(EveryFaultTest, Programs) {
   Try("Execute", [&] {
     v1::ExecuteResponse response;
@@ -254,7 +254,7 @@ TEST_F(EveryFaultTest, Programs) {
   });
 }
 
-// x on one device, s the same on both.
+// x is on one device, and s on both.
 class EveryFaultOfTwoTest : public EveryFaultTest {
  protected:
   EveryFaultOfTwoTest() : EveryFaultTest(TestOptions(), 2) {}

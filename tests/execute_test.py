@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Programs (Execute) over the wire: chains against NumPy, the bits of calls of their own, faults of
-single steps, limits, and what is left behind.
+"""Programs (Execute) over the wire: chains against NumPy, the bits of separate calls, faults of
+single steps, limits, and leftovers.
 
 usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -42,7 +42,7 @@ def add(a, b, **more):
 
 
 def run(client, *steps, **more):
-    """Outcomes of all steps."""
+    """Returns the outcomes of all steps."""
     answer = client.call("Execute", steps=steps, **more)
     assert len(answer.results) == len(steps)
     return [o.Outcome.of_step(result) for result in answer.results]
@@ -60,14 +60,14 @@ def refused(outcome, code, reason):
 
 
 def fill(client, name, shape, value):
-    """A buffer with one value everywhere, made on the device."""
+    """Makes a buffer on the device with one value everywhere."""
     half = o.inline(np.full(1, value / 2, np.float32), o.view(shape, [0] * len(shape)))
     client.call("Add", a=half, b=half, result=o.into(name))
     return o.resident(name)
 
 
 def idle(client):
-    """No memory is held but that of buffers."""
+    """Returns whether only buffers hold memory."""
     return client.device().scratch_used_bytes == 0 and client.budget("host_memory").used == 0
 
 
@@ -95,7 +95,7 @@ def test_a_method_of_several_steps(server, client):
 
 
 def test_scalars_are_arrays_of_rank_0(server, client):
-    """Of the type that the reduction has along axes; of ARGMAX the index."""
+    """They have the type of the reduction along axes; ARGMAX gives the index."""
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         x = RNG.integers(-9, 10, 1000).astype(dtype)
         result = "<i8" if dtype[1] == "i" else dtype
@@ -119,8 +119,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
 
 
 def test_neighbours_that_share_no_launch(server, client):
-    """Steps of other element types, operations, strategies or launches, and those with an
-    expression: each has the value of a call, whatever step is before it."""
+    """Steps with other element types, operations, strategies or launches, and those with an
+    expression: each has the value of a separate call, whichever step comes before it."""
     calls = []
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
@@ -259,7 +259,7 @@ def test_too_many_steps(server, client):
     outcome = client.attempt("Execute", steps=[dot(x, x)] * (limit + 1))
     refused(outcome, "INVALID_ARGUMENT", "TOO_MANY_STEPS")
     assert outcome.metadata["limit"] == str(limit)
-    # Many more of them in few bytes take no memory to refuse.
+    # Refusing many more of them, in few bytes, takes no memory.
     before = server.peak_rss()
     message = b"\x0a\x00" * (2 * MIB - 100)
     call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
@@ -268,7 +268,7 @@ def test_too_many_steps(server, client):
 
 
 def test_answers_fit_what_clients_receive(server, client):
-    """All inline results together, and thousands of errors."""
+    """The limit covers all inline results together, and thousands of errors."""
     block = o.inline(np.ones(250 * 1024 // 4, np.float32))
     client.put("x", np.ones(MIB // 4, np.float32))
     x = o.resident("x")
@@ -308,7 +308,7 @@ def absolute(a, b, **more):
 
 
 def test_steps_take_scratch_memory_one_after_the_other(server, client):
-    """Products of 8 to 40 MiB, 160 MiB in all, beside 24 MiB of results."""
+    """Products of 8 to 40 MiB, 160 MiB in total, with 24 MiB of results."""
     b = fill(client, "b", [16, 16 << 10], 0.5)
     rows = (640, 128, 512, 256, 640, 384)
     a = [fill(client, f"a{i}", [n, 16], -1) for i, n in enumerate(rows)]
@@ -323,7 +323,7 @@ def test_steps_take_scratch_memory_one_after_the_other(server, client):
 
 
 def test_programs_that_others_leave_no_room(server, client):
-    """They fail as a whole and may come again, before they have run; no step of theirs does."""
+    """They fail as a whole before they have run, and can be retried; none of their steps fails."""
     b = fill(client, "b", [16, 16 << 10], 0.5)
     a = fill(client, "a", [896, 16], -1)
     end = time.monotonic() + 60 * o.Program.patience()
@@ -332,7 +332,7 @@ def test_programs_that_others_leave_no_room(server, client):
     def caller(_):
         mine = server.client()
         while not wrong and (len(done) < 20 or not refusals) and time.monotonic() < end:
-            # 56 MiB, and 56 for the product.
+            # This takes 56 MiB, and 56 for the product.
             steps = [absolute(a, b, result=scratch()), reduce("MIN", step(0))]
             outcome = mine.attempt("Execute", steps=steps)
             if outcome.ok and outcome.answer.results[1].reduce.value.real == 8:
@@ -349,7 +349,7 @@ def test_programs_that_others_leave_no_room(server, client):
 
 
 def test_programs_that_take_too_long_together(server, client):
-    """Each of them is short enough."""
+    """Each step is short enough."""
     elements = 2**26 if o.Program.device == "cpu" else 2**34
     slow = reduce("SUM", o.inline(np.ones(1, np.float32), o.view([elements], [0])))
     assert run(client, slow)[0].answer.value.real == elements
@@ -373,7 +373,7 @@ def test_callers_that_leave(server, client):
     assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
     assert eventually(lambda: idle(client) and client.device().waiting == 0, 20)
     for name in client.names():
-        if name.startswith("left"):  # it had ended before its caller left
+        if name.startswith("left"):  # this one had ended before its caller left
             client.call("DeleteBuffer", name=name)
     assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
 

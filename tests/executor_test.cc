@@ -24,7 +24,7 @@ std::unique_ptr<Executor> Start(Device& device, int workers, std::size_t queue,
   return *Executor::Start(device, {.workers = workers, .queue_length = queue, .spin = spin});
 }
 
-// A task that is what its functions are.
+// A task that consists of its functions.
 class TestTask final : public Task {
  public:
   explicit TestTask(
@@ -114,11 +114,11 @@ TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
   for (int i = 1; i < 4; ++i) blockers[i].Release();
 }
 
-// Tasks of shares, which note their share when they run and take minutes of the test's clock, on
-// one worker.
+// Tasks of shares on one worker, which record their share when they run and take minutes of the
+// test's clock.
 class SharesTest : public testing::Test {
  protected:
-  // Holds the worker until Order.
+  // Holds the worker until Order is called.
   void Hold() { blocker_.Occupy(*executor_); }
   void SubmitFor(std::size_t share, int count, int minutes, bool at_once = false) {
     for (int i = 0; i < count; ++i) {
@@ -136,7 +136,7 @@ class SharesTest : public testing::Test {
   void AwaitAll() {
     for (std::size_t n = ended_; n < tasks_.size(); n = ended_) ended_.wait(n);
   }
-  // Runs all, and says in which order.
+  // Runs all tasks, and returns their order.
   std::vector<std::size_t> Order() {
     blocker_.Release();
     executor_.reset();
@@ -158,7 +158,7 @@ TEST_F(SharesTest, TakeTurns) {
   SubmitFor(7, 3, 2);
   const std::vector<std::size_t> order = Order();
   ASSERT_EQ(order.size(), 26u);
-  // A share that comes later waits for a turn of each, not for the others' queue.
+  // A share that comes later waits for one turn of each other share, not for the others' queues.
   const auto last = [&](std::size_t share) {
     return std::find(order.rbegin(), order.rend(), share).base() - order.begin();
   };
@@ -171,13 +171,13 @@ TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
   SubmitFor(1, 8, 60);
   SubmitFor(2, 20, 1);
   const std::vector<std::size_t> order = Order();
-  // The second share's tasks together take a third of the time of one of the first.
+  // The second share's tasks together take a third of the time of one task of the first.
   EXPECT_GE(std::count(order.begin(), order.begin() + 22, std::size_t{2}), 20);
 }
 
 class LateShareTest : public SharesTest, public testing::WithParamInterface<bool> {};
 
-// Whether the tasks before ran at once or by way of the queue.
+// The parameter says whether the earlier tasks ran immediately or through the queue.
 TEST_P(LateShareTest, HasSavedNothingUp) {
   const bool at_once = GetParam();
   SubmitFor(3, 1, 1, at_once);
@@ -185,7 +185,7 @@ TEST_P(LateShareTest, HasSavedNothingUp) {
   AwaitAll();
   SubmitFor(1, 1, 50, at_once);
   AwaitAll();
-  SubmitFor(3, 1, 1, at_once);  // which gives no other share its time back
+  SubmitFor(3, 1, 1, at_once);  // does not give other shares their time back
   AwaitAll();
   Hold();
   order_.clear();
@@ -225,7 +225,7 @@ TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   EXPECT_EQ(large.runs(), 1);
 }
 
-// A stream for large work, and a thread that gives way to others.
+// Large work has its own stream, and a thread of lower priority.
 TEST(ExecutorTest, LargeTasksHaveTheirOwnStreamsAndThreadsWhereThereIsAReserve) {
   FakeDevice device;
   const int here = getpriority(PRIO_PROCESS, 0);
@@ -260,11 +260,11 @@ TEST(ExecutorTest, TheTimeOfLargeTasksIsNoDebtOfSmallOnes) {
         share);
     ASSERT_TRUE(executor->Submit(tasks.back(), size).ok());
   };
-  // One share waits all the time; another floods with what is large.
+  // One share waits all the time, while another floods with large tasks.
   for (int i = 0; i < 20; ++i) submit(2, TaskSize::kSmall, 1);
   for (int i = 0; i < 3; ++i) submit(1, TaskSize::kLarge, 60);
   while (tasks.back().runs() == 0) std::this_thread::yield();
-  // What comes then has its turn among the small ones, that of the flood included.
+  // The tasks that come then, including that of the flood, have their turns among the small ones.
   submit(3, TaskSize::kSmall, 1);
   submit(1, TaskSize::kSmall, 1);
   blocker.Release();
@@ -319,7 +319,7 @@ TEST(ExecutorTest, WhatIsCancelledLeavesTheQueueAtOnce) {
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(executor->Submit(tasks[i]).ok());
     EXPECT_TRUE(executor->Cancel(tasks[1]));
     EXPECT_EQ(executor->waiting(), 2u);
-    EXPECT_FALSE(executor->Cancel(tasks[1])) << "it waits no longer";
+    EXPECT_FALSE(executor->Cancel(tasks[1])) << "it does not wait";
     EXPECT_TRUE(executor->Submit(tasks[3]).ok()) << "in its place";
     EXPECT_TRUE(executor->Cancel(tasks[0]));
     EXPECT_TRUE(executor->Cancel(tasks[3]));
@@ -367,12 +367,12 @@ TEST(ExecutorTest, WhatOverrunsIsToldToStop) {
   ASSERT_TRUE(executor->Submit(task).ok());
   begun.get_future().wait();
   const auto all = [](absl::Duration wait) { return wait; };
-  // It may run for 100 s and eight times the expected 5 s.
+  // It may run for 100 s plus eight times the expected 5 s.
   AdvanceSteadyNow(absl::Seconds(120));
   EXPECT_EQ(executor->StopOverdue(all), absl::ZeroDuration());
   AdvanceSteadyNow(absl::Seconds(120));
   const auto half = [](absl::Duration wait) { return wait / 2; };
-  EXPECT_EQ(executor->StopOverdue(half), absl::ZeroDuration()) << "the process was not there";
+  EXPECT_EQ(executor->StopOverdue(half), absl::ZeroDuration()) << "the process was suspended";
   EXPECT_GE(executor->StopOverdue(all), absl::Seconds(100));
   release.set_value();
   EXPECT_TRUE(stopped.get_future().get());
@@ -401,11 +401,11 @@ TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns)
   EXPECT_EQ(where, here);
   blocker.Occupy(*executor);
   run_short(*executor);
-  EXPECT_NE(where, here) << "the device may let it wait";
+  EXPECT_NE(where, here) << "it might wait for the device";
   blocker.Release();
   executor = Start(device, 1, 3);
   {
-    // A short one has the only stream.
+    // A short task has the only stream.
     TestTask inner([&](Stream&) { where = std::this_thread::get_id(); });
     TestTask outer([&](Stream&) {
       EXPECT_TRUE(executor->RunOrSubmit(inner).ok());
@@ -414,7 +414,7 @@ TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns)
     });
     EXPECT_TRUE(executor->RunOrSubmit(outer).ok());
     executor.reset();
-    EXPECT_EQ(inner.runs(), 1) << "on the stream that is idle again";
+    EXPECT_EQ(inner.runs(), 1) << "on the stream that has become idle";
     EXPECT_NE(where, here);
   }
   device.MarkLost();
@@ -443,7 +443,7 @@ TEST(ExecutorTest, LongestRunIsThatOfTheTaskThatBeganFirst) {
     start(i);
     EXPECT_EQ(hours(), i + 1);
   }
-  // Each of the others takes the place of the one that began first.
+  // Each of the others takes the place of the earliest one.
   for (std::size_t i = 4; i < 8; ++i) {
     blockers[i - 4].Release();
     start(i);
@@ -463,7 +463,7 @@ TEST(ExecutorTest, StreamsThatCannotBeMade) {
   EXPECT_EQ(Executor::Start(device, {}).status().code(), absl::StatusCode::kInternal);
 }
 
-// Every task runs exactly once, unless it is cancelled before, with and without a polling thread,
+// Every task runs exactly once, unless it is cancelled first, with and without a polling thread,
 // from many submitters.
 TEST(ExecutorTest, NothingIsLostUnderLoad) {
   for (const microseconds spin : {microseconds(0), microseconds(20), microseconds(2000)}) {
@@ -510,10 +510,10 @@ TEST(ExecutorTest, OneAfterTheOther) {
     ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));
   }
-  executor.reset();  // before what its tasks refer to goes
+  executor.reset();  // before the objects that its tasks refer to
 }
 
-// A thread that polls takes one of them; the other wakes a thread that sleeps.
+// A polling thread takes one of them; the other wakes a sleeping thread.
 TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
   FakeDevice device;
   auto executor = Start(device, 2, 16, std::chrono::seconds(1));
@@ -531,10 +531,10 @@ TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
     first_done.get_future().wait();
     if (HasFailure()) break;
   }
-  executor.reset();  // before what its tasks refer to goes
+  executor.reset();  // before the objects that its tasks refer to
 }
 
-// Work for chores that holds its threads until it is released.
+// Work for chores that blocks their threads until it is released.
 class Work {
  public:
   void Submit(Chores& chores, int count, std::size_t share = 0) {
@@ -626,7 +626,7 @@ TEST(ChoresTest, NoMoreThreadsJoinThan64) {
   held.Release();
 }
 
-// The end of what work holds may bring more.
+// Destroying what work holds may submit more work.
 TEST(ChoresTest, WhatWorkHoldsEndsWithoutTheLock) {
   std::promise<void> done;
   Chores chores(1, 1);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Expressions on the way into Reduce and out of Matmul over the wire, bit by bit as Map into a
-buffer and the operation on that; and arrays whose elements are bytes.
+"""Expressions as inputs of Reduce and epilogues of Matmul over the wire, with the same bits as Map
+into a buffer and the operation on that; and arrays whose elements are bytes.
 
 usage: expression_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -39,12 +39,12 @@ def expression(*nodes):
 
 
 def reduction(x, op, nodes, others=(), **more):
-    """The fields of a ReduceRequest."""
+    """Returns the fields of a ReduceRequest."""
     return {"x": x, "op": op, "expression": expression(*nodes), "with": others, **more}
 
 
 def product(a, b, nodes, others=(), **more):
-    """The fields of a MatmulRequest."""
+    """Returns the fields of a MatmulRequest."""
     return {"a": a, "b": b, "expression": expression(*nodes), "with": others, **more}
 
 
@@ -119,7 +119,7 @@ def test_steps_of_a_program_are_operands(server, client):
             transpose_a=True)),
         reduce_step(o.resident("a"), SUM, deviations, [o.compute.Operand(step=9)]),
         reduce_step(o.resident("a"), SUM, [operand(1)]),
-        # Neighbours that share a launch, beside one that does not.
+        # Neighbours that share a launch, next to a step that does not.
         *[o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))] * 2,
         reduce_step(o.resident("a"), SUM, [operand(0), node("NEGATE", 0)]),
         o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM)),
@@ -136,7 +136,7 @@ def test_steps_of_a_program_are_operands(server, client):
 
 
 def test_no_array_is_made(server, client):
-    """What would take more scratch memory than there is, is folded in pieces."""
+    """An expression that would take more scratch memory than there is, is folded in pieces."""
     n = 20 * o.MI
     client.put("a", np.ones(n // 64, np.float32))
     x = o.resident("a", o.view([128, n // 64], [0, 1]))
@@ -150,7 +150,7 @@ def test_no_array_is_made(server, client):
              if s.name in ("cpu_parallel", "single_pass")]
     outcome = client.attempt("Reduce", **reduction(x, SUM, nodes, [x], strategy=whole[0]))
     expect_refused(outcome, "SCRATCH_EXHAUSTED")
-    # Along the outermost axis some columns at a time, but for a single one.
+    # Along the outermost axis, some columns are folded at a time, unless there is only one.
     for table in (x, o.resident("a", o.view([128, 1, n // 64], [0, 7, 1]))):
         got = client.call("Reduce", **reduction(table, SUM, nodes, [table], axes=[0]))
         assert (o.to_numpy(got.tensor) == 256).all()
@@ -221,7 +221,7 @@ def test_errors_name_the_operand_and_the_node(server, client):
 
 
 def test_elements_of_a_byte(server, client):
-    """They go both ways and are folded; operations that do not take them refuse them."""
+    """They are uploaded, downloaded and folded; operations that do not take them refuse them."""
     for dtype, kind in ((U8, "i4"), (I8, "i4"), (BOOL, "i8")):
         limits = (0, 2) if dtype == BOOL else (-128 if dtype == I8 else 0, 128)
         x = RNG.integers(*limits, (3, o.MI)).astype(NUMPY[dtype])
@@ -255,7 +255,7 @@ def test_copies_cast(server, client):
     client.put("a", a)
 
     def cast(numbers, dtype):
-        """Integers are truncated and saturate; NaN becomes 0."""
+        """Truncates to integers, saturating; NaN becomes 0."""
         if dtype in (BOOL, F32, F64):
             return np.array(numbers).astype(NUMPY[dtype])
         ends = np.iinfo(NUMPY[dtype])
@@ -287,7 +287,7 @@ def test_other_bytes_are_refused(server, client):
     expect_refused(outcome, "BAD_BOOL", operand="x", offset="5")
     steps = [o.compute.Step(reduce=o.compute.ReduceRequest(x=operand_of, op=ANY))]
     assert client.call("Execute", steps=steps).results[0].error.reason == "BAD_BOOL"
-    # A range of a draft: what was there before stays.
+    # Uploading a range of a draft leaves the bytes outside it unchanged.
     client.call("CreateBuffer", name="d", spec=spec)
     outcome = client.try_upload([dict(name="d", data=bad[:2]), dict(data=bad[4:])])
     expect_refused(outcome, "BAD_BOOL", offset="3", value="2")

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// The last node as a call of its arguments: "add(a, multiply(b, 2))".
+// Returns the last node as a call of its arguments: "add(a, multiply(b, 2))".
 std::string Written(const v1::Expression& expression, int index) {
   const v1::Expression::Node& node = expression.nodes(index);
   const std::string type =

@@ -24,8 +24,9 @@ namespace tessera {
 // Thread safe.
 class FakeDevice final : public Device {
  public:
-  // Where a failure or a stall can be asked for. kBegin is the first step of every operation alone.
-  // kLaunch is what a stream is given to compute, and a timer's start and end. kFree cannot fail.
+  // The places where a failure or a stall can be requested. kBegin is only the first step of every
+  // operation. kLaunch covers the work of a stream, and the start and end of a timer. kFree cannot
+  // fail.
   enum class Step {
     kAllocate,
     kFree,
@@ -40,7 +41,7 @@ class FakeDevice final : public Device {
     kProbe
   };
 
-  // backend: what it says that it is.
+  // backend: the kind of device that it claims to be.
   explicit FakeDevice(const std::string& name = "fake:0", const std::string& pci_bus_id = "",
                       Backend backend = Backend::kCpu)
       : cpu_(*OpenDevice("cpu")) {
@@ -50,16 +51,16 @@ class FakeDevice final : public Device {
     info_.backend = backend;
   }
 
-  // From now on, but for the first `after` times, the step fails so, `times` times.
+  // From now on, after `after` successes, the step fails in this way, `times` times.
   void Fail(Step step, DeviceError::Kind kind, int times = 1, int after = 0) {
     Locked([&] { failures_[step] = Failure{kind, times, after}; });
   }
-  // Takes back what is left of Fail: how often the step would still have failed.
+  // Cancels the rest of Fail: returns how often the step would still have failed.
   int Relent(Step step) {
     return Locked([&] { return std::exchange(failures_[step].times, 0); });
   }
 
-  // From now on the step, and no other, blocks until Open.
+  // From now on this step, and no other, blocks until Open.
   void Close(Step step) {
     const std::lock_guard lock(mutex_);
     closed_ = step;
@@ -70,20 +71,21 @@ class FakeDevice final : public Device {
     closed_.reset();
     changed_.notify_all();
   }
-  // Lets one of the calls that stand before the closed step go on. REQUIRES: one does.
+  // Lets one of the calls that are blocked by the closed step continue. REQUIRES: there is one.
   void Pass() {
     std::unique_lock lock(mutex_);
     passing_ = true;
     changed_.notify_all();
     changed_.wait(lock, [&] { return !passing_; });
   }
-  // Waits until so many calls stand before the closed step.
+  // Waits until that many calls are blocked by the closed step.
   void WaitForBlocked(int count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return blocked_ >= count; });
   }
 
-  // Sets what each thread calls before it frees device memory. Must precede the first allocation.
+  // Sets a function that each thread calls before it frees device memory. Must precede the first
+  // allocation.
   void OnFree(std::function<void()> on_free) { on_free_ = std::move(on_free); }
 
   // How often a step was reached.
@@ -96,10 +98,10 @@ class FakeDevice final : public Device {
     return Locked([&] { return threads_[step]; });
   }
 
-  // Bytes of the host that its streams have copied to it.
+  // Bytes that its streams have copied from the host to it.
   std::uint64_t copied_to_device() const { return copied_to_device_; }
 
-  // Memory that has been handed out and not come back.
+  // The number of allocations that have not been freed.
   std::uint64_t allocations() {
     return Locked([&] { return allocations_; });
   }
@@ -192,7 +194,7 @@ class FakeDevice final : public Device {
   std::map<Step, std::thread::id> threads_;
   std::optional<Step> closed_;
   int blocked_ = 0;
-  bool passing_ = false;  // Pass waits for a call to go on
+  bool passing_ = false;  // Pass waits for a call to continue
   std::uint64_t allocations_ = 0;
   std::atomic<std::uint64_t> copied_to_device_{0};
   std::set<const Stream*> large_;

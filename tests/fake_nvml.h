@@ -1,4 +1,4 @@
-// A libnvidia-ml.so.1 that says what a test tells it to.
+// A libnvidia-ml.so.1 that reports what a test tells it to.
 #pragma once
 
 #include <atomic>
@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// What the library says, through FakeNvmlState(), which it exports.
+// What the library reports, through FakeNvmlState(), which it exports.
 struct FakeNvml {
   std::mutex mutex;
   int init_result = 0;
   std::map<std::string, int> results;  // of functions that fail
   unsigned long long slowdowns = 0x4;
-  std::atomic<int> calls{0};         // of the first function, and of those that ask for a figure
+  std::atomic<int> calls{0};         // of the first function, and of those that return a number
   std::atomic<bool> blocked{false};  // they do not return
 };
 

@@ -1,4 +1,4 @@
-// What the server does when things go wrong around it: devices that fail, stall and die, callers
+// What the server does when things around it go wrong: devices that fail, stall and die, callers
 // that leave, a full queue, a stop in the middle of work.
 #include <signal.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ void OneWorker(Options& options) {
   options.drain_timeout = absl::Seconds(10);
 }
 
-// The longest that a test's operations may take, and with it when a device hangs.
+// The longest time that a test's operations may take, which also decides when a device hangs.
 void Impatient(Options& options) {
   options.watchdog = absl::Milliseconds(100);
   options.max_operation_seconds = options.max_slow_operation_seconds = 0.1;
@@ -71,14 +71,14 @@ class FaultTest : public testing::Test {
   std::future<grpc::Status> DotAsync(double* value = nullptr) {
     return std::async(std::launch::async, [this, value] { return Dot(value); });
   }
-  // The same, which stands before the device until that is opened.
+  // Like DotAsync, but the call is blocked by the device until that is opened.
   std::future<grpc::Status> HoldWorker(double* value = nullptr) {
     device_->Close(Step::kBegin);
     auto held = DotAsync(value);
     device_->WaitForBlocked(1);
     return held;
   }
-  // The sum of x and x, as a resident buffer.
+  // Makes a resident buffer with the sum of x and x.
   grpc::Status AddInto(const std::string& name) {
     auto request = Of<v1::AddRequest>("a { buffer: 'x' } b { buffer: 'x' }");
     request.mutable_result()->mutable_buffer()->set_name(name);
@@ -103,12 +103,12 @@ class FaultTest : public testing::Test {
     EXPECT_EQ(value, 14);
   }
 
-  // Waits until one operation waits for the worker.
+  // Waits until one operation is waiting for the worker.
   void WaitForQueued() {
     ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
   }
 
-  // Whether the server ends because it has lost all its devices.
+  // Returns whether the server ends because it has lost all its devices.
   bool AwaitEnd() {
     auto end = std::async(std::launch::async, [&] { return server_->server().Wait(); });
     const bool ends = end.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
@@ -121,7 +121,7 @@ class FaultTest : public testing::Test {
   std::unique_ptr<TestServer> server_;
 };
 
-// A stream that uploads half of the buffer "slow", and the rest when it is told to.
+// A stream that uploads half of the buffer "slow", and the rest on demand.
 class SlowUpload {
  public:
   SlowUpload(TestServer& server, const std::shared_ptr<grpc::Channel>& channel)
@@ -148,7 +148,7 @@ TEST_F(FaultTest, FullQueueRefusesAtOnce) {
   std::vector<std::future<grpc::Status>> accepted;
   accepted.push_back(HoldWorker());
   std::atomic<int> refused{0};
-  // Of the next four, two find a place.
+  // Two of the next four find a place.
   for (int i = 0; i < 4; ++i) {
     accepted.push_back(std::async(std::launch::async, [&] {
       const grpc::Status status = Dot();
@@ -191,12 +191,13 @@ TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   EXPECT_EQ(device_->Count(Step::kBegin), 2);
 }
 
-// As short operations do, of which the worker, once it has begun to run one, is a moment late to
-// say that it has nothing to do.
+// Short operations do so, too. A worker that has begun to run an operation is slightly late to
+// report that it is idle.
 TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
-  // So many sums, each of the one before; first: the operands of the first, and more: of all steps.
+  // Runs that many sums, each of the one before; first: the operands of the first sum, and more:
+  // fields of all steps.
   const auto run = [&](int steps, const std::string& first = "buffer: 'x'",
                        const std::string& more = "") {
     std::string text;
@@ -217,11 +218,11 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   const std::thread::id worker = run(1, "buffer: 'x'", "strategy: 'cpu'");
   EXPECT_TRUE(Eventually([&] { return run(2) != worker; }));
   EXPECT_TRUE(Eventually([&] { return run(15) != worker; }));
-  EXPECT_EQ(run(16), worker) << "of too many steps";
+  EXPECT_EQ(run(16), worker) << "too many steps";
   EXPECT_EQ(run(1, "buffer: 'wide'"), worker);
   EXPECT_EQ(run(2, "buffer: 'x' view { shape: [1024, 1024] strides: [0, 0] }"), worker)
-      << "of a view that is large";
-  EXPECT_EQ(run(1, "buffer: 'x'", "timing: true"), worker) << "that is timed";
+      << "the view is large";
+  EXPECT_EQ(run(1, "buffer: 'x'", "timing: true"), worker) << "it is timed";
 }
 
 TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
@@ -258,7 +259,7 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   EXPECT_EQ(device_->allocations(), 0u);
 }
 
-// A client that has its answer counts on the memory of the operands that it deletes.
+// A client that has its response relies on the memory of the operands that it deletes.
 TEST_F(FaultTest, AnswersComeWhenOperandsHaveBeenReleased) {
   StartServer();
   for (int i = 0; i < 300; ++i) {
@@ -308,14 +309,14 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
   ExpectWorks();
 }
 
-// So many times the same, as bytes.
+// Returns that many equal values, as bytes.
 std::string Row(std::size_t count, float value) {
   const std::vector<float> values(count, value);
   return std::string(reinterpret_cast<const char*>(values.data()), count * sizeof(float));
 }
 
-// A row of ones times every other element of every other row of "m", which has 256 x 256 floats:
-// the server keeps a copy of those.
+// Multiplies a row of ones by every other element of every other row of "m", which has 256 x 256
+// floats: the server keeps a copy of those elements.
 v1::MatmulRequest ProductOfEveryOther() {
   auto request = Of<v1::MatmulRequest>(
       "a { tensor { dtype: DTYPE_F32 shape: [1, 128] } } "
@@ -324,7 +325,7 @@ v1::MatmulRequest ProductOfEveryOther() {
   return request;
 }
 
-// What the server keeps of operands is no reason to refuse a call.
+// Memory that the server keeps for prepared operands is no reason to refuse a call.
 TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   StartServer();
   ASSERT_TRUE(
@@ -364,8 +365,8 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
   EXPECT_FALSE(device_->lost());
 }
 
-// After a loss, used or idle, the health service says so by then: a second is promised, and a busy
-// machine adds to it.
+// After a loss, in use or idle, the health service reports it within this time: a second is
+// promised, and a busy machine adds to it.
 constexpr std::chrono::seconds kSoon{5};
 
 TEST_F(FaultTest, LostDeviceEndsTheServer) {
@@ -394,7 +395,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
 
 TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   StartServer();
-  device_->Fail(Step::kProbe, Kind::kFailed);  // which is no loss
+  device_->Fail(Step::kProbe, Kind::kFailed);  // not a loss
   const int asked = device_->Count(Step::kProbe);
   ASSERT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -442,19 +443,19 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
   EXPECT_TRUE(Eventually([&] { return !IsServing(); }));
   EXPECT_TRUE(IsServing(""));
   device_->Open();
-  // It had been told to stop before.
+  // It had been told to stop earlier.
   ExpectError(running.get(), "OPERATION_TOO_LONG", {{"limit_seconds", "0.1"}});
   EXPECT_TRUE(Eventually([&] { return IsServing(); }));
 }
 
-// That holds while it is within its time limit and can be told to stop.
+// This holds while the operation is within its time limit and can be told to stop.
 TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   StartServer(Impatient, [](Options& options) { options.max_operation_seconds = 3600; });
   auto running = HoldWorker();
   const int asked = device_->Count(Step::kProbe);
   for (int i = 0; i < 10; ++i) {
     AdvanceSteadyNow(absl::Milliseconds(500));
-    absl::SleepFor(absl::Milliseconds(60));  // together they would count as an absence
+    absl::SleepFor(absl::Milliseconds(60));  // a single longer step would count as a suspension
   }
   EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -462,13 +463,13 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   EXPECT_TRUE(running.get().ok());
 }
 
-// While it is, the clock goes on. Calls and uploads that it interrupts go on afterwards.
+// While it is stopped, the clock advances. Interrupted calls and uploads continue afterwards.
 TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
   StartServer([](Options& options) {
     options.watchdog = absl::Seconds(10);
     options.max_operation_seconds = 1;
   });
-  // Returns when the server has looked at everything since the call.
+  // Returns when the server has checked everything since the call.
   const auto await_turn = [&] {
     for (int i = 0; i < 2; ++i) {
       UploadStream upload(server_->buffers());
@@ -488,7 +489,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     EXPECT_FALSE(device_->lost());
   }
   EXPECT_TRUE(upload.Finish().ok());
-  // What the worker takes while the process runs counts, and the whole of what begins later.
+  // The worker's time while the process runs counts, and so does all time of what begins later.
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(Eventually([&] {
       AdvanceSteadyNow(absl::Milliseconds(100));
@@ -562,7 +563,7 @@ TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
 }
 
 TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
-  constexpr int kCalls = 6;  // more than there are threads for
+  constexpr int kCalls = 6;  // more than there are threads
   StartServer();
   device_->Close(Step::kAllocate);
   std::vector<std::future<grpc::Status>> blocked;
@@ -586,10 +587,10 @@ TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
 
 TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
   StartServer([](Options& options) { options.listen = {"127.0.0.1:0"}; });
-  // Over a socket: connections inside the process know no farewell.
+  // Uses a socket, because connections inside the process are not told to go away.
   const auto dial = [&] {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
     return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
                                      arguments);
   };
@@ -637,7 +638,7 @@ TEST(Admission, RefusesCallsAfterTheEndHasBegun) {
   EXPECT_TRUE(admission.WaitIdle(absl::ZeroDuration()));
 }
 
-// Whether it ends before the wait begins or after that.
+// The last call may end before or after the wait begins.
 TEST(Admission, TheWaitEndsWithTheLastCall) {
   const absl::Time give_up = absl::Now() + absl::Seconds(30);
   for (int us = 0; us < 200 && absl::Now() < give_up; ++us) {
@@ -655,7 +656,7 @@ TEST(Admission, TheWaitEndsWithTheLastCall) {
   EXPECT_LT(absl::Now(), give_up);
 }
 
-// A client that watches the health service would stay for ever.
+// A client that watches the health service would never leave.
 TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
   StartServer([](Options& options) {
     options.listen = {"127.0.0.1:0"};
@@ -679,14 +680,14 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
   EXPECT_TRUE(Eventually([&] { return !IsServing() && !IsServing(kBuffers); }));
   ExpectWorks();
-  device_->MarkLost();  // which ends the delay
+  device_->MarkLost();  // ends the delay
   drained.get();
 }
 
 TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   StartServer([](Options& options) { options.drain_timeout = absl::Milliseconds(100); });
   SlowUpload upload(*server_, server_->channel());
-  server_->server().Drain();  // or it would not end
+  server_->server().Drain();  // otherwise it would not end
   EXPECT_FALSE(upload.Finish().ok());
 }
 
@@ -694,7 +695,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
 
 enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
 
-// In a process of its own, which says nothing.
+// Runs in a separate process, without output.
 [[noreturn]] void ServeOnADeviceThatIsLost(End end) {
   const bool hangs = end == End::kLossOfWhatHangs || end == End::kHang;
   SetUpLog("off", false);
@@ -731,7 +732,7 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
       fake->WaitForBlocked(1);
       fake->MarkLost();
     }
-    // The clock runs faster, so that the drain's limit is over soon.
+    // The clock runs faster, so that the drain's limit is reached soon.
     for (int i = 0; i < 1000; ++i) {
       AdvanceSteadyNow(absl::Milliseconds(500));
       absl::SleepFor(absl::Milliseconds(60));

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Random requests to all methods, and a model that predicts how each of them ends.
 
-For half of the time one client sends requests, of which most are valid and the others have one
-fault each; the model predicts status, values, metadata, versions and lists. For the other half many
-callers upload, cancel, replace, copy, delete and download three names, in arrays that check
-themselves, and make operations whose results are those of the model.
+For half of the time one client sends requests, most of which are valid; the others have one fault
+each. The model predicts status, values, metadata, versions and lists. For the other half many
+callers upload, cancel, replace, copy, delete and download three names, with self-checking arrays,
+and run operations whose results the model knows.
 
-The requests of the first half follow from the seed.
+The requests of the first half depend only on the seed.
 
 usage: fuzz_model_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
                           [--seed S] [--callers N]
@@ -89,7 +89,7 @@ class Held:
         return np.frombuffer(bytes(self.data), o.NUMPY_TYPES[self.dtype]).reshape(self.shape)
 
     def check(self, message):
-        """That the server's Buffer says the same."""
+        """Checks that the server's Buffer says the same."""
         said = (message.name, message.dtype, tuple(message.shape), message.size_bytes,
                 message.state, message.version, message.committed_bytes)
         committed = [*self.missing(), (len(self.data),)][0][0]
@@ -110,7 +110,7 @@ class Held:
 
 
 class Fuzzer(r.Requests):
-    """One caller's requests, and what the server holds for it."""
+    """One caller's requests, and what the server holds for this caller."""
 
     def __init__(self, client, seed):
         strategies = client.call("ListStrategies", backend=client.device().backend).strategies
@@ -128,7 +128,8 @@ class Fuzzer(r.Requests):
         return self.rng.choice(NAMES)
 
     def expect(self, outcome, *reasons, ok=False):
-        """That the call ended with one of the reasons, or with OK; whether it is OK."""
+        """Checks that the call ended with one of the reasons, or with OK; returns whether it is
+        OK."""
         end = outcome.reason or outcome.code
         self.ended[end] = self.ended.get(end, 0) + 1
         return r.check_end(outcome, reasons, ok)
@@ -145,7 +146,7 @@ class Fuzzer(r.Requests):
         return [draft for drafts in self.drafts.values() for draft in drafts]
 
     def taken(self, name):
-        """Whether a new buffer without replace is refused."""
+        """Returns whether a new buffer without replace is refused."""
         drafts = self.drafts.get(name, [])
         return name in self.live or any(not draft.replace for draft in drafts)
 
@@ -154,14 +155,14 @@ class Fuzzer(r.Requests):
         self.history[held.name] = max(held.version, self.history.get(held.name, 0))
 
     def made(self, message, name, dtype, shape, replace=True, ttl=False):
-        """A buffer that the server has just made."""
+        """Records a buffer that the server has just made."""
         return Held(name, dtype, shape, self.new_version(message), replace, ttl)
 
     def spec(self, dtype, shape, **more):
         return o.buffers.BufferSpec(dtype=dtype, shape=shape, **more)
 
     def random_spec(self):
-        """(spec, dtype, shape, replace, ttl), or with one fault (spec, reasons)."""
+        """Returns (spec, dtype, shape, replace, ttl), or with one fault (spec, reasons)."""
         rng = self.rng
         dtype = rng.choice((*DTYPES, *BYTES))
         shape = [rng.choice((0, 1, 2, 3, 5, 8)) for _ in range(rng.randrange(4))]
@@ -216,7 +217,7 @@ class Fuzzer(r.Requests):
         self.drafts.setdefault(name, []).append(draft)
 
     def upload(self):
-        """A stream that creates."""
+        """Uploads by a stream that creates the buffer."""
         rng, name = self.rng, self.pick_name()
         spec, *rest = self.random_spec()
         if len(rest) == 1:
@@ -274,7 +275,7 @@ class Fuzzer(r.Requests):
             messages.append(rng.choice((dict(name="other"), dict(spec=self.spec(dtype, [77])))))
             reasons = ("BAD_MESSAGE", *unknown)
         elif fault == "repeat" and piece:
-            # The last piece once more: the bytes are the same, but some came twice.
+            # Repeats the last piece: the bytes are the same, but some came twice.
             messages.append(dict(data=piece, offset=pieces[-1][0]))
             crc, reasons = None, unknown
         outcome = self.client.try_upload(messages)
@@ -289,7 +290,7 @@ class Fuzzer(r.Requests):
         self.become_ready(held)
 
     def find_draft(self, name, version):
-        """(draft, reasons why there is none)"""
+        """Returns (draft, reasons why there is none)."""
         drafts = self.drafts.get(name, [])
         if version == 0:
             if len(drafts) == 1:
@@ -311,7 +312,7 @@ class Fuzzer(r.Requests):
         return 0 if kind < 0.93 else self.wrong_version()
 
     def pick_draft(self):
-        """(name, version, draft, reasons why there is none)"""
+        """Returns (name, version, draft, reasons why there is none)."""
         names = [name for name in self.drafts if self.drafts[name]]
         name = self.rng.choice(names) if names and self.rng.random() < 0.9 else self.pick_name()
         version = self.pick_version(name)
@@ -501,7 +502,7 @@ class Fuzzer(r.Requests):
         return super().not_readable(name, version)
 
     def pick_range(self):
-        """(name, its buffer, version, size, offset, reasons) of a download."""
+        """Returns (name, its buffer, version, size, offset, reasons) of a download."""
         rng, name = self.rng, self.pick_name()
         live = self.live.get(name)
         version = rng.choice((0, 0, live.version if live else 0, self.wrong_version()))
@@ -581,7 +582,7 @@ class Fuzzer(r.Requests):
     # --- Operations -------------------------------------------------------------------------------
 
     def target(self, case):
-        """Says where an array goes: inline, or to a buffer."""
+        """Decides where an array goes: inline, or to a buffer."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.55:
             case.fields["result"] = rng.choice((None, o.compute.Result(inline=True)))
@@ -617,7 +618,8 @@ class Fuzzer(r.Requests):
         case.check(outcome.answer, held.array())
 
     def large(self):
-        """Valid views of very many elements: a response or a clear refusal, soon."""
+        """Sends valid views of very many elements: the outcome is a response or a clear refusal,
+        soon."""
         rng = self.rng
         extents = rng.choice((
             [2**20], [2**31], [2**62], [2**16, 2**16], [2**31, 2**31], [3, 2**40], [2**63 - 1],
@@ -642,7 +644,7 @@ class Fuzzer(r.Requests):
             self.client.call("DeleteBuffer", name="large")
 
     def bare(self):
-        """Requests with nothing in them, and methods that only tell."""
+        """Sends requests without fields, and calls methods that only report."""
         methods = "Create", "Get", "Seal", "Update", "Copy", "Delete"
         rpc = self.rng.choice([*(method + "Buffer" for method in methods), *r.STEPS])
         reasons = "EXPRESSION", "NAME", "OPERAND", "DTYPE", "OPERATION", "SHAPE"
@@ -660,11 +662,11 @@ class Fuzzer(r.Requests):
     }
 
     def choose_client(self, kind):
-        """Where there are several; how the next request is described."""
+        """Chooses the client where there are several; returns how the next request is described."""
         return ""
 
     def step(self, number):
-        """One request of a random kind."""
+        """Sends one request of a random kind."""
         kind = self.rng.choices([*self.WEIGHTS], [*self.WEIGHTS.values()])[0]
         self.what = f"step {number}: {kind}{self.choose_client(kind)}"
         self.calls[kind] = self.calls.get(kind, 0) + 1
@@ -685,7 +687,7 @@ HARMLESS = {
 
 
 def self_checking(rng):
-    """i64: the first says all others, and how many there are."""
+    """Returns i64 numbers: the first determines all others, and how many there are."""
     count, seed = rng.choice((1, 2, 100, 5000, 40_000)), rng.randrange(1 << 20)
     return np.arange(count, dtype=np.int64) * (2 * seed + 1) + (seed << 20 | count)
 
@@ -716,7 +718,7 @@ class Member:
         return self.note(rpc, self.client.attempt(rpc, **fields))
 
     def send(self, array, hold=None, **first):
-        """An upload; hold: an event that comes before its end."""
+        """Uploads an array; hold: an event that must be set before the upload ends."""
 
         def messages():
             data = array.tobytes()
@@ -769,7 +771,7 @@ class Member:
             check(a == b, f"Dot of {name} with itself read versions {a} and {b}")
 
     def operate(self, _):
-        """A valid operation: the result is right whatever else the server does."""
+        """Runs a valid operation: the result is right whatever else the server does."""
         case = self.requests.case()
         outcome = self.client.attempt(case.rpc, **case.fields)
         if outcome.ok or outcome.reason in case.reasons:
@@ -778,7 +780,7 @@ class Member:
 
 
 def crowd(clients, seed, seconds):
-    """Many callers at once, at the same three names; returns how the calls ended."""
+    """Runs many callers at the same three names; returns how the calls ended."""
     end = time.monotonic() + seconds
     ended, lock = {}, threading.Lock()
     failed = threading.Event()
@@ -812,8 +814,8 @@ def holdings(server):
 
 
 def check_holdings(server, before):
-    """That the server holds little more than before. gRPC keeps a few threads for the next burst,
-    and a sanitizer keeps memory that was freed."""
+    """Checks that the server holds little more than before. gRPC keeps a few threads for the next
+    burst, and a sanitizer keeps memory that was freed."""
     most = math.inf if o.Program.sanitized() else before["memory"] * 1.1 + 16 * o.MI
     now = {}
 
@@ -854,7 +856,7 @@ def test_model(server, client):
         except Exception as error:
             raise Wrong(f"{fuzzer.what}: {error}") from error
         steps += 1
-    # Every kind of request has come, and most of them were valid.
+    # Every kind of request was sent, and most of them were valid.
     if steps > 20 * sum(fuzzer.WEIGHTS.values()):
         check(len(fuzzer.calls) == len(fuzzer.WEIGHTS), "only", fuzzer.calls)
         check(fuzzer.ended.get("OK", 0) > steps / 3, fuzzer.ended)

@@ -2,14 +2,14 @@
 """Random requests of several tenants to two servers, and a model of each tenant's buffers.
 
 Every tenant has the model of fuzz_model_test for its part of each server, and calls as a reader and
-as a writer (or administrator) of names that the others have too. This model also knows which call
-is refused for its role, what each quota has left, what imports bring and what goes through shared
-memory. Calls are broken off: cancelled, cut with their connection, or with a deadline that passes.
-Of those the test reads back whether they took place, and checks that they did so wholly or not at
-all, and that what the server has counted is what the model has. In the end many callers of all
-tenants call at once.
+as a writer (or administrator) with names that the other tenants use, too. This model also knows
+which calls are refused for their role, what each quota has left, what imports bring and what goes
+through shared memory. Some calls are broken off: cancelled, cut with their connection, or given a
+short deadline. The test then finds out whether they took place, and checks that they did so
+completely or not at all, and that the server's counts are those of the model. In the end many
+callers of all tenants call at the same time.
 
-The requests follow from the seed; where a call is broken off depends on the machine.
+The requests depend only on the seed; where a call is broken off depends on the machine.
 
 usage: fuzz_tenants_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
                             [--seed S] [--callers N]
@@ -36,14 +36,14 @@ from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 
 PAGE = 4096
 LARGE = 4 << 20
-# Role and quotas: of bytes and of buffers.
+# The role and the quotas, in bytes and in buffers.
 TENANTS = {
     "anna": ("write", 5000, None),
     "bert": ("write", None, 5),
     "carl": ("write", 8 << 20, 9),
     "staff": ("admin", None, None),
 }
-# What a reader may not call; neither may it store results.
+# Methods that a reader may not call. A reader may not store results either.
 WRITES = {
     "CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
     "DeleteBuffer", "UploadShared",
@@ -51,14 +51,14 @@ WRITES = {
 
 
 class Member(r.ThroughPrograms):
-    """A client with a token, which can connect again."""
+    """A client with a token, which can reconnect."""
 
     def __init__(self, server, token, role):
         super().__init__(server.address, None)
         self.channel.close()
         self.server, self.token, self.role = server, token, role
-        self.writes = ""  # of the last call: "", "result" or "method"
-        self.wanted = None  # bytes of the buffer that it asks for, if known
+        self.writes = ""  # what the last call writes: "", "result" or "method"
+        self.wanted = None  # bytes of the buffer that it needs, if known
         self.caller = None
         self.connect()
 
@@ -78,8 +78,8 @@ class Member(r.ThroughPrograms):
             self.wanted = SIZES[spec.dtype] * math.prod(spec.shape)
 
     def twice(self, call):
-        """The outcome of a call. One that a quota refuses although the model has room is made again
-        when all calls are over: what was replaced is free once its users have ended."""
+        """Returns the outcome of a call. If a quota refuses it although the model has room, it is
+        made again when all calls are over: what was replaced is free once its users have ended."""
         outcome = call()
         if outcome.reason == "TENANT_QUOTA_EXCEEDED" and not self.requests.is_over_quota(outcome):
             self.requests.account()
@@ -92,7 +92,7 @@ class Member(r.ThroughPrograms):
         return self.twice(lambda: attempt(rpc, **fields))
 
     def ask(self, rpc, **fields):
-        """A single call, made once."""
+        """Makes a single call, without a second attempt."""
         return o.Client.attempt(self, rpc, **fields)
 
     def try_upload(self, messages, **more):
@@ -106,7 +106,7 @@ class Member(r.ThroughPrograms):
 
 
 class Refused(Exception):
-    """A call ended as it should, by its role or a quota; what else was expected does not count."""
+    """A call ended as it should, by its role or a quota; other expectations do not count."""
 
 
 class TenantFuzzer(f.Fuzzer):
@@ -120,9 +120,9 @@ class TenantFuzzer(f.Fuzzer):
         for member in self.members:
             member.requests = self
         self.region = Region(server.shared)
-        self.peers = []  # this tenant's models of all servers
-        self.others = []  # other tenants' of this one
-        self.broken = {}  # of calls that were broken off, and whether they took place: how often
+        self.peers = []  # this tenant's models, for all servers
+        self.others = []  # other tenants' models for this server
+        self.broken = {}  # (kind of call, whether it took place): how often it was broken off
 
     # --- What the model knows apart from each buffer ----------------------------------------------
 
@@ -130,12 +130,12 @@ class TenantFuzzer(f.Fuzzer):
         return [*self.live.values(), *self.all_drafts()]
 
     def used_bytes(self):
-        """Of memory; a link has that of its origin."""
+        """Returns the bytes of memory; a link uses that of its origin."""
         blocks = {id(block): block for block in (getattr(h, "block", h) for h in self.held())}
         return sum(self.charge(len(block.data)) for block in blocks.values())
 
     def used_buffers(self):
-        """Those with a name, and those without that links keep."""
+        """Returns the number of buffers with a name, and of those without one that links keep."""
         held = self.held()
         return len({id(h) for h in held} | {id(getattr(h, "block", h)) for h in held})
 
@@ -150,7 +150,7 @@ class TenantFuzzer(f.Fuzzer):
         return used + int(outcome.metadata["requested"]) > limit
 
     def made(self, message, name, dtype, shape, replace_=True, ttl=False, size=None):
-        """size: of memory that it takes; that of a link is its origin's."""
+        """size: the memory that it takes; a link shares that of its origin."""
         made = super().made(message, name, dtype, shape, replace_, ttl)
         count = self.used_buffers() + 1
         used = self.used_bytes() + (self.charge(message.size_bytes) if size is None else size)
@@ -182,8 +182,8 @@ class TenantFuzzer(f.Fuzzer):
     # --- Accounts ---------------------------------------------------------------------------------
 
     def account(self):
-        """That the server has counted what the model has, for the tenant or, to an administrator,
-        for all."""
+        """Checks that the server's counts are those of the model, for the tenant or, as an
+        administrator, for all tenants."""
         everyone = [self, *self.others] if self.client.role == "admin" else [self]
         known = (sum(fuzzer.used_bytes() for fuzzer in everyone),
                  sum(fuzzer.used_buffers() for fuzzer in everyone))
@@ -207,7 +207,7 @@ class TenantFuzzer(f.Fuzzer):
         check(shared == regions, "shared memory", shared, "is not", regions)
 
     def metrics(self):
-        """That the metrics have each tenant's buffers by state."""
+        """Checks that the metrics have each tenant's buffers by state."""
         text = urllib.request.urlopen(self.server.metrics, timeout=20).read().decode()
         labels = r'device="[^"]*",state="(\w+)",tenant="(\w+)"'
         found = re.findall(rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$", text, re.M)
@@ -223,7 +223,7 @@ class TenantFuzzer(f.Fuzzer):
     # --- Imports, links and shared memory ---------------------------------------------------------
 
     def duplicate(self):
-        """(source, name, replace, ttl, fields) of what is made from a buffer."""
+        """Returns (source, name, replace, ttl, fields) for what is made from a buffer."""
         rng = self.rng
         source, name, replace_, ttl = (
             self.pick_name(), self.pick_name(), rng.random() < 0.7, rng.random() < 0.2)
@@ -255,20 +255,20 @@ class TenantFuzzer(f.Fuzzer):
             check(outcome.metadata["reason"] in unreadable, outcome, "is not", unreadable)
 
     def adopt_copy(self, message, origin, replace_, ttl):
-        """Takes over an import: its bytes came with checksums, each once."""
+        """Adds an import to the model: its bytes came with checksums, each once."""
         made = self.made(message, message.name, origin.dtype, origin.shape, replace_, ttl)
         made.set(origin.data, o.crc32c(origin.data) if origin.data else "?")
         self.adopt(made, message)
 
     def adopt(self, made, message):
-        """Takes over a READY buffer whose data the model knows."""
+        """Adds a READY buffer whose data the model knows."""
         made.check(message)
         data = self.members[0].download(made.name)
         check(data == bytes(made.data), "the data of", made.name, "differs")
         self.become_ready(made)
 
     def link(self):
-        """A second name for the same memory."""
+        """Makes a second name for the same memory."""
         source, name, replace_, ttl, fields, reasons = self.duplicate()
         reasons = (*reasons, *self.not_readable(source))
         outcome = self.client.attempt("CopyBuffer", source=source, link=True, **fields)
@@ -281,7 +281,7 @@ class TenantFuzzer(f.Fuzzer):
         self.become_ready(made)
 
     def range_of(self, size):
-        """A range of the region, or with one fault: (range, reasons)."""
+        """Returns (a range of the region, reasons), which may have one fault."""
         rng, right = self.rng, self.region.range(size)
         fault = rng.random()
         if fault < 0.05:
@@ -350,8 +350,9 @@ class TenantFuzzer(f.Fuzzer):
     # --- Calls that are broken off ----------------------------------------------------------------
 
     def break_off(self, begin, *reasons):
-        """Begins a call by begin(timeout), a future, and cancels it, closes its connection, or has
-        its deadline pass; waits until the server has ended it. Whether it ended with OK."""
+        """Begins a call by begin(timeout), which returns a future, and cancels it, closes its
+        connection, or lets its deadline pass; waits until the server has ended it. Returns whether
+        it ended with OK."""
         rng = self.rng
         way = rng.choice(("cancel", "close", "deadline"))
         timeout = rng.choice((-1, 0, 0, 0.0003, 0.004)) if way == "deadline" else 30
@@ -371,8 +372,8 @@ class TenantFuzzer(f.Fuzzer):
             check(outcome.code in ends, way, outcome)
             self.ended[outcome.code] = self.ended.get(outcome.code, 0) + 1
 
-        # Its request may still be on its way to the server, or among the server's threads. Of an
-        # administrator's tenant too a reader is told its calls; this one is the last.
+        # The request may still be on its way to the server, or among the server's threads. A reader
+        # is told its own calls, even in an administrator's tenant; this call is the last.
         over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
             lambda: self.members[1].budget("calls").used == 1, 60
         )
@@ -384,7 +385,7 @@ class TenantFuzzer(f.Fuzzer):
         return self.break_off(lambda timeout: self.client.future(rpc, timeout, **fields))
 
     def break_upload(self, messages, spec, *reasons):
-        """messages: from an event, which is set when the call is over."""
+        """messages: a function of an event, which is set when the call is over."""
         let_go = threading.Event()
         self.client.note("Upload", spec=spec)
         upload = self.client.b.Upload
@@ -401,7 +402,7 @@ class TenantFuzzer(f.Fuzzer):
         self.broken[key] = self.broken.get(key, 0) + 1
 
     def adopt_newer(self, ok, what, name, dtype, shape, data, crc=None):
-        """Takes over what a call has put under a name, if it has; whether it has."""
+        """Adds what a call has put under a name, if anything; returns whether it has."""
         outcome = self.client.ask("GetBuffer", name=name)
         message = outcome.answer.buffer if outcome.ok else None
         there = outcome.ok and message.state == f.READY and message.version > self.newest
@@ -411,7 +412,7 @@ class TenantFuzzer(f.Fuzzer):
         return there
 
     def broken_upload(self):
-        """A stream that creates, of which often the last message never comes."""
+        """Uploads by a stream that creates the buffer, and whose last message often never comes."""
         rng, name = self.rng, self.pick_name()
         if rng.random() < 0.2:
             dtype, shape = U8, (LARGE,)
@@ -433,14 +434,14 @@ class TenantFuzzer(f.Fuzzer):
         ok = self.break_upload(messages, spec, *(("MISSING_DATA",) * cut))
         there = self.adopt_newer(ok, "upload", name, dtype, shape, data)
         check(not (there and cut), "an upload that never ended has become a buffer")
-        if there and len(data) == LARGE:  # it leaves no room for others
+        if there and len(data) == LARGE:  # would leave no room for others
             self.client.call("DeleteBuffer", name=name)
             self.forget(name)
         self.account()
 
     def broken_ranges(self):
-        """A stream into a draft: each message has come wholly or not at all, and none after one
-        that has not."""
+        """Sends a stream into a draft: each message has arrived completely or not at all, and none
+        arrives after one that did not."""
         rng = self.rng
         drafts = [draft for draft in self.all_drafts() if draft.missing()]
         if not drafts:
@@ -474,7 +475,7 @@ class TenantFuzzer(f.Fuzzer):
         self.count(landed > begin, ok, "ranges")
 
     def broken_call(self):
-        """A call that changes something, of one message."""
+        """Makes a call of one message that changes something."""
         kinds = ("create", "shared", "copy", "import", "add", "delete", "seal", "update")
         kind = self.rng.choice(kinds)
         self.what += f" ({kind})"
@@ -565,7 +566,7 @@ class TenantFuzzer(f.Fuzzer):
             held.check(message)
 
     def broken_read(self):
-        """A download whose messages nobody reads, and an operation."""
+        """Makes a download whose messages are not read, and an operation."""
         rng, client = self.rng, self.client
         if not self.live:
             return
@@ -599,7 +600,7 @@ class TenantFuzzer(f.Fuzzer):
             super().step(number)
 
     def end(self):
-        """All that is left is what the model has, and it can be deleted."""
+        """Checks that only what the model has is left, and that it can be deleted."""
         self.client = self.members[0]
         self.account()
         self.metrics()
@@ -612,7 +613,7 @@ class TenantFuzzer(f.Fuzzer):
 
 
 def start(folder, file, number):
-    """One of the servers, which may import from each other."""
+    """Starts one of the servers, which may import from each other."""
     path = folder / f"shared{number}"
     server = o.Server(
         folder, *("--tokens", str(file), "--import-from", "127.0.0.1:*", "--insecure"),
@@ -624,7 +625,7 @@ def start(folder, file, number):
 
 
 def charges(server):
-    """What buffers of some bytes take of memory, as the device's allocator rounds them."""
+    """Returns the memory that buffers of some sizes take, as the device's allocator rounds them."""
     client = Caller(server, "staff-admin")
     taken = {}
     for size in (0, 1):
@@ -647,12 +648,12 @@ def write_tokens(file):
 
 
 def fuzzers_of(server, rng):
-    """The models of all tenants on a server."""
+    """Returns the models of all tenants on a server."""
     charge = charges(server)
     fuzzers = [TenantFuzzer(name, server, rng.randrange(1 << 32), charge) for name in TENANTS]
     for fuzzer in fuzzers:
         fuzzer.others = [other for other in fuzzers if other is not fuzzer]
-        # A region is the tenant's that uses it first.
+        # A region belongs to the tenant that uses it first.
         fuzzer.client.shared("DownloadShared", name="none", target=fuzzer.region.range(0))
     return fuzzers
 
@@ -665,7 +666,8 @@ def totals(fuzzers, name):
 
 
 def check_variety(fuzzers, steps):
-    """That every kind of request has come, and every ending that the suite is about."""
+    """Checks that every kind of request was sent, and that every ending occurred that this suite
+    tests."""
     ended, broken, calls = (totals(fuzzers, name) for name in ("ended", "broken", "calls"))
     if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
         check(len(calls) == len(TenantFuzzer.WEIGHTS), "only", calls)
@@ -679,7 +681,7 @@ def check_variety(fuzzers, steps):
 
 
 def many_callers(server, arguments):
-    """All tenants at once: none sees another's arrays, and quotas hold."""
+    """Runs all tenants at the same time: none sees another's arrays, and quotas hold."""
     tokens = [f"{tenant}-{role}" for tenant, (role, _, _) in TENANTS.items()]
     clients = [Caller(server, tokens[i % len(tokens)]) for i in range(arguments.callers)]
     f.crowd(clients, arguments.seed, arguments.seconds / 8)  # caches fill, pools grow

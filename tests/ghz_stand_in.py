@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Stands in for ghz where it is not installed: makes the calls that a configuration of ghz asks
-for, with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
+"""Stands in for ghz where it is not installed: makes the calls of a configuration of ghz
+with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
 
 import argparse
 import collections
@@ -44,7 +44,7 @@ class Method:
         self.text = json.dumps(config["data"])
 
     def messages(self, worker="0", number=0):
-        """Raises json_format.ParseError for data that are no such message."""
+        """Raises json_format.ParseError for data that are not such a message."""
         data = json.loads(render(self.text, worker, number))
         data = data if isinstance(data, list) else [data]
         return [json_format.ParseDict(message, self.request()) for message in data]

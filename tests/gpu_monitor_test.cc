@@ -1,4 +1,4 @@
-// What the page of metrics says of GPUs, by a stand-in for the driver's library.
+// What the metrics page says about GPUs, with a stand-in for the driver's library.
 #include "server/devices/gpu_monitor.h"
 
 #include <arpa/inet.h>
@@ -15,8 +15,8 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// The stand-in, which has the name of the driver's library: once it is loaded, the monitor finds it
-// by that name.
+// The stand-in has the name of the driver's library: once it is loaded, the monitor finds it by
+// that name.
 FakeNvml& Library() {
   static FakeNvml* const state = [] {
     void* library = dlopen(TESSERA_FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
@@ -31,7 +31,7 @@ FakeNvml& Library() {
   return *state;
 }
 
-// The body of /metrics.
+// Returns the body of /metrics.
 std::string Scrape(const Server& server) {
   const std::string address = server.metrics_address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
@@ -66,7 +66,7 @@ class GpuMonitorTest : public testing::Test {
     Library().slowdowns = slowdowns;
   }
 
-  // A server with a device at each bus id.
+  // Starts a server with a device at each bus id.
   static std::unique_ptr<TestServer> Serve(const std::vector<std::string>& bus_ids) {
     std::vector<std::unique_ptr<Device>> devices;
     for (const std::string& bus_id : bus_ids) {
@@ -79,7 +79,8 @@ class GpuMonitorTest : public testing::Test {
     return std::make_unique<TestServer>(options, std::move(devices));
   }
 
-  // Once the driver has answered in time: the library is loaded beside the first scrape.
+  // Scrapes until the driver has answered in time: the library is loaded concurrently with the
+  // first scrape.
   static std::string ScrapeWith(const Server& server, const std::string& metric) {
     std::string text;
     EXPECT_TRUE(Eventually([&] {
@@ -106,7 +107,7 @@ TEST_F(GpuMonitorTest, TheDevicesFiguresAreOnThePage) {
     EXPECT_THAT(text, HasSubstr(std::string("\n") + line + "\n"));
   for (const char* other : {"fake:0", "fake:2"}) {
     EXPECT_THAT(text, Not(HasSubstr(absl::StrCat("tessera_gpu_busy_ratio{device=\"", other))))
-        << "no GPU, and one that the driver does not know";
+        << "one is not a GPU, and one is unknown to the driver";
   }
 }
 
@@ -118,8 +119,8 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   const auto server = Serve({"0000:65:00.0"});
   ScrapeWith(server->server(), "tessera_gpu_slowdown");
   for (const auto& [set, name] : reasons) {
-    Set({}, set | 0x1 | 0x8);  // and that it is idle, and one that has another bit as well
-    // A reading may have begun before.
+    Set({}, set | 0x1 | 0x8);  // plus the bit for idle, and a bit without a reason
+    // A reading may have begun earlier.
     const std::string text = ScrapeWith(server->server(), "reason=\"" + name + "\"} 1\n");
     for (const auto& [bit, reason] : reasons) {
       EXPECT_THAT(text, HasSubstr("tessera_gpu_slowdown{device=\"fake:0\",reason=\"" + reason +
@@ -128,7 +129,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   }
 }
 
-// A consumer's card has no ECC, and a virtual one no power.
+// A consumer card has no ECC, and a virtual one does not report power.
 TEST_F(GpuMonitorTest, WhatTheDriverDoesNotTellIsLeftOut) {
   Set({{"errors", 3}, {"power", 3}, {"slowdowns", 3}}, 0x4);
   const auto server = Serve({"0000:65:00.0"});
@@ -160,7 +161,7 @@ TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
   Library().blocked = true;
   const int before = Library().calls;
   std::string text;
-  // The page comes without the figures while a reading hangs.
+  // The page is served without these values while a reading hangs.
   for (int i = 0; i < 3; ++i) text = Scrape(server->server());
   EXPECT_THAT(text, Not(HasSubstr("tessera_gpu")));
   EXPECT_LE(Library().calls, before + 1) << "one reading at a time";
@@ -168,7 +169,7 @@ TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
   ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
 }
 
-// The process can end: nobody waits for the thread that hangs.
+// The process can exit, because it does not wait for the hanging thread.
 TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromTheEnd) {
   {
     const int before = Library().calls;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The known faults of the gRPC in use, as SECURITY.md lists them: what each sends does not end the
-process, and callers on other connections are answered. abuse_test.py has those of connections and
-of streams that are reset.
+"""The known faults of the gRPC in use, as SECURITY.md lists them: they do not end the process, and
+callers on other connections are answered. abuse_test.py has the faults of connections and of
+streams that are reset.
 
 usage: grpc_faults_test.py --server build/bin/tessera-server [test ...]
 """
@@ -27,12 +27,13 @@ def text(value):
 
 
 def field(name, value, indexed=False):
-    """A header as a literal, which the table of the connection gets as well if it is indexed."""
+    """Returns a header as a literal; if it is indexed, it is added to the connection's table as
+    well."""
     return (b"\x40" if indexed else b"\x00") + text(name) + text(value)
 
 
 def headers(stream, block):
-    """The frames of a header block of any size, of a call without a message."""
+    """Returns the frames of a header block of any size, for a call without a message."""
     parts = [block[i : i + 16000] for i in range(0, len(block), 16000)]
     frames = b""
     for part in parts:
@@ -50,10 +51,11 @@ def try_to_send(raw, *frames):
 
 
 def send(server, *frames):
-    """On another connection, until the server has read that or has ended the connection."""
+    """Sends on another connection, until the server has read the bytes or has closed the
+    connection."""
     raw = o.RawConnection(server)
     try_to_send(raw, *frames)
-    assert still_answers(raw, 20 * o.Program.patience()), "neither an answer nor an end"
+    assert still_answers(raw, 20 * o.Program.patience()), "neither a response nor an end"
     raw.close()
 
 
@@ -63,7 +65,7 @@ def check_others(server, client):
 
 
 def check_memory(server, before, limit, what):
-    """AddressSanitizer keeps 256 MiB of what was freed."""
+    """AddressSanitizer keeps up to 256 MiB of freed memory."""
     limit += 256 * o.MI if o.Program.sanitized() else 0
     grown = lambda: server.rss() - before
     assert o.eventually(lambda: grown() < limit, 10), f"{grown() / o.MI:.0f} MiB {what}"
@@ -94,7 +96,7 @@ def test_cve_2023_32731_headers_beyond_the_limit_and_then_the_table(server, clie
         server,
         headers(1, base + padding + field("x-last", "z", indexed=True))
         + headers(3, base + b"\xbe")  # the table's newest entry
-        + headers(5, base + b"\xff\x7f"),  # one that it does not have
+        + headers(5, base + b"\xff\x7f"),  # an entry that it does not have
     )
     check_others(server, client)
 
@@ -125,7 +127,7 @@ def test_cve_2023_33953_endless_headers(server, client):
 def test_cve_2025_8671_frames_that_make_the_server_reset(server, client):
     before = server.rss()
     block = o.request_headers(PATH)
-    for payload in (b"\0\0\0\0", b"\x7f\xff\xff\xff"):  # of nothing, and beyond all windows
+    for payload in (b"\0\0\0\0", b"\x7f\xff\xff\xff"):  # increments by 0, and beyond all windows
         send(
             server,
             *(
@@ -135,7 +137,7 @@ def test_cve_2025_8671_frames_that_make_the_server_reset(server, client):
             ),
         )
         check_others(server, client)
-    # Calls that stay would take 17 KiB each.
+    # Calls that remain would take 17 KiB each.
     check_memory(server, before, 150 * o.MI, "after 20,000 calls")
 
 

@@ -1,4 +1,4 @@
-// What those who watch the health service hear. The client is gRPC's, over an in-process channel.
+// What watchers of the health service receive. The client is gRPC's, over an in-process channel.
 #include "server/status/health.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ class HealthTest : public testing::Test {
     HealthCheckRequest request;
     return stub_->Watch(&context, request);
   }
-  // What the reader hears next; UNKNOWN at the end.
+  // Returns the status that the reader receives next; UNKNOWN at the end.
   static HealthCheckResponse::ServingStatus Next(Reader& reader) {
     HealthCheckResponse response;
     return reader->Read(&response) ? response.status() : HealthCheckResponse::UNKNOWN;
@@ -60,7 +60,7 @@ class HealthTest : public testing::Test {
   std::unique_ptr<grpc::health::v1::Health::Stub> stub_;
 };
 
-// Whatever changes while a message is being written.
+// This holds even if the status changes while a message is being written.
 TEST_F(HealthTest, TheLastThatAWatcherHearsIsTrue) {
   health_.Set("", true);
   grpc::ClientContext context;

@@ -1,4 +1,4 @@
-"""A model of where a name has its home, by rendezvous hash."""
+"""A model of where the home of a name is, by rendezvous hashing."""
 
 
 def fnv1a(text):

@@ -1,4 +1,4 @@
-// What the system says is free, in any version of control groups, and memory that is allocated.
+// The free memory that the system reports, in any version of control groups, and allocated memory.
 #include "kernels/device/host_memory.h"
 
 #include <gtest/gtest.h>

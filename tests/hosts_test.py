@@ -33,13 +33,13 @@ FROM_HERE = ("--import-from", "127.0.0.1:*")
 
 @contextlib.contextmanager
 def servers(*flags):
-    """As many servers as there are tuples of flags."""
+    """Starts as many servers as there are tuples of flags."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         yield [stack.enter_context(o.Server(folder, *one)) for one in flags]
 
 
 def put_with_checksums(client, name, array):
-    """In messages of 1 MiB."""
+    """Uploads in messages of 1 MiB."""
     data = array.tobytes()
     parts = [data[i : i + MIB] for i in range(0, len(data), MIB)]
     messages = [dict(data=part, crc32c=o.crc32c(part)) for part in parts]
@@ -48,13 +48,13 @@ def put_with_checksums(client, name, array):
 
 
 def begin_import(client, source, name="y", timeout=120, **fields):
-    """A call that goes on."""
+    """Begins a call that continues in the background."""
     fields = dict(source_name="x", name=name) | fields
     return client.future("ImportBuffer", timeout=timeout, source=source, **fields)
 
 
 def import_from(client, source, name="y", timeout=120, **fields):
-    """How an import ends."""
+    """Returns the outcome of an import."""
     return o.outcome_of(begin_import(client, source, name, timeout, **fields))
 
 
@@ -64,7 +64,7 @@ def imports(client):
 
 @contextlib.contextmanager
 def source_of(download):
-    """The address of a source whose downloads are download(request, context)."""
+    """Returns the address of a source whose downloads are download(request, context)."""
 
     class Source(o.buffer_grpc.BufferServiceServicer):
         def Download(self, request, context):
@@ -109,12 +109,12 @@ def test_link_is_the_same_memory(server, client):
     assert used(client) == before, "a link takes memory"
     assert (link.name, link.state, link.size_bytes) == ("t/1", 2, x.nbytes)
     assert link.version > first.version and tuple(link.shape) == x.shape
-    # It stays when the first name goes, or means something else.
+    # A link stays when the first name is deleted, or is given to another array.
     client.put("x", np.zeros(3, np.float32), replace=True)
     assert same(client, "t/1", x)
     got = client.call("Dot", a=o.resident("t/1", version=link.version), b=o.resident("t/1"))
     assert abs(got.value.real - np.dot(x.astype(np.float64), x)) <= 1e-6 * got.value.real
-    # A link of a link is one of the memory; the last name takes it along.
+    # A link to a link refers to the same memory, which is freed with the last name.
     again = client.call("CopyBuffer", source="t/1", name="t/2", link=True).buffer
     client.call("DeleteBuffer", name="t/1")
     assert same(client, "t/2", x) and again.version > link.version
@@ -153,7 +153,7 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
-        # A link of a link does not keep that in the count.
+        # A link to a link does not keep the first link in the count.
         few.call("DeleteBuffer", name="b")
         few.call("CopyBuffer", source="c", name="d", link=True)
         few.call("DeleteBuffer", name="c")
@@ -161,8 +161,8 @@ def test_link_counts_as_a_buffer(server, client):
 
 
 def test_sharded_buffers(server, client):
-    """A link to one, and an import of one, which lies on one device."""
-    flags = ("--device", "cpu:0,cpu:1")  # beside that of the others
+    """A link to a sharded buffer, and an import of one, which is then on one device."""
+    flags = ("--device", "cpu:0,cpu:1")  # in addition to the others' flags
     with servers(flags, FROM_HERE) as (far, near):
         own, there = far.client(), near.client()
         x = np.arange(1 << 16, dtype=np.float32)
@@ -258,16 +258,16 @@ def test_import_resumes_where_it_stood(server, client):
     source = put_with_checksums(client, "x", x)
     with servers(FROM_HERE) as (near,):
         there = near.client()
-        # More often than an attempt may fail without any progress.
+        # There are more breaks than attempts may fail without any progress.
         relay = Relay(server.address, cuts=4 * [3 * MIB // 2, 300_000])
         answer = import_from(there, relay.where).answer
         assert same(there, "y", x)
         assert answer.interruptions == 8 and answer.buffer.crc32c == source.crc32c
-        # What had come did not come again, but for messages that were cut in two.
+        # Nothing that had arrived was sent again, except for messages that were cut in two.
         assert sum(relay.passed) < x.nbytes + 9 * MIB, relay.passed
         relay.close()
-        # A byte that changes on the way is noticed, and comes again. The import goes on where it
-        # stood, so that the connection is not another one by accident.
+        # A byte that is changed on the way is noticed, and is sent again. The import continues
+        # where it was, so that the connection is a new one for certain.
         relay = Relay(server.address, damage=5 * MIB)
         answer = import_from(there, relay.where, "z").answer
         assert relay.damage is None and answer.interruptions >= 1 and same(there, "z", x)
@@ -275,13 +275,14 @@ def test_import_resumes_where_it_stood(server, client):
 
 
 def test_import_checks_the_whole(server, client):
-    """A source that is wrong about its own bytes, such as one that says the checksum of others."""
+    """The source is wrong about its own bytes, for example because its checksum is that of other
+    bytes."""
     x = np.arange(2048, dtype=np.float32)
     size = 4096  # of a message
     asked = collections.Counter()
 
     def lie(i, changes, request, context):
-        """Two messages with checksums; changes: what is wrong with them."""
+        """Returns two messages with checksums; changes: what is wrong with them."""
         asked[i] += 1
         if asked[i] <= changes.get("full", 0):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there is no room")
@@ -330,7 +331,7 @@ def test_import_checks_the_whole(server, client):
             assert (outcome.code, outcome.reason) == (code, reason), (changes, outcome)
             if code == "UNAVAILABLE":
                 assert asked[i] == 7, asked
-                right = size if "replaced" in changes else 0  # its first message was
+                right = size if "replaced" in changes else 0  # its first message was right
                 assert outcome.metadata["received"] == str(right), outcome
             if outcome.ok:
                 assert same(there, f"y{i}", x)
@@ -340,7 +341,8 @@ def test_import_checks_the_whole(server, client):
 
 
 def test_import_keeps_tokens_to_itself(server, client):
-    """A server that checks none sends its callers' to others over TLS alone (tls_test)."""
+    """A server without tokens passes its callers' tokens to other servers only over TLS
+    (tls_test)."""
     found = []
 
     def refuse(request, context):
@@ -356,7 +358,7 @@ def test_import_keeps_tokens_to_itself(server, client):
 def test_an_import_that_stands_still_says_why(server, client):
     flags = (*FROM_HERE, "--upload-timeout", "500ms")
     with servers(flags) as (near,), socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # it refuses connections
+        closed.bind(("127.0.0.1", 0))  # refuses connections
         outcome = import_from(near.client(), where(closed))
         fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
         assert "onnect" in outcome.text, outcome
@@ -403,7 +405,7 @@ def test_import_that_stands_still(server, client):
 
 
 def send_no_bytes(request, context):
-    """Messages come, of a buffer x."""
+    """Sends messages of a buffer x, without bytes."""
     buffer = o.buffers.Buffer(name="x", dtype=1, shape=[4096], state=2, version=7)
     while context.is_active():
         yield o.buffers.DownloadResponse(buffer=buffer, crc32c=0)
@@ -417,7 +419,7 @@ def test_import_of_a_source_that_sends_no_bytes(server, client):
 
 
 def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
-    """Of a source that sends no bytes, and of one that cannot be found."""
+    """The import may be from a source that sends no bytes, or from one that cannot be found."""
     flags = (*FROM_HERE, "--drain-timeout", "50s")
     with contextlib.ExitStack() as stack:
         closed = stack.enter_context(socket.socket())
@@ -435,15 +437,15 @@ def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
 
 
 def greet_and_read(connection):
-    """Greets with a frame by which a client knows that it is connected, and reads to the end."""
+    """Sends a frame by which a client knows that it is connected, and reads to the end."""
     connection.settimeout(30)
     connection.sendall(o.frame(o.SETTINGS, 0, 0))
-    while connection.recv(4096):  # what a client of HTTP/2 begins with
+    while connection.recv(4096):  # the first bytes of an HTTP/2 client
         pass
 
 
 def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
-    """And their sockets, as soon as their callers leave."""
+    """Their sockets are closed, too, as soon as their callers leave."""
     client.put("x", np.ones(4, np.float32))
     flags = (*FROM_HERE, "--max-imports", "1")
     with socket.create_server(("127.0.0.1", 0)) as mute, servers(flags) as (near,):
@@ -459,10 +461,10 @@ def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
 
 def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, client):
     with socket.socket() as source, contextlib.ExitStack() as stack, servers(FROM_HERE) as (near,):
-        source.bind(("127.0.0.1", 0))  # which refuses connections
+        source.bind(("127.0.0.1", 0))  # refuses connections
         source.settimeout(30)
         there = near.client()
-        import_from(there, where(source), timeout=0.2)  # the first takes two descriptors for good
+        import_from(there, where(source), timeout=0.2)  # the first keeps two descriptors
         assert eventually(lambda: imports(there) == 0, 30)
         files = o.descriptors(near)
         calls = [begin_import(there, where(source), f"y{i}", timeout=30) for i in range(4)]
@@ -499,10 +501,10 @@ def test_import_ends_with_its_caller(server, client):
         relay = Relay(server.address, hold=3 * MIB)
         call = begin_import(there, relay.where)
         assert eventually(relay.silent.is_set, 30)
-        call.cancel()  # the connection itself is found out after 30 s
+        call.cancel()  # the dead connection itself is only noticed after 30 s
         assert eventually(lambda: imports(there) == 0, 10)
         assert there.names() == [] and eventually(lambda: used(there) == 0, 10)
-        # A name that is deleted under the import.
+        # The name is deleted during the import.
         relay.close()
         relay = Relay(server.address, hold=3 * MIB)
         call = begin_import(there, relay.where)
@@ -511,7 +513,7 @@ def test_import_ends_with_its_caller(server, client):
         relay.silent.clear()
         fails(o.outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
         relay.close()
-    # A server that stops waits for none of them longer than --drain-timeout.
+    # A stopping server does not wait for them longer than --drain-timeout.
     with servers((*FROM_HERE, "--drain-timeout", "1s")) as (near,):
         there = near.client()
         relay = Relay(server.address)
@@ -570,7 +572,7 @@ def test_names_have_one_home(server, client):
             for own in clients.values():  # intermediate results stay with their operands
                 own.put("unnamed/7/1", x)
                 fails(own.attempt("GetBuffer", name="unnamed/7/2"), "NOT_FOUND", "BUFFER_NOT_FOUND")
-            # Without c its names have other homes, and the others keep theirs.
+            # Without c its names have other homes, but all other names keep theirs.
             kept = {name for own in (clients["a"], clients["b"]) for name in own.names()}
             ring.write_text("a host-a:1\nb host-b:2\n")
             moved = next(n for n in map("run{}/x".format, range(99)) if home_of("abc", n) == "c")
@@ -579,7 +581,7 @@ def test_names_have_one_home(server, client):
             for name in kept - {"unnamed/7/1"}:
                 own = clients[home_of("abc", name)]
                 assert o.outcome_of(lambda: own.put(name, x, replace=True)).ok, name  # noqa: B023
-            # c, which is not in it, keeps the ring that it has.
+            # c is not in the new ring, and keeps the one that it has.
             stays = "no server 'c', which --ring-name names; the ring in use stays"
             assert eventually(lambda: stays in started[2].log(), 20), started[2].log()
             clients["c"].put(moved, x)

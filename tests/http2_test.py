@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """HTTP/2 as no client should speak it, slow and half-open connections, and very many of both: the
-server lives, others are served meanwhile, and nothing stays behind.
+server survives, other clients are served in the meantime, and nothing is left over.
 
 usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
 
-With --alone it runs the case that wants the machine's descriptors and ports, else all others.
+With --alone it runs the case that needs the machine's descriptors and ports, else all others.
 """
 
 import resource
@@ -24,7 +24,7 @@ SETTINGS = frame(o.SETTINGS, 0, 0)
 
 
 def literal(name, value):
-    """A header field that is not indexed; bytes of any kind."""
+    """Returns a header field that is not indexed, with bytes of any kind."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -44,7 +44,7 @@ def setting(key, value):
 
 
 def broken():
-    """{what is wrong: the bytes behind preface and SETTINGS}"""
+    """Returns {what is wrong: the bytes after preface and SETTINGS}."""
     head = o.request_headers(DOT)
     body = dot_of_ones()
 
@@ -162,7 +162,7 @@ def broken():
 
 
 def still_answers(raw, seconds):
-    """Whether the connection has ended or answers a PING; what else comes is thrown away."""
+    """Returns whether the connection has ended or answers a PING; other frames are ignored."""
     try:
         raw.send(frame(o.PING, 0, 0, b"pingping"))
     except OSError:
@@ -171,7 +171,7 @@ def still_answers(raw, seconds):
     while time.monotonic() < give_up:
         try:
             found = raw.read_frame(min(1, max(0, give_up - time.monotonic())))
-        except OSError:  # it answers SETTINGS, and the server has closed
+        except OSError:  # the client answers SETTINGS, but the server has closed
             return True
         if found is None:
             raw.socket.settimeout(0)
@@ -202,7 +202,7 @@ def test_broken_frames(server, client):
         except OSError:
             pass  # the server has closed
         patience = 30 * o.Program.patience()
-        assert still_answers(raw, patience), f"{what}: neither an answer nor an end"
+        assert still_answers(raw, patience), f"{what}: neither a response nor an end"
         assert server.alive(), f"{what}: the server ended with {server.process.poll()}"
         serves(client)
     for raw in connections:
@@ -218,7 +218,7 @@ def leaves_nothing(client, connections):
 
 
 def test_prefaces(server, client):
-    """What is no preface, or stops within it, and what comes before SETTINGS."""
+    """What is not a preface, or stops within it, and frames before SETTINGS."""
     connections = []
     for data in (
         b"", o.PREFACE[:1], o.PREFACE[:23], o.PREFACE.lower(),
@@ -238,8 +238,8 @@ def test_prefaces(server, client):
 
 
 def test_slow_senders(server, client):
-    """Bytes that come one by one keep nobody else waiting, and a call that is complete in the end
-    is answered."""
+    """Bytes that arrive one at a time do not delay other callers, and a call that is complete in
+    the end is answered."""
     stream = o.PREFACE + SETTINGS + call(1, dot_of_ones())
     slow = [server.socket() for _ in range(20)]
     for at, byte in enumerate(stream):
@@ -248,9 +248,9 @@ def test_slow_senders(server, client):
         if at % 16 == 0:
             serves(client)
     for one in slow:
-        assert answers(o.RawConnection(begun=one), 1, 60) == 1, "a slow call has no answer"
+        assert answers(o.RawConnection(begun=one), 1, 60) == 1, "a slow call has no response"
         one.close()
-    # Those that stop in the middle of a frame.
+    # Senders that stop in the middle of a frame.
     for end in (len(o.PREFACE) + 3, len(stream) - 5):
         for one in [server.socket() for _ in range(20)]:
             one.sendall(stream[:end])
@@ -260,8 +260,8 @@ def test_slow_senders(server, client):
 
 
 def answers(raw, wanted, seconds):
-    """How many calls of the connection have been answered with a message, up to the number
-    wanted."""
+    """Returns how many calls of the connection have been answered with a message, up to the wanted
+    number."""
     give_up = time.monotonic() + seconds * o.Program.patience()
     with_message, ended = set(), 0
     while ended < wanted and time.monotonic() < give_up:
@@ -278,7 +278,7 @@ def answers(raw, wanted, seconds):
 
 
 def many():
-    """As many connections as the descriptors of both sides allow, at most 10,000."""
+    """Returns as many connections as the descriptors of both sides allow, at most 10,000."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= 16_000:
         resource.setrlimit(resource.RLIMIT_NOFILE, (16_000 if soft < 16_000 else soft, hard))
@@ -288,14 +288,14 @@ def many():
 
 
 def alone(test):
-    """Marks a case that wants the machine to itself."""
+    """Marks a case that needs the machine to itself."""
     test.alone = True
     return test
 
 
 @alone
 def test_ten_thousand_connections(server, client):
-    count = many()  # before the server starts: it takes the limit over
+    count = many()  # before the server starts, which inherits the limit
     crowded = o.Server(server.log_path.parent, f"--max-connections={3 * count}", "--queue=20000")
     one = crowded.client()
     serves(one)
@@ -309,7 +309,7 @@ def test_ten_thousand_connections(server, client):
         if i % 1000 == 0:
             serves(one)
     for raw in connections:
-        assert answers(o.RawConnection(begun=raw), 1, 120) == 1, "a call has no answer"
+        assert answers(o.RawConnection(begun=raw), 1, 120) == 1, "a call has no response"
     took = time.monotonic() - begin
     open_now = one.budget("connections").used
     assert open_now == count + 1, f"{open_now} connections are open, not {count + 1}"
@@ -325,7 +325,8 @@ def test_ten_thousand_connections(server, client):
 
 
 def test_too_many_streams_beside_many_connections(server, client):
-    """Whoever has them is found among more connections than gRPC lists at a time, which are 500."""
+    """The connection with too many streams is found among more connections than the 500 that gRPC
+    lists at a time."""
     count = min(many() // 2, 600)
     flags = (f"--max-connections={2 * count}", "--max-streams=16")
     with o.Server(server.log_path.parent, *flags) as crowded:
@@ -337,7 +338,7 @@ def test_too_many_streams_beside_many_connections(server, client):
         last = connections[-1]
         last.send(*(frame(o.HEADERS, o.END_HEADERS, stream, head) for stream in range(1, 1024, 2)))
         last.socket.settimeout(30)
-        while last.socket.recv(65536):  # the server's settings; no answers
+        while last.socket.recv(65536):  # the server's settings; no responses
             pass
         for raw in connections:
             raw.close()
@@ -345,7 +346,8 @@ def test_too_many_streams_beside_many_connections(server, client):
 
 
 def test_ten_thousand_streams(server, client):
-    """Calls that are open at once, 1000 on each connection, then completed, and all answered."""
+    """1000 calls are open on each connection at the same time; then they are completed, and all are
+    answered."""
     connections = [o.RawConnection(server) for _ in range(10)]
     each = 1000 // o.Program.patience()
     head, body, streams = o.request_headers(DOT), dot_of_ones(), range(1, 2 * each, 2)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Callers without a token, from outside: clients known by their certificate, processes of other
-users known by the unix socket that they come by, and who may connect to one at all.
+users known by the unix socket that they connect to, and the users that may connect to one at all.
 
-To be other users it has to be root.
+The tests must run as root to act as other users.
 
 usage: identity_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -109,7 +109,7 @@ class CertificateTest(IdentityCase):
         self.assertEqual(callers["b"].names(), ["y"])
         end = callers["b"].attempt("DeleteBuffer", name="y")
         self.assertEqual((end.code, end.reason), ("PERMISSION_DENIED", "ROLE_TOO_SMALL"))
-        # A name of another kind, and one that differs by its case, are not those of the lines.
+        # A name of another kind, and one that differs only in case, are not the names in the lines.
         said = {self.assert_unknown(callers[name].attempt("ListBuffers")) for name in "cd"}
         self.assertEqual(len(said), 1, said)
         self.assertEqual(callers["c"].health(), 1)
@@ -134,7 +134,7 @@ class CertificateTest(IdentityCase):
         both = Holder(server, self.ca, pair, token="t")
         self.assertEqual(both.names(), [])
         self.assertEqual(both.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")
-        # What is wrong is refused, rather than left aside for a certificate that is right.
+        # A wrong token is refused, and not ignored because the certificate is right.
         for token in ("u", ""):
             self.assert_unknown(Holder(server, self.ca, pair, token=token).attempt("ListBuffers"))
 
@@ -157,10 +157,10 @@ class CertificateTest(IdentityCase):
 
 
 class SocketTest(IdentityCase):
-    """Who may connect to a unix socket."""
+    """Which users may connect to a unix socket."""
 
     def permissions(self):
-        """Of both sockets, which are the same."""
+        """Returns the permissions of both sockets, which are the same."""
         found = {
             (stat.S_IMODE(status.st_mode), status.st_gid)
             for status in ((self.folder / name).stat() for name in ("socket", "shared"))
@@ -176,7 +176,7 @@ class SocketTest(IdentityCase):
             os.umask(before)
         self.assertEqual(self.permissions(), (0o600, os.getegid()))
 
-    @unittest.skipIf(os.geteuid(), "needs root, to give files to other groups")
+    @unittest.skipIf(os.geteuid(), "needs root to give files to other groups")
     def test_flags_say_whose_the_sockets_are(self):
         before = os.umask(0o077)
         try:
@@ -213,9 +213,9 @@ class UsersTest(IdentityCase):
     @classmethod
     def setUpClass(cls):
         if os.geteuid() != 0:
-            raise unittest.SkipTest("needs root, to be other users")
+            raise unittest.SkipTest("needs root to act as other users")
         super().setUpClass()
-        # Where all users can run it.
+        # The copy is in a folder where all users can run it.
         cls.cli = cls.folder / "command"
         shutil.copy(o.Program.cli, cls.cli)
         cls.cli.chmod(0o755)
@@ -240,7 +240,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     def ask(self, script, *arguments, **more):
-        """What the script prints, which then waits for the end of the test."""
+        """Returns what the script prints; the script then waits for the end of the test."""
         process = subprocess.Popen(
             [sys.executable, "-c", f"import os, socket, sys\n{script}\nsys.stdin.read()"]
             + list(map(str, arguments)),
@@ -250,7 +250,8 @@ class UsersTest(IdentityCase):
         return process.stdout.readline().strip()
 
     def regions(self, user):
-        """What the server says to a user about two regions, by their tokens' sizes and reasons."""
+        """Returns what the server says to a user about two regions: the sizes of their tokens, and
+        reasons."""
         script = (
             "from callers import Region, o\n"
             "o.make_stubs(); os.setresuid(*[int(sys.argv[1])] * 3)\n"
@@ -289,11 +290,11 @@ class UsersTest(IdentityCase):
         theirs, none = (self.run_as(BERT, "info", name) for name in ("x", "y"))
         self.assertEqual(theirs.stderr.replace("'x'", "'y'"), none.stderr)
         self.assertIn("BUFFER_NOT_FOUND", none.stderr)
-        # A token counts more, and a wrong one is refused.
+        # A token takes precedence, and a wrong one is refused.
         self.assertEqual(self.run_as(ANNA, *put, token="t").returncode, 0)
         self.assertIn("x", self.run_as(BERT, "ls").stdout)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls", token="u").stderr)
-        # Users without a line, root among them, and those who come by TCP, are nobody.
+        # Users without a line, including root, and callers by TCP are unknown.
         self.assertIn("BAD_TOKEN", self.run_as(CARL, "ls").stderr)
         self.assertIn("BAD_TOKEN", self.run_as(0, "ls").stderr)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls", address=server.address).stderr)
@@ -343,7 +344,7 @@ class UsersTest(IdentityCase):
 
     def test_a_user_has_half_of_the_connections(self):
         self.serve_unix("--socket-mode", "0666", "--max-connections", "16")
-        # Of those that a user asks for, how many are served: gRPC greets whom it serves.
+        # Prints how many of a user's connections are served: gRPC greets those that it serves.
         script = (
             "made = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]\n"
             "for one in made: one.settimeout(60), one.connect(sys.argv[1])\n"
@@ -359,7 +360,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(ask(ANNA, 12), 8)
         self.assertEqual(ask(BERT, 4), 4)
         self.assertEqual(ask(ANNA, 1), 0)
-        # Nor is the server's own user bound by a share.
+        # The server's own user is not bound by a share either.
         self.assertEqual(ask(os.geteuid(), 4), 4)
 
     def test_a_user_is_known_through_tls(self):
@@ -373,7 +374,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(Holder(server, self.ca, pair).names(), [])
 
     def test_the_user_that_stands_for_all_others_has_no_line(self):
-        """The kernel reports its number for users who are not in the server's user namespace."""
+        """The kernel reports this number for users that are not in the server's user namespace."""
         flags = self.write("uid:65534 write anna")
         said = o.refused("--listen", f"unix:{self.path}", *flags)
         self.assertIn("line 1: the kernel shows this user's number for every user", said)

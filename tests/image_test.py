@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the container image starts and how it is asked for its health, by hand: the entry point,
-the variables and the health check that deploy/Dockerfile names, with the programs that were built.
+"""Runs by hand what the container image starts, and its health check: the entry point, the
+variables and the health check that deploy/Dockerfile names, with the programs that were built.
 
 usage: image_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -16,7 +16,7 @@ import outsider as o
 
 
 def run_stage():
-    """The instructions of the Dockerfile's last stage as pairs (name, rest of the line)."""
+    """Returns the instructions of the Dockerfile's last stage as pairs (name, rest of the line)."""
     text = (o.ROOT / "deploy" / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
@@ -30,7 +30,7 @@ class ImageTest(o.Case):
     def setUpClass(cls):
         super().setUpClass()
         cls.instructions = run_stage()
-        # The image's folder of programs.
+        # The folder of programs in the image.
         programs = cls.folder / "bin"
         programs.mkdir()
         (programs / "tessera-server").symlink_to(o.Program.path)
@@ -48,8 +48,9 @@ class ImageTest(o.Case):
         return found[0]
 
     def start(self, *flags, **variables):
-        """The image's entry point with flags, as docker run does it, and where it listens."""
-        # What docker would hand over without flags would get lost with the first flag.
+        """Starts the image's entry point with flags, like docker run; returns the server and its
+        addresses."""
+        # The flags of a CMD would be lost with the first flag given to docker run.
         self.assertNotIn("CMD", [name for name, _ in self.instructions])
         entry = json.loads(self.only("ENTRYPOINT"))
         server = self.serve(*flags, command=entry, **{**self.environment, **variables})
@@ -75,7 +76,7 @@ class ImageTest(o.Case):
         forms = (["--listen", "{}"], ["--listen={}"], ["--listen", "{},{}x"])
         for number, form in enumerate(forms):
             with self.subTest(form):
-                # Were the variable's address asked, nobody would answer.
+                # A check of the variable's address would find no server.
                 unused = f"unix:{self.folder}/unused"
                 socket = f"unix:{self.folder}/{number}"
                 flags = [part.format(socket, socket) for part in form]
@@ -87,10 +88,10 @@ class ImageTest(o.Case):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{s.getsockname()[1]}"
-        # 0.0.0.0 itself would open the test's server to the network.
+        # 0.0.0.0 itself would expose the test's server to the network.
         server, addresses = self.start(TESSERA_LISTEN=address)
         self.assertEqual(addresses, [address])
-        # The server's environment counts, not that of the check.
+        # The server's environment counts, not the check's.
         self.assertTrue(self.healthy(server, TESSERA_LISTEN="127.0.0.1:1"))
 
     def test_every_address_is_asked_by_ipv4(self):
@@ -121,7 +122,7 @@ class ImageTest(o.Case):
             self.addCleanup(other.kill)
             self.assertFalse(self.healthy(other))
             other.kill()
-        self.assertFalse(self.healthy(other))  # gone
+        self.assertFalse(self.healthy(other))  # the server is gone
 
     def test_a_stopping_server_says_so_before_it_goes(self):
         self.assertGreaterEqual(float(self.variables["TESSERA_DRAIN_DELAY"].rstrip("s")), 2)

@@ -1,4 +1,4 @@
-// What the kernel suites share: this machine's devices, arrays on them, exact references.
+// Common parts of the kernel suites: this machine's devices, arrays on them, exact references.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@
 
 namespace tessera::test {
 
-// True on the run that must not skip anything for want of a GPU.
+// Whether this run must not skip anything for want of a GPU.
 inline bool GpuRequired() {
   const char* value = std::getenv("TESSERA_REQUIRE_GPU");
   return value != nullptr && std::string(value) == "1";
 }
 
-// The first device of the kind, opened once a process; null when this machine has none.
+// The first device of the kind, opened once per process; null when this machine has none.
 inline Device* TestDevice(Backend backend) {
   static auto& devices = *new std::map<Backend, std::unique_ptr<Device>>;
   auto [it, fresh] = devices.try_emplace(backend);
@@ -66,7 +66,7 @@ struct StrategyCase {
 };
 
 inline constexpr auto kAny = [](const auto&, DType) { return true; };
-// Of all strategies, or of those that a test applies to: keep(strategy, dtype).
+// Returns the cases of all strategies, or of those that a test applies to: keep(strategy, dtype).
 template <class Problem, class Keep = decltype(kAny)>
 std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
   std::vector<StrategyCase> cases;
@@ -77,7 +77,7 @@ std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
   return cases;
 }
 
-// What tests apply to.
+// Filters for the strategies and types that a test applies to.
 inline constexpr auto kIntegers = [](const auto&, DType dtype) { return IsInteger(dtype); };
 inline constexpr auto kFloats = [](const auto&, DType dtype) { return !IsInteger(dtype); };
 template <DType... kDTypes>
@@ -98,8 +98,8 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   return absl::StrCat(Absl(Name(c.backend)), "_", Absl(c.name), "_", Absl(Name(c.dtype)));
 }
 
-// Ends the test as skipped when this device lacks what the strategy needs. Where a GPU is required
-// that is a failure, unless a library of the vendor is missing.
+// Skips the test when this device lacks what the strategy needs. Where a GPU is required the test
+// fails instead, unless a library of the vendor is missing.
 #define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
   TESSERA_NEED_DEVICE((row_case).backend);                                          \
   if (const std::string missing =                                                   \
@@ -116,7 +116,7 @@ concept FloatElement = !std::integral<T>;
 template <class T>
 concept HalfElement = sizeof(T) == 2;
 
-// A suite of every strategy of a Problem in each of its types. What this machine lacks is skipped.
+// A suite for every strategy of a Problem in each of its types. What this machine lacks is skipped.
 template <class P>
 class StrategyTest : public testing::TestWithParam<StrategyCase> {
  public:
@@ -125,7 +125,7 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
  protected:
   void SetUp() override { TESSERA_NEED_STRATEGY(Problem, GetParam()); }
 
-  // f(T{}) for the type of the case, unless f does not take it.
+  // Calls f(T{}) for the type of the case, unless f does not take it.
   template <class F>
   void ForType(F f) const {
     DispatchDType(GetParam().dtype, [&]<class T>(T zero) {
@@ -140,17 +140,18 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   static const LaunchLimits& limits() { return strategy().limits; }
 };
 
-// Of a suite and the strategies of its problem, or those that keep(strategy, dtype) accepts.
+// Instantiates a suite for the strategies of its problem, or for those that keep(strategy, dtype)
+// accepts.
 #define TESSERA_STRATEGIES(Suite, ...) \
   INSTANTIATE_TEST_SUITE_P(            \
       Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
 
-// A suite of some strategies and types of another one: keep(strategy, dtype) is the last argument.
+// A suite for some strategies and types of another one: keep(strategy, dtype) is the last argument.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
   TESSERA_STRATEGIES(Suite, __VA_ARGS__)
 
-// A suite of one device of each kind. What this machine lacks is skipped.
+// A suite for one device of each kind. What this machine lacks is skipped.
 class BackendTest : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
@@ -163,7 +164,7 @@ inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
   INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(Backend::kCpu, Backend::kCuda), \
                            BackendName)
 
-// A suite of each type on one device of each kind.
+// A suite for each type on one device of each kind.
 class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
  protected:
   void SetUp() override { TESSERA_NEED_DEVICE(backend()); }
@@ -181,7 +182,7 @@ inline std::string BackendDTypeName(
   return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
 }
 
-// An element as a number, and the element nearest to a number; integers count thousandths.
+// Convert an element to a number, and a number to the nearest element; integers count thousandths.
 template <class T>
 long double Exact(T x) {
   return static_cast<long double>(static_cast<ValueOf<T>>(x));
@@ -206,7 +207,7 @@ class Random {
     return z ^ (z >> 31);
   }
   double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
-  // Mean 0, deviation 1, close enough to normal for test data.
+  // Returns a number with mean 0 and deviation 1, close enough to normal for test data.
   double Normal() { return (Uniform() + Uniform() + Uniform() + Uniform() - 2.0) * 1.7320508; }
 
  private:
@@ -224,7 +225,7 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The bits of a result: those of its number, then the integer and the index.
+// Returns the bits of a result: those of its number, then the integer and the index.
 inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   EXPECT_TRUE(result.ok()) << result.status();
   if (!result.ok()) return result.status().ToString();
@@ -232,7 +233,8 @@ inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
                       " ", result->value.integer, " ", result->value.index);
 }
 
-// Terms of 16 bits, and their sum: above the middle between two values by less than an f32 holds.
+// Returns terms of 16 bits, and their sum, which is above the midpoint of two values by less than
+// f32 can resolve.
 template <HalfElement T>
 std::pair<std::vector<T>, double> HardToRound() {
   const bool half = std::is_same_v<T, Half>;
@@ -258,20 +260,20 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
-// The value, or a failure of the test and a default one.
+// Returns the value; on an error, fails the test and returns a default value.
 template <class T>
 T Get(absl::StatusOr<T> result) {
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : T{};
 }
 
-// values[i], of an index as arrays have it.
+// Returns values[i] for an index of the type that arrays have.
 template <class V>
 decltype(auto) At(V& values, std::int64_t i) {
   return values[static_cast<std::size_t>(i)];
 }
 
-// Device memory between guard bytes that must survive, `offset` elements off its alignment.
+// Device memory between guard bytes that must not change, `offset` elements off its alignment.
 template <class T>
 class DeviceArray {
  public:
@@ -289,7 +291,7 @@ class DeviceArray {
     EXPECT_TRUE(CopyToDevice(stream, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
     EXPECT_TRUE(Synchronize(stream).ok());
   }
-  // Every byte the guard pattern: what a result is written into.
+  // Fills every byte with the guard pattern, for an array that a result is written to.
   DeviceArray(Stream& stream, std::int64_t size)
       : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 
@@ -299,7 +301,7 @@ class DeviceArray {
     return WholeView({DTypeOf<T>(), MakeShape(shape)}, data());
   }
 
-  // The values now; fails the test when a guard byte has changed.
+  // Returns the current values; fails the test when a guard byte has changed.
   std::vector<T> Values() {
     std::vector<unsigned char> now((offset_ + size_ + kGuard) * sizeof(T));
     EXPECT_TRUE(CopyToHost(stream_, now.data(), memory_.data(), now.size()).ok());
@@ -313,7 +315,7 @@ class DeviceArray {
     return values;
   }
 
-  // Fails the test unless it still holds these values.
+  // Fails the test unless the array still holds these values.
   void ExpectUnchanged(const std::vector<T>& values) {
     const std::vector<T> now = Values();
     EXPECT_TRUE(now.empty() || std::memcmp(now.data(), values.data(), now.size() * sizeof(T)) == 0)
@@ -335,7 +337,7 @@ class DeviceArray {
   Memory memory_;
 };
 
-// A stream with so much scratch memory.
+// A stream with this amount of scratch memory.
 struct Limited {
   Limited(Backend backend, std::uint64_t bytes)
       : budget(bytes), stream(*MakeStream(*TestDevice(backend))) {
@@ -346,13 +348,13 @@ struct Limited {
   std::unique_ptr<Stream> stream;
 };
 
-// TESSERA_LARGEST, for tools that watch every access: no array needs more elements.
+// TESSERA_LARGEST, for tools that watch every access: no array needs more elements than this.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
 }
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
-// Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
+// Whether the tool is so slow that taking a path once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
 // The sizes up to Largest().

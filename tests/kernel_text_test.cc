@@ -1,4 +1,4 @@
-// The assembler of CUDA's toolkit, which needs no GPU, takes the kernels that Map compiles.
+// The assembler of the CUDA toolkit, which needs no GPU, accepts the kernels that Map compiles.
 #include "kernels/cuda/compile/kernel_text.h"
 #include "tests/expressions.h"
 #include "tests/temporary_file.h"

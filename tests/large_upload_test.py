@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Uploads one large array with one command and watches what the server's memory does meanwhile.
+"""Uploads one large array with one command and watches the server's memory in the meantime.
 
-The array is a block of random floats repeated to the size asked for, with one larger value planted
-near the end. The server's peak memory may grow by --slack-mib, on the CPU by the buffer as well.
+The array is a block of random floats repeated up to the requested size, with one larger value
+planted near the end. The server's peak memory may grow by --slack-mib, on the CPU by the buffer as
+well.
 """
 
 import argparse

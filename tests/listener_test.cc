@@ -1,4 +1,4 @@
-// Connections: how many there may be, who is refused, and how they end.
+// Connections: how many are allowed, which clients are refused, and how they end.
 #include "server/net/listener.h"
 
 #include <arpa/inet.h>
@@ -42,7 +42,7 @@ sockaddr_in Loopback(const std::string& address) {
   return to;
 }
 
-// A connection that says nothing of its own accord.
+// A connection that sends nothing by itself.
 class RawConnection {
  public:
   RawConnection() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
@@ -57,12 +57,13 @@ class RawConnection {
     const sockaddr_in to = Loopback(address);
     return connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
   }
-  // gRPC greets whom it serves. False: the connection was closed, or nothing came for a minute.
+  // gRPC greets clients that it serves. False: the connection was closed, or nothing came for a
+  // minute.
   bool IsServed() {
     char byte;
     return Readable() && recv(fd_, &byte, 1, MSG_PEEK) == 1;
   }
-  // Whether it closes within a minute, read to its end.
+  // Whether the connection closes within a minute, after it has been read to its end.
   bool Closes() {
     char bytes[256];
     while (Readable()) {
@@ -79,7 +80,7 @@ class RawConnection {
   int fd_;
 };
 
-// Answers every call with its request; /slow when it is told to.
+// Echoes the request of every call, but that of /slow only when it is told to.
 class Echo : public grpc::CallbackGenericService {
  public:
   grpc::ServerGenericBidiReactor* CreateReactor(
@@ -149,7 +150,7 @@ class Host {
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
@@ -177,7 +178,7 @@ class TableTest : public testing::Test {
     sockets_.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     return sockets_.back();
   }
-  // The descriptor's number has a new owner at once.
+  // Gives the descriptor's number to a new owner immediately.
   void Replace(int fd) {
     const int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
     dup2(other, fd);
@@ -306,13 +307,13 @@ TEST(Addresses, EveryKindIsServed) {
     for (std::size_t i = 0; i < addresses.size(); ++i) {
       std::string address = host.address(i);
       EXPECT_THAT(address, Not(testing::EndsWith(":0")));
-      // c-ares, with which gRPC looks a name up, leaks it.
+      // c-ares, which gRPC uses to look up names, leaks it.
       const std::size_t port = address.rfind(':');
       if (address.substr(0, port) == "localhost") address = "127.0.0.1" + address.substr(port);
       const grpc::Status status = Call(Dial(address));
       EXPECT_TRUE(status.ok()) << address << ": " << status.error_message();
     }
-    // IPv4 clients reach "[::]", and one port has all addresses of a name.
+    // IPv4 clients reach "[::]", and one port serves all addresses of a name.
     EXPECT_TRUE(RawConnection(host.address(1)).IsServed());
     EXPECT_TRUE(RawConnection(host.listener().addresses().back().substr(0, 1) == "["
                                   ? host.listener().addresses().back()
@@ -324,7 +325,7 @@ TEST(Addresses, EveryKindIsServed) {
   EXPECT_NE(access(other.c_str(), F_OK), 0);
 }
 
-// Runs as on a kernel without IPv6: socket() fails for it.
+// Simulates a kernel without IPv6, where socket() fails for it.
 [[noreturn]] void ListenWithoutIpv6() {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -363,7 +364,7 @@ TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
   ExpectCannotListen("unix:");
   ExpectCannotListen("unix:/" + std::string(200, 'x'));
   ExpectCannotListen("unix:/no/such/directory/s");
-  // The port is free again although a connection of the first listener has not been forgotten.
+  // The port is free again although the kernel still remembers a connection of the first listener.
   const std::string address = (*first)->addresses()[0];
   { RawConnection waiting(address); }
   (*first)->Close();
@@ -382,7 +383,7 @@ TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
   {
     Host host({"unix:" + path}, 4);
     EXPECT_TRUE(Call(Dial(host.address())).ok());
-    // What somebody else has put there since is not removed.
+    // A file that another program has put there since then is not removed.
     unlink(path.c_str());
     std::ofstream(path) << "a file";
     ExpectCannotListen("unix:" + path, "in use");
@@ -403,13 +404,13 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   EXPECT_EQ(host.connections().open(), 3u);
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(RawConnection(host.address()).IsServed());
   EXPECT_EQ(host.connections().refused(), 20u);
-  EXPECT_TRUE(Call(channel).ok()) << "who has a place keeps it";
+  EXPECT_TRUE(Call(channel).ok()) << "existing connections stay";
   held.clear();
   EXPECT_TRUE(Eventually([&] { return host.connections().open() == 1; }));
   EXPECT_TRUE(Call(Dial(host.address())).ok());
 }
 
-// In a process of its own: exits with 0, or a number that says what went wrong.
+// Runs in a separate process: exits with 0, or with a number that says what went wrong.
 [[noreturn]] void RunOutOfDescriptors() {
   const rlimit limit{200, 200};
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -417,7 +418,7 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   if (host.connections().limit() != 100) std::_Exit(1);
   auto channel = Dial(host.address());
   if (!Call(channel).ok()) std::_Exit(2);
-  std::vector<RawConnection> connections(10);  // sockets that need no descriptor to connect
+  std::vector<RawConnection> connections(10);  // sockets, which can connect without a descriptor
   RawConnection late;
   std::vector<int> files;
   for (int fd = 0; fd >= 0;) {
@@ -429,7 +430,7 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   }
   if (host.connections().refused() != 10) std::_Exit(4);
   if (!Call(channel).ok()) std::_Exit(5);
-  const std::clock_t before = std::clock();  // time of all threads on processors
+  const std::clock_t before = std::clock();  // processor time of all threads
   absl::SleepFor(absl::Milliseconds(300));
   if (std::clock() - before > CLOCKS_PER_SEC * 3 / 20) std::_Exit(6);
   for (const int fd : files) close(fd);
@@ -463,9 +464,9 @@ TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
   twice.join();
   EXPECT_FALSE(RawConnection().Connect(host.address()));
   EXPECT_NE(access(path.c_str(), F_OK), 0);
-  EXPECT_TRUE(Call(channel).ok()) << "old connections serve on";
+  EXPECT_TRUE(Call(channel).ok()) << "old connections still serve";
 
-  // The connections end when the server does: GOAWAY, which ends idle ones at once.
+  // The connections end with the server: GOAWAY ends idle ones immediately.
   ASSERT_EQ(idle->GetState(false), GRPC_CHANNEL_READY);
   std::thread shutdown(
       [&] { host.server().Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(60)); });
@@ -499,7 +500,7 @@ TEST(Closing, WhoConnectsMeanwhileIsServedOrClosed) {
 
 // --- The server's settings ---------------------------------------------------------------------
 
-// Those of a server that listens.
+// Returns the options of a server that listens.
 template <class Change>
 Options Listening(const Change& change) {
   Options options = With(change);

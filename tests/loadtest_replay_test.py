@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/loadtest against a running server: every call of its configurations is made as it stands,
+"""deploy/loadtest against a running server: every call of its configurations is made unchanged,
 and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
 """
 
@@ -22,14 +22,13 @@ sys.path.insert(0, str(LOADTEST))
 
 import plan  # noqa: E402
 
-# What is used of the keys that ghz 0.121 reads from a configuration.
+# The configurations use these of the keys that ghz 0.121 reads.
 GHZ_KEYS = set(
     "proto import-paths call insecure concurrency connections async rps duration duration-stop "
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
     .split()
 )
-# A call that is repeated has to succeed again: what these do can be done once, or needs a second
-# server.
+# A repeated call must succeed again, but these can only be made once, or need a second server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
 CLI = outsider.Program.cli
@@ -48,7 +47,7 @@ class ReplayTest(outsider.Case):
         return outsider.run(*command, timeout=300, env=outsider.environment(**environment))
 
     def test_run(self):
-        """A case of each pattern, all objectives out of the way; then one that is missed."""
+        """Runs a case of each pattern without objectives; then one that misses its objective."""
         slo = self.folder / "slo.toml"
         text = (LOADTEST / "slo.toml").read_text()
         slo.write_text(re.sub(r"objective = .*", "objective = {}", text))
@@ -73,14 +72,14 @@ class ReplayTest(outsider.Case):
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("dot-saturation: rate is ", run.stderr)
 
-        # Where every call fails, ghz ends with 0 all the same.
+        # Even if every call fails, ghz exits with 0.
         nobody = ["--target", "127.0.0.1:1"]
         run = self.run_sh(*flags, *again, *nobody, "--cli", "true")
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertRegex(run.stderr, r"dot-saturation: \d+ of \d+ calls failed")
 
     def test_a_server_that_asks_for_tokens(self):
-        """The token is given to ghz, and is not in the report."""
+        """ghz gets the token, and the report does not contain it."""
         token = "a-token-of-no-use"
         digest = hashlib.sha256(token.encode()).hexdigest()
         tokens = self.folder / "tokens"
@@ -104,7 +103,7 @@ class ReplayTest(outsider.Case):
 
         run = self.run_sh(*flags, "--target", "192.0.2.1:50051", TESSERA_TOKEN=token)
         self.assertNotEqual(run.returncode, 0)
-        self.assertIn("in clear", run.stderr)
+        self.assertIn("unencrypted", run.stderr)
 
     def test_bad_flags(self):
         for flags, wanted in [
@@ -118,7 +117,7 @@ class ReplayTest(outsider.Case):
             self.assertIn(wanted, run.stderr)
 
     def test_configurations(self):
-        """Keys that ghz knows; messages that the protocol knows; calls that the server answers."""
+        """ghz knows the keys, the protocol knows the messages, and the server answers the calls."""
         for name, array in (("load/x", "4096"), ("load/y", "4096"), ("load/matrix", "512x512")):
             put = outsider.run(CLI, "--server", self.server.address, "put", "--random", "normal",
                                "--shape", array, "--name", name, "--replace")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/loadtest/report.py on reports shaped as ghz 0.121 writes them; run.sh without a ghz."""
+"""deploy/loadtest/report.py on reports in the format of ghz 0.121; run.sh without ghz."""
 
 import datetime
 import io
@@ -41,14 +41,15 @@ objective = { rate = 100 }
 
 
 def ghz(latencies_ms, failed=0, seconds=10.0, **options):
-    """A report of calls that took so long, begun at even intervals, the failed ones at the end."""
+    """Returns a report of calls with these latencies, begun at even intervals, with the failed ones
+    last."""
     details = []
     count = len(latencies_ms) + failed
     for i in range(count):
         begun = START + datetime.timedelta(seconds=i * seconds / count)
         fine = i < len(latencies_ms)
         details.append({
-            # As Go writes times: nine digits of a second, less where they are zeros.
+            # Go writes nine digits of a second, or fewer where they are zeros.
             "timestamp": begun.isoformat() + ("123" if begun.microsecond else "") + "Z",
             "latency": int(latencies_ms[i] * 1e6) if fine else 1000,
             "error": "" if fine else REFUSED,
@@ -81,7 +82,8 @@ class ReportTest(unittest.TestCase):
         (self.folder / "slo.toml").write_text(SLO)
 
     def run_on(self, *more, out="out", **reports):
-        """Exit code, standard output and error for reports given as values or as raw text."""
+        """Returns exit code, standard output and error for reports given as values or as raw
+        text."""
         folder = self.folder / out
         folder.mkdir(exist_ok=True)
         for name, content in reports.items():
@@ -127,7 +129,7 @@ class ReportTest(unittest.TestCase):
         for wanted, reports in [
             ("dot: p99_ms is 39.6, the objective 20", {"dot": slow}),
             ("dot: rate is 50, the objective 100", {"dot": ghz([1] * 500)}),
-            # Refused calls come fast and count for nothing.
+            # Refused calls are fast and do not count.
             ("dot: rate is 50, the objective 100", {"dot": ghz([1] * 500, failed=5000)}),
             ("dot: 1 of 2000 calls failed", {"dot": ghz([1] * 1999, failed=1)}),
             (f"dot:   1 x {REFUSED}", {"dot": ghz([1] * 1999, failed=1)}),
@@ -137,7 +139,7 @@ class ReportTest(unittest.TestCase):
             ("dot: no readable report", {"dot": "{"}),
             ("dot: no readable report", {"dot": None}),
             ("lenient: 4 of 104 calls failed", {"lenient": ghz([1] * 100, failed=4)}),
-            # One of several calls; and one of several that left no report.
+            # One of several calls, and one of several that left no report.
             ("mixed.reduce: rate is 1", {"mixed__dot": FINE, "mixed__reduce": ghz([1] * 10)}),
             ("mixed.reduce: no readable report", {"mixed__dot": FINE}),
             ("no case was run", {}),
@@ -159,7 +161,8 @@ class ReportTest(unittest.TestCase):
             self.assertEqual((code, err), (1, says))
 
     def test_steps(self):
-        # 10 s at 100, 200, 300, 400, 500 a second: 3000 calls, at each rate slower than before.
+        # 10 s at 100, 200, 300, 400, 500 a second: 3000 calls, slower at each rate than at the one
+        # before.
         stepped = ghz([0] * 3000)
         schedule = {"load-schedule": "step", "load-start": 100, "load-step": 100, "load-end": 500}
         stepped["options"] = schedule

@@ -26,7 +26,7 @@ TEST(PrintableTest, KeepsTextAndEscapesTheRest) {
       << "a line separator, and text from right to left";
   EXPECT_EQ(Printable("\xff\xc0\x80\xed\xa0\x80\xe2\x82"),
             "\\xff\\xc0\\x80\\xed\\xa0\\x80\\xe2\\x82")
-      << "no UTF-8";
+      << "not UTF-8";
 }
 
 TEST(PrintableTest, CutsBetweenCharacters) {
@@ -39,21 +39,21 @@ TEST(PrintableTest, CutsBetweenCharacters) {
   EXPECT_LE(some.size(), 106u);
 }
 
-// A pipe in the place of standard error.
+// A pipe in place of standard error.
 class Pipe {
  public:
   Pipe() {
     EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
     EXPECT_EQ(dup2(ends_[1], STDERR_FILENO), STDERR_FILENO);
   }
-  // Puts standard error back once the log is written.
+  // Restores standard error once the log is written.
   void End() {
     FlushLog(absl::Seconds(20));
     dup2(before_, STDERR_FILENO);
     close(before_);
     close(ends_[1]);
   }
-  // All that comes until End.
+  // Returns everything that arrives until End.
   std::string Read() {
     std::string text;
     char block[65536];
@@ -68,7 +68,7 @@ class Pipe {
   const int before_ = dup(STDERR_FILENO);
 };
 
-// What reaches standard error while f runs.
+// Returns what is written to standard error while f runs.
 template <class F>
 std::string Logged(bool json, const F& f) {
   Pipe pipe;
@@ -126,13 +126,13 @@ TEST(LogTest, WhatIsKnownOfACallAreFieldsInJson) {
                                 id + ")\n"));
 }
 
-// Ten lines a second at most, and each call that had none is counted once.
+// There are at most ten lines a second, and each call without a line is counted once.
 TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   const absl::Status status =
       MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME", "no name", {});
   int calls = 0;
   const std::string text = Logged(false, [&] {
-    // How many bytes have been written.
+    // Returns how many bytes have been written.
     const auto call = [&] {
       LogFailedCall(CallOf("Method"), "peer", status);
       ++calls;
@@ -182,25 +182,25 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
   EXPECT_THAT(text, testing::ContainsRegex(" warn[a-z]* GetBuffer from peer: INTERNAL"));
 }
 
-// Standard error is a pipe that is full and that nobody reads: whoever logs goes on.
+// Standard error is a full pipe without a reader: threads that log do not block.
 TEST(LogTest, NobodyWaitsForAReader) {
   Pipe pipe;
   SetUpLog("info", false);
-  // The first of them reach the pipe, and the writer stands.
+  // The first lines fill the pipe, and then the writer blocks.
   spdlog::info("number 0");
   FlushLog(absl::Seconds(20));
   for (int i = 1; i < 20'000; ++i) {
     spdlog::info("a line of some length, of which a pipe holds a few hundred, number {}", i);
   }
   LogDroppedLines();
-  FlushLog(absl::Milliseconds(20));  // comes back, too
-  // Once there is a reader, the writer gets on and says what is missing.
+  FlushLog(absl::Milliseconds(20));  // also returns
+  // Once there is a reader, the writer continues and reports the missing lines.
   std::string text;
   std::thread reader([&] { text = pipe.Read(); });
   pipe.End();
   reader.join();
   EXPECT_NE(text.find("number 0\n"), text.npos);
-  EXPECT_EQ(text.find("number 10000\n"), text.npos) << "the oldest of those that waited";
+  EXPECT_EQ(text.find("number 10000\n"), text.npos) << "the oldest of the waiting lines";
   EXPECT_NE(text.find("number 19999\n"), text.npos);
   EXPECT_NE(text.find("lines of this log were dropped"), text.npos);
 }

@@ -1,5 +1,6 @@
-// One of several devices is lost while callers work on all of them: what it had goes, and nothing
-// else does. On the GPUs of a machine that has several, otherwise on four devices of the host.
+// One of several devices is lost while callers work on all of them: everything on it is lost, and
+// nothing else. The test uses the GPUs of a machine that has several, otherwise four devices of the
+// host.
 
 #include <algorithm>
 
@@ -11,8 +12,8 @@ namespace {
 
 struct Machine {
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<const Device*> pointers;  // to those, for when they are a server's
-  std::int64_t columns;                 // of the arrays; a row is several units of shards
+  std::vector<const Device*> pointers;  // to devices, for when a server owns them
+  std::int64_t columns;                 // columns of the arrays; a row is several units of shards
 
   Machine() {
     for (const std::string& name : VisibleDevices()) {
@@ -42,7 +43,8 @@ class LostDeviceTest : public ServiceTest {
 
   int count() const { return static_cast<int>(devices_.size()); }
 
-  // rows x columns, with rows of ones and twos in turn, over the devices [0, devices).
+  // Makes an array of rows x columns, with alternating rows of ones and twos, over the devices [0,
+  // devices).
   grpc::Status Make(const std::string& name, std::int64_t rows, int devices) {
     std::vector<float> numbers(static_cast<std::size_t>(rows));
     for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(1 + i % 2);
@@ -119,8 +121,8 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
         ++answered;
         continue;
       }
-      // What has nothing on the lost device never fails, and what has something ends with one of
-      // two errors.
+      // An operation without data on the lost device never fails, and one with data there fails
+      // with one of two errors.
       EXPECT_TRUE(choice == last || choice == count()) << choice << status.error_message();
       EXPECT_FALSE(before && !lost) << choice << status.error_message();
       const std::string reason = DetailsOf(status).reason;

@@ -1,5 +1,5 @@
-// The main function of the test programs. Each program holds the suites of one library; a link to
-// it that has the name of a suite, dot_test, runs the tests of dot_test.cc alone.
+// The main function of the test programs. Each program has the suites of one library; a link to it
+// with the name of a suite, dot_test, runs only the tests of dot_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@ bool IsIn(const std::string& file, const testing::TestInfo& test) {
   return std::filesystem::path(test.file()).filename() == file;
 }
 
-// Patterns of a filter for the tests that are not in the file given. All tests of one name stand in
-// one file.
+// Returns filter patterns for the tests that are not in the given file. All tests of one suite must
+// be in one file.
 std::string TestsElsewhere(const std::string& file) {
   std::string patterns;
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
@@ -32,7 +32,8 @@ std::string TestsElsewhere(const std::string& file) {
   return patterns;
 }
 
-// Cases of the CUDA device are listed everywhere and run where there is a GPU, or has to be one.
+// Cases of the CUDA device are listed everywhere. They run where there is a GPU, or where one is
+// required.
 bool SkipsCuda() {
   return std::getenv("TESSERA_REQUIRE_GPU") == nullptr && !GTEST_FLAG_GET(list_tests) &&
          !std::filesystem::exists("/dev/nvidiactl") && !std::filesystem::exists("/dev/dxg");

@@ -1,4 +1,4 @@
-// The kernels that Map compiles while it runs, beside the strategy `fused`, to the last bit.
+// The kernels that Map compiles at run time give the same bits as the strategy `fused`.
 #include <chrono>
 
 #include "kernels/cuda/compile/compiler.h"
@@ -11,7 +11,7 @@ namespace {
 using compiled::CompileBeforeUse;
 using Bytes = std::vector<std::uint8_t>;
 
-// So many elements of the type, special ones among them.
+// Returns that many elements of the type, including special ones.
 Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
   Bytes bytes(static_cast<std::size_t>(n) * SizeOf(dtype));
   DispatchElement(dtype, [&](auto t) {
@@ -37,7 +37,7 @@ Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
   return bytes;
 }
 
-// The operand of an expression over [rows, columns].
+// Returns an operand of an expression over [rows, columns].
 View AnyView(DType dtype, const void* data, std::int64_t rows, std::int64_t columns,
              Random& random) {
   const Shape shapes[] = {MakeShape({rows, columns}), MakeShape({rows, columns}),
@@ -62,7 +62,7 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted, too.
+  // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted ones, too.
   struct Operands {
     Operands(Stream& stream, const DrawnExpression& e, std::int64_t rows, std::int64_t columns,
              Random& random, bool any) {
@@ -98,7 +98,8 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   EXPECT_EQ(compiled::Launches() - before, rounds);
 }
 
-// A text that would take the compiler minutes, and axes that would have to be walked one by one.
+// A text that would take the compiler minutes, and axes that would have to be walked element by
+// element.
 TEST_F(CompiledTest, LongTextsAndTransposedOperandsAreLeftToOthers) {
   CompileBeforeUse(true);
   Stream& stream = TestStream(Backend::kCuda);
@@ -123,7 +124,7 @@ TEST_F(CompiledTest, TheSecondCallIsCompiledInTheBackground) {
   const std::int64_t n = 1000;
   DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, n, random));
   const View x = WholeView({DType::kF32, MakeShape({n})}, array.data());
-  // An expression that no other test has.
+  // Makes an expression that no other test has.
   const auto nodes = [](double factor) -> Nodes {
     return {In(0),
             Real(factor),

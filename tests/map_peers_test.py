@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""kernels/bench/map_peers.py: its table of figures, and its expressions by NumPy."""
+"""kernels/bench/map_peers.py: its table of times, and its expressions by NumPy."""
 
 import json
 import pathlib
@@ -34,7 +34,7 @@ class MapPeersTest(unittest.TestCase):
         self.assertEqual(lines[0], "| expression | f32 | Tessera, us | GB/s | cupy, us | over ours "
                                    "| torch, us | over ours |")
         self.assertEqual(lines[2], "| ab+c | 2^28 | 1000.0 | 4295 | 1250.0 | 1.25 | 900.0 | 0.90 |")
-        # What a peer has not been asked for.
+        # The peer was not run for this expression.
         self.assertEqual(lines[3], "| gelu | 2^8 | 4.0 | 1 | - | - | 8.0 | 2.00 |")
         self.assertEqual(lines[5], "a GPU, cupy 14, torch 3, 2026-01-31; medians of 5 rounds in "
                                    "turns of 20 calls each.")
@@ -46,7 +46,7 @@ class MapPeersTest(unittest.TestCase):
             self.assertEqual(made.stdout, map_peers.render(document))
 
     def test_expressions(self):
-        """They take the operands that they say, from one to four."""
+        """They take the operands that they name, from one to four."""
         values = np.float32([2, 3, 5, 7])
         want = {"2a+1": 5, "(a-b)^2": 1, "ab+c": 11, "ab+cd": 41, "where": 5, "gelu": 1.9546}
         for name, (count, function) in map_peers.EXPRESSIONS.items():

@@ -19,7 +19,7 @@ F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMBERS = (F32, F64, F16, BF16, I32, I64)
 NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool",
          U8: "u8", I8: "i8"}
-# What values of a type are computed in.
+# The types in which values of a type are computed.
 VALUES = {F32: "f4", F64: "f8", F16: "f4", BF16: "f4", I32: "i4", I64: "i8", BOOL: "?", U8: "i4",
           I8: "i4"}
 ELEMENTS = {**VALUES, F16: "f2", U8: "u1", I8: "i1"}
@@ -31,7 +31,7 @@ INTEGERS = (I32, I64, *BYTES)
 
 
 def round_to(dtype, values):
-    """Values of F32 rounded to 16 bits, as values of F32."""
+    """Rounds values of F32 to 16 bits; the results are values of F32."""
     if dtype == F16:
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
@@ -59,7 +59,7 @@ def promote(a, b):
 
 
 def cast(values, source, target):
-    """As CopyBuffer casts."""
+    """Casts like CopyBuffer."""
     if target == BOOL:
         return values != 0
     if target in INTEGERS:
@@ -70,12 +70,13 @@ def cast(values, source, target):
         limits = np.iinfo(ELEMENTS[target])
         low, high = np.longdouble(limits.min), np.longdouble(limits.max)
         exact = np.where(np.isnan(exact), 0, np.clip(exact, low, high))
-        # Through Python's integers: no cast of NumPy's is exact at the ends of the range.
+        # Goes through Python's integers, because no cast of NumPy is exact at the ends of the
+        # range.
         return np.array([int(x) for x in exact.ravel()], VALUES[target]).reshape(values.shape)
     if target == F16:
         return values.astype(np.float16).astype(np.float32)
     if target == BF16:
-        # All values that the tests cast so are values of F32.
+        # All values that the tests cast in this way are values of F32.
         single = values.astype(np.float32)
         assert np.array_equal(single.astype(values.dtype), values,
                               equal_nan=values.dtype.kind == "f")
@@ -96,7 +97,7 @@ def integer_power(a, b):
 
 
 def exactly(function):
-    """The function in extended precision, rounded to the type of the values."""
+    """Computes the function in extended precision, rounded to the type of the values."""
     return lambda *x: function(*(v.astype(np.longdouble) for v in x)).astype(x[0].dtype)
 
 
@@ -117,7 +118,8 @@ def rounding(function):
 
 
 def floor_divide(a, b):
-    """The floor of the exact quotient, rounded once; NumPy's for 0, infinity and NaN."""
+    """Returns the floor of the exact quotient, rounded once; for 0, infinity and NaN, NumPy's
+    result."""
     result = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind == "i":
         return result
@@ -170,7 +172,7 @@ FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 
 
 def apply(op, types, values):
-    """The type and the values of an operation on values of these types."""
+    """Returns the type and the values of an operation on values of these types."""
     _, rule, function = MODEL[op]
     # Bytes and truth values are promoted only where there are no other types.
     small = [t for t in types if t in BYTES or t == BOOL]
@@ -189,7 +191,7 @@ def apply(op, types, values):
 
 
 def stored(dtype, values):
-    """Values as elements: of bf16 their bits."""
+    """Returns values as elements: for bf16, their bits."""
     if dtype == BF16:
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(ELEMENTS[dtype])
@@ -202,7 +204,7 @@ def loaded(dtype, elements):
 
 
 def ulps(dtype, got, want):
-    """How far apart they are at most, in units in the last place of the type."""
+    """Returns the largest distance, in units in the last place of the type."""
     bits, least = {F32: (24, -149), F64: (53, -1074), F16: (11, -24), BF16: (8, -133)}[dtype]
     got, want = got.astype(np.longdouble).ravel(), want.astype(np.longdouble).ravel()
     finite = np.isfinite(want)
@@ -240,7 +242,7 @@ def expression(*nodes):
 
 
 def tensors(*pairs):
-    """Operands of (dtype, elements)."""
+    """Makes operands from pairs (dtype, elements)."""
     result = []
     for dtype, elements in pairs:
         message = o.tensor(elements)
@@ -261,7 +263,7 @@ def answer(client, operands, nodes, **more):
 def expect(got, want, context):
     assert got.dtype == want.dtype and got.shape == want.shape, (context, got, want)
     equal = got == want
-    if got.dtype.kind == "f":  # the signs of zeros count, those of NaN do not
+    if got.dtype.kind == "f":  # the signs of zeros matter, those of NaN do not
         equal &= np.signbit(got) == np.signbit(want)
         equal |= np.isnan(got) & np.isnan(want)
     at = np.flatnonzero(~equal)[:5]
@@ -283,7 +285,7 @@ def specials(dtype):
 
 
 def pairs_of(dtype, count=3):
-    """Vectors in which specials and random values of the type meet each other."""
+    """Returns vectors that pair all specials and random values of the type with each other."""
     some = np.array(specials(dtype), VALUES[dtype])
     if dtype == BOOL:
         random = RNG.integers(0, 2, 60) == 1
@@ -325,7 +327,7 @@ def test_every_operation_in_every_type(server, client):
 
 
 def test_fma_rounds_once(server, client):
-    """Where the product does not fit the type, and nothing else would be left of it."""
+    """The product does not fit the type, and only its rounding error is left."""
     for dtype, bits in ((F32, 12), (F64, 27)):
         one, rest = np.array(1 + 2.0**-bits, VALUES[dtype]), 2.0 ** (-2 * bits)
         x = np.full(100, one)
@@ -340,7 +342,7 @@ def test_fma_rounds_once(server, client):
         operands = tensors(*((dtype, stored(dtype, v)) for v in (a, b, c)))
         got = answer(client, operands, [*inputs, node("FMA", 0, 1, 2)])[1]
         expect(got, a * b + c, NAMES[dtype])
-    # A product and a sum of their own round twice.
+    # A separate product and sum round twice.
     a, b, c = (RNG.normal(0, 1, 5000).astype(np.float32) for _ in range(3))
     nodes = [*inputs, node("MULTIPLY", 0, 1), node("ADD", 3, 2)]
     for row in strategies(client):
@@ -351,7 +353,7 @@ def test_fma_rounds_once(server, client):
 def test_casts(server, client):
     for source in NUMBERS + BYTES:
         values = pairs_of(source, 1)[0]
-        if source in (F64, I64):  # where a model of bf16 needs values of F32
+        if source in (F64, I64):  # the model of bf16 needs values of F32
             with np.errstate(all="ignore"):
                 values = values.astype(np.float32).astype(VALUES[source])
         for target in NUMBERS + BYTES + (BOOL,):
@@ -370,8 +372,8 @@ def test_casts(server, client):
 
 
 def test_a_result_that_replaces_its_own_operands(server, client):
-    """Every element is computed of what the arrays held before: x minus x backwards, of which an
-    array that is written while it is read would have lost half."""
+    """Every element is computed from what the arrays held before. Here it is x minus x backwards:
+    an array that is written while it is being read would lose half of it."""
     n = 300001
     x, y = RNG.integers(-999, 999, (2, n)).astype(np.float32)
     backwards = o.view([n], [-1], n - 1)
@@ -393,7 +395,7 @@ def test_a_result_that_replaces_its_own_operands(server, client):
 
 
 def random_nodes(operands, count):
-    """A list of nodes, with the types and values that the model has for them."""
+    """Returns a list of nodes, with their types and values in the model."""
     nodes, values = [], []
     for i, (dtype, elements) in enumerate(operands):
         nodes.append(operand(i))
@@ -425,7 +427,7 @@ def test_random_expressions(server, client):
             fields = dict(operands=inputs, expression=expression(*nodes), strategy=row)
             outcome = client.attempt("Map", **fields)
             if row == "vectorized" and outcome.reason == "STRATEGY_UNSUPPORTED":
-                continue  # it has six places for values
+                continue  # this strategy has room for only six values
             assert outcome.ok, (outcome, row, nodes)
             tensor = outcome.answer.tensor
             assert tensor.dtype == values[-1][0]
@@ -442,7 +444,7 @@ def test_bad_expressions_say_which_node(server, client):
         (1, [a, {}]),
         (0, [operand(2)]),
         (1, [a, dict(op=99)]),
-        (1, [a, dict(op=258)]),  # whose low byte is that of an operation
+        (1, [a, dict(op=258)]),  # its low byte is that of an operation
         (1, [a, dict(op=0)]),
         (1, [a, node("ADD", 0)]),
         (1, [a, node("ADD", 0, 0, 0)]),
@@ -522,9 +524,10 @@ def test_millions_of_nodes_take_no_memory(server, client):
     length = lambda n: bytes((n >> 7 * i & 127) | (128 if n >> 7 * (i + 1) else 0)
                              for i in range(5) if i == 0 or n >> 7 * i)
     within = lambda tag, data: bytes([tag]) + length(len(data)) + data
-    for body in (within(0x12, nodes), nodes):  # nodes of an expression, and operands
+    for body in (within(0x12, nodes), nodes):  # nodes of an expression, then operands
         before = server.peak_rss()
-        # An expression is field 9 of a Reduce, 10 of a Matmul, and other operands the next one.
+        # An expression is field 9 of a Reduce and 10 of a Matmul, and other operands are the next
+        # field.
         staged = body if body is not nodes else None
         requests = [("Map", body), ("Execute", within(0x0A, within(0x32, body)))]
         for rpc, step, field in (("Reduce", 0x12, 0x4A), ("Matmul", 0x1A, 0x52)):
@@ -535,7 +538,7 @@ def test_millions_of_nodes_take_no_memory(server, client):
             assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
             assert {"field", "limit"} <= set(outcome.metadata), outcome
         assert server.peak_rss() - before < 32 * o.MI, server.peak_rss() - before
-    # Lengths that lie.
+    # These lengths are wrong.
     for request in (b"\x12\xff\xff\xff\xff\x0f", b"\x12\x05\x0a\x00", b"\x12\x02\x0a\x7f"):
         assert not o.outcome_of(lambda: raw("Map")(request, timeout=30)).ok
         assert not o.outcome_of(lambda: raw("Execute")(within(0x0A, within(0x32, request)),
@@ -543,7 +546,7 @@ def test_millions_of_nodes_take_no_memory(server, client):
 
 
 def test_results_larger_than_everything(server, client):
-    """A few bytes that are broadcast are refused before memory is taken for what cannot be."""
+    """A few bytes that are broadcast to a huge shape are refused before any memory is allocated."""
     one = np.ones(1, np.float32)
     stretched = lambda *shape: o.inline(one, o.view(shape, [0] * len(shape)))
     add = expression(operand(0), operand(1), node("ADD", 0, 1))

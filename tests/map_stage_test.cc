@@ -32,7 +32,7 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
 
 class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
-  // Whether both ways have the same bits, or fail alike.
+  // Checks that both forms have the same bits, or fail in the same way.
   void Compare(const View& x, const View& with, const Nodes& nodes = kWeighted,
                absl::Span<const ReduceOp> ops = kAllReduceOps) {
     Mapped mapped = Map(stream(), {x, with}, nodes);
@@ -63,7 +63,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
       Compare(a.view(), b.view());
     }
     if constexpr (std::is_same_v<T, float>) {
-      // Sums of finite elements that leave f32 on their way.
+      // These are sums of finite elements whose partial sums leave the range of f32.
       std::vector<float> values(5000, 3e38f);
       for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
       const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
@@ -91,7 +91,8 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
   });
 }
 
-// What a kernel may compute where it folds it: stretched operands, truth values, a waiting value.
+// Tests what a kernel may compute while it folds: stretched operands, truth values, a waiting
+// value.
 TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
@@ -107,7 +108,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
       Compare(whole, with);
       Compare(with, whole);
     }
-    // The middle axis of three, and the outermost alone of what is stretched.
+    // Folds the middle axis of three, and only the outermost axis of a stretched operand.
     Compare(a.view({3, rows / 3, columns}), b.view({rows / 3, 1}));
     Compare(row, column);
     // where(mask, a, mask); x = a b, then (x a) b + x.
@@ -120,7 +121,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
                              StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
       Compare(whole, with, masked);
     Compare(whole, row, waits);
-    // Elements of 16 bits beside those of f32, and what is rounded to 16 bits in the end.
+    // Elements of 16 bits together with those of f32, and a result that is rounded to 16 bits.
     if constexpr (kDType == DType::kF32) {
       const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
       Compare(whole, narrow.view({columns}));
@@ -136,8 +137,9 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   });
 }
 
-// Operands count once each. A strategy that computes the expression's values as it folds neither
-// stores nor reads them; any other takes scratch memory for them, writes them and reads them again.
+// Each operand counts once. A strategy that computes the expression's values as it folds neither
+// stores nor reads them. Any other strategy takes scratch memory for them, writes them and reads
+// them again.
 TEST_P(ReduceStageTest, AccountsForTheExpression) {
   constexpr std::int64_t n = 4096;
   const bool stores = !strategy().reads_views;
@@ -226,7 +228,7 @@ TEST_P(ReducePieceStageTest, TakesScratchMemoryOfBoundedSize) {
 
 class ReduceAxesStageTest : public StrategyTest<ReduceAxesProblem> {
  protected:
-  // staged_on: the stream of the reduction of the expression.
+  // staged_on: the stream for the reduction of the expression.
   void Compare(const View& x, const View& with, const std::vector<int>& axes,
                const Nodes& nodes = kWeighted, absl::Span<const ReduceOp> ops = kAllReduceOps,
                Stream& staged_on = stream()) {
@@ -268,14 +270,14 @@ TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
       Compare(whole, column, axes);
       Compare(mirrored, y.view({b, 1}), axes);
     }
-    // What is stretched is folded as many times as it is repeated.
+    // A stretched operand is folded as many times as it is repeated.
     Compare(column, y.view({c}), {1});
     Compare(x.view({0, b, c}), y.view({b, 1}), {0});
     Compare(x.view({a, b, 0}), column, {2});
   });
 }
 
-// The values of one piece are written and read again as any others are.
+// The values of one piece are written and read again, like any others.
 TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
   ForType([&]<class T>(T) {
     constexpr std::int64_t kRows = 4, kColumns = 64;
@@ -295,7 +297,7 @@ TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
 
 TESSERA_STRATEGY_SUITE(ReduceAxesPieceStageTest, ReduceAxesStageTest, kOf<DType::kF32>);
 
-// A piece takes a quarter of the scratch memory at most; some leave the range of f32.
+// A piece takes a quarter of the scratch memory at most; some values leave the range of f32.
 TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), length = 64;
   const Limited own(GetParam().backend, 4 << 20);
@@ -307,26 +309,27 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
           {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}, *own.stream);
 }
 
-// Some columns at a time are folded where there are no pieces. Most sums are exact.
+// Without pieces, some columns are folded at a time. Most sums are exact.
 TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   constexpr std::int64_t kDepth = 3, kColumns = 21;
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;
-  const Limited own(GetParam().backend, 4 << 20);  // of 10 MB
+  const Limited own(GetParam().backend, 4 << 20);  // scratch memory for 10 MB of values
   std::vector<float> values(static_cast<std::size_t>(rows * row));
   Random random(5);
   for (float& value : values) value = static_cast<float>(random.Bits() % 17);
   for (std::int64_t i = 0; i < rows; ++i)
     At(values, i * row) = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
   const DeviceArray<float> a(stream(), values), b(stream(), std::vector<float>{2, 3, 1});
-  // Every row backwards, and a factor for each of three columns.
+  // Every row is reversed, and each of three columns has a factor.
   const View x =
       StridedView(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
   Compare(x, b.view(), {0}, kProduct, {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin},
           *own.stream);
 }
 
-// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns,
-// and the bound is larger for few. What counts is what is launched; launches leave nothing behind.
+// Uses a strategy like those of GPUs: each launch takes scratch memory, much more for many columns,
+// and the bound is larger for few. The statistics describe what is launched, and launches leave
+// nothing behind.
 TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, one of 24
   constexpr std::uint64_t kTaken = 768 << 10;
@@ -344,7 +347,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
     std::memset(on.Scratch(kTaken), 0xff, kTaken);
     of_cpu.launch(p, on);
   };
-  Limited own(Backend::kCpu, 4 << 20);  // of 10 MB, and 14 MB of launches
+  Limited own(Backend::kCpu, 4 << 20);  // for 10 MB of values, and 14 MB of launches
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
@@ -371,7 +374,7 @@ class MatmulStageTest : public StrategyTest<MatmulProblem> {};
 TESSERA_STRATEGIES(MatmulStageTest, kDeterministic);
 
 TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
-  // where(c + bias > residual, c, 0) as F16, and whether it is.
+  // where(c + bias > residual, c, 0) as F16, and the condition alone.
   Nodes chosen = {In(0), In(1), In(2), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kGreater, {3, 2})};
   const Nodes whether = chosen;
   chosen.push_back(Op(MapOp::kWhere, {4, 0, 1}));
@@ -465,7 +468,7 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
   }
 }
 
-// Integers of a byte: all of them, by every strategy, in expressions, casts and reductions.
+// All integers of a byte, by every strategy, in expressions, casts and reductions.
 TEST_P(StageTest, ComputesWithIntegersOfAByte) {
   constexpr std::int64_t n = 4099;
   std::vector<std::uint8_t> a(n);
@@ -476,7 +479,7 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
     b[i] = static_cast<std::int8_t>(i / 256 * 37 + i);
     c[i] = static_cast<float>(i % 19) * 0.25f;
   }
-  // Arrays that begin at multiples of 16 bytes, and such that do not.
+  // Arrays that begin at multiples of 16 bytes, and arrays that do not.
   for (std::size_t offset : {0, 1}) {
     const DeviceArray<std::uint8_t> da(stream(), a, offset);
     const DeviceArray<std::int8_t> db(stream(), b, offset);
@@ -534,7 +537,7 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
   }
 }
 
-// Bytes that are no truth values count as true, wherever they are read.
+// Bytes other than 0 and 1 count as true, wherever they are read.
 TEST_P(StageTest, ReadsAnyByteButZeroAsTrue) {
   constexpr std::int64_t kRows = 17, kColumns = 59, n = kRows * kColumns;
   std::vector<std::uint8_t> bytes(n);
@@ -573,7 +576,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
   DeviceArray<std::uint8_t> out(stream(), 8);
   ASSERT_TRUE(RunCopy(stream(), x.view(), DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), truth);
-  // Backwards, so that it is gathered before.
+  // The view is reversed, so that it is gathered first.
   const View backwards = StridedView(x.data() + 7, DType::kF32, {8}, {-1});
   ASSERT_TRUE(RunCopy(stream(), backwards, DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), std::vector<std::uint8_t>(truth.rbegin(), truth.rend()));

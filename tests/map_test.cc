@@ -1,4 +1,4 @@
-// Every strategy of Map, from the table, against extended precision; what expressions compile to.
+// Every strategy of Map in the table, against extended precision; the code of compiled expressions.
 #include <array>
 #include <functional>
 #include <iterator>
@@ -15,7 +15,7 @@ namespace {
 using Kind = ExpressionNode::Kind;
 
 ExpressionNode Integer(std::int64_t value) { return {.kind = Kind::kInteger, .integer = value}; }
-// The operation on as many operands as it takes.
+// Returns the operation on as many operands as it takes.
 Nodes Alone(MapOp op) {
   Nodes nodes;
   std::vector<std::uint32_t> args;
@@ -40,7 +40,7 @@ class MapTest : public StrategyTest<MapProblem> {
     compiled::CompileBeforeUse(true);
   }
 #endif
-  // Whether the strategy takes the expression.
+  // Returns whether the strategy takes the expression.
   bool Takes(const std::vector<View>& views, const Nodes& nodes) {
     std::vector<DType> dtypes;
     for (const View& view : views) dtypes.push_back(view.dtype);
@@ -50,7 +50,7 @@ class MapTest : public StrategyTest<MapProblem> {
     return Refusal(strategy(), problem).empty();
   }
 
-  // Out's elements of the expression's result.
+  // Returns the elements, of type Out, of the expression's result.
   template <class Out>
   std::vector<Out> Run(const std::vector<View>& views, const Nodes& nodes,
                        const Launch& launch = {}) {
@@ -61,7 +61,7 @@ class MapTest : public StrategyTest<MapProblem> {
     return out.Values();
   }
 
-  // The operation on as many of these operands as it takes.
+  // Applies the operation to as many of these operands as it takes.
   template <class T>
   std::vector<T> Run(MapOp op, const std::vector<T>& a, const std::vector<T>& b) {
     DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
@@ -92,7 +92,7 @@ std::vector<T> SpecialValues() {
   return values;
 }
 
-// All pairs of special values, as two vectors.
+// Returns all pairs of special values, as two vectors.
 template <class T>
 std::pair<std::vector<T>, std::vector<T>> SpecialPairs() {
   const std::vector<T> values = SpecialValues<T>();
@@ -106,7 +106,7 @@ std::pair<std::vector<T>, std::vector<T>> SpecialPairs() {
   return {a, b};
 }
 
-// Equal to the last bit, but for which NaN it is.
+// Whether the values have the same bits; all NaN count as equal.
 template <class T>
 bool Same(T a, T b) {
   const long double x = Exact(a), y = Exact(b);
@@ -127,7 +127,7 @@ void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::stri
 // Holds every sum and product of integers.
 __extension__ typedef __int128 Wide;
 
-// Results are those of 64 bits, rounded, or, of F64, those of the host's own operations.
+// Results are those of 64-bit significands, rounded, or, for F64, those of the host's operations.
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
   ForType([&]<FloatElement T>(T) {
     const auto [a, b] = SpecialPairs<T>();
@@ -159,7 +159,7 @@ TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
     const auto [a, b] = SpecialPairs<T>();
     const auto check = [&](MapOp op, auto f) {
       std::vector<T> want;
-      // 128 bits hold every product; the cast keeps the low ones.
+      // 128 bits hold every product; the cast keeps the low bits.
       for (std::size_t i = 0; i < a.size(); ++i)
         want.push_back(static_cast<T>(f(static_cast<Wide>(a[i]), static_cast<Wide>(b[i]))));
       ExpectSame(Run(op, a, b), want, InfoOf(op)->name);
@@ -178,7 +178,7 @@ TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
   });
 }
 
-// Digits and exponents of an element type, as of std::numeric_limits.
+// Digits and exponents of an element type, like those of std::numeric_limits.
 template <class T>
 struct Format {
   static constexpr bool kHalf = std::is_same_v<T, Half>;
@@ -187,7 +187,7 @@ struct Format {
   static constexpr int kLeast = kHalf ? -13 : Limits::min_exponent;
   static constexpr int kMost = kHalf ? 16 : Limits::max_exponent;
 
-  // A unit in the last place of the value, of which subnormal ones have fewer.
+  // Returns a unit in the last place of the value; subnormal values have fewer places.
   static long double Unit(long double value) {
     int exponent = kLeast;
     if (value != 0) std::frexp(value, &exponent);
@@ -197,7 +197,7 @@ struct Format {
   static long double Smallest() { return std::ldexp(1.0L, kLeast - kDigits); }
 };
 
-// Whether the element is within so many units in the last place of a value.
+// Whether the element is within this number of units in the last place of a value.
 template <class T>
 bool IsWithin(double units, T got, long double want) {
   const long double value = Exact(got), room = units * Format<T>::Unit(want);
@@ -208,7 +208,7 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// This holds also where the quotient has more digits than the type or is subnormal.
+// This holds even where the quotient has more digits than the type, or is subnormal.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<FloatElement T>(T) {
     using V = ValueOf<T>;
@@ -274,7 +274,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   });
 }
 
-// Two units of F32 and F64. Those of 16 bits are F32's, rounded.
+// The bound is two units for F32 and F64. Results of 16 bits are those of F32, rounded.
 TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   ForType([&]<FloatElement T>(T) {
     const double units = SizeOf(DTypeOf<T>()) == 2 ? 0.51 : 2;
@@ -293,7 +293,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
             << static_cast<double>(Exact(got[i])) << ", not " << static_cast<double>(want);
       }
     };
-    // From where the result is the smallest subnormal number to the largest number.
+    // From arguments with the smallest subnormal result to those with the largest result.
     const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
                  largest = static_cast<double>(std::log(Format<T>::Largest()));
     std::vector<T> a, b;
@@ -302,12 +302,12 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
     push(-104.0, -103.0, -87.5, 88.0, -745.0, -744.5, -709.0, 709.0);
     for (std::size_t i = 0; i < n; ++i) push(between(smallest - 1, largest));
     check(MapOp::kExp, a, [&](std::size_t i) { return std::exp(Exact(a[i])); });
-    // Of any size, and near 1.
+    // Arguments of any size, and near 1.
     a.clear();
     for (std::size_t i = 0; i < n; ++i)
       push(any(), 1 + random.Normal() * std::exp(between(-40, -1)));
     check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
-    // For the first ones the host's own F64 function is wrong by more than two units.
+    // For the first of these, the host's own F64 function is wrong by more than two units.
     a.clear();
     push(0x1.de7fac1c38acp-3, 0.5434871243764351, 0.5371285650691622);
     for (std::size_t i = 0; i < n; ++i)
@@ -323,7 +323,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   });
 }
 
-// What the tests above allow each node is in the bound that an answer carries.
+// The errors that the tests above allow each node are within the bound that a response carries.
 TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   ForType([&]<FloatElement T>(T) {
     const View x = WholeView({DTypeOf<T>(), MakeShape({5})}, nullptr);
@@ -341,7 +341,7 @@ TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
           {Alone(MapOp::kExp), 4.0},
           {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
           {ReferenceNodes(), 1.0}}) {
-      // Of 16 bits once in F32 and once more.
+      // Results of 16 bits are rounded once in F32 and once more.
       const double want = sizeof(T) > 2 ? units * unit
                           : units == 0  ? 0
                                         : unit + units * single + unit * units * single;
@@ -351,7 +351,7 @@ TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   });
 }
 
-// The same in steps of the type itself, each rounded.
+// Does the same in steps of the type itself, each of which is rounded.
 template <class T>
 T Reference(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -385,7 +385,7 @@ TEST_P(MapTest, SizesAlignmentsAndLaunches) {
   });
 }
 
-// The elements of a view of `array`, whose values these are, stretched to a shape.
+// Returns the elements of a view of `array`, which has these values, stretched to a shape.
 template <class T>
 std::vector<T> Stretched(const View& view, const DeviceArray<T>& array,
                          const std::vector<T>& values, const Shape& shape) {
@@ -435,7 +435,8 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
   });
 }
 
-// Steps of one type between elements of others: 16 bits in and out of f32, and truth values.
+// Steps of one type between elements of other types: conversions between 16 bits and f32, and truth
+// values.
 TEST_P(MapTest, TypesAtTheEndsOfAChain) {
   ForType([&]<class T>(T) {
     const std::int64_t n = WatchedClosely() ? 301 : 4097;
@@ -450,7 +451,7 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
     for (std::size_t i = 0; i < a.size(); ++i) chosen.push_back(bytes[i] != 0 ? a[i] : b[i]);
     ExpectSame(Run<T>({x, y, truth}, {In(2), In(0), In(1), Op(MapOp::kWhere, {0, 1, 2})}), chosen,
                "mask");
-    // a < b, of which there are bytes.
+    // a < b gives truth values, which are bytes.
     const Nodes less = {In(0), In(1), Op(MapOp::kLess, {0, 1})};
     if (Takes({x, y}, less)) {
       DeviceArray<std::uint8_t> out(stream(), n);
@@ -502,7 +503,7 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
   });
 }
 
-// Random graphs of operations, in which values wait for later ones, against one loop a node.
+// Random graphs of operations, in which values wait for later ones, against one loop for each node.
 TEST_P(MapTest, RandomExpressions) {
   ForType([&]<class T>(T) {
     using V = ValueOf<T>;
@@ -534,7 +535,7 @@ TEST_P(MapTest, RandomExpressions) {
       std::vector<DeviceArray<T>> arrays;
       std::vector<View> views;
       Nodes nodes;
-      std::vector<std::vector<T>> values;  // of a node, one each or one for all
+      std::vector<std::vector<T>> values;  // values of a node, one for each element or one for all
       arrays.reserve(operands);
       for (std::uint32_t i = 0; i < operands; ++i) {
         const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;
@@ -551,7 +552,7 @@ TEST_P(MapTest, RandomExpressions) {
       };
       const auto constant = operands;
       const std::uint32_t steps = 1 + below(12);
-      std::vector<std::uint32_t> numbers(nodes.size());  // nodes that are no truth values
+      std::vector<std::uint32_t> numbers(nodes.size());  // nodes that are not truth values
       std::iota(numbers.begin(), numbers.end(), 0u);
       for (std::uint32_t step = 0; step < steps; ++step) {
         const auto latest = static_cast<std::uint32_t>(nodes.size() - 1);
@@ -615,7 +616,7 @@ TEST_P(MapTest, TypesThatMeetAndConstants) {
 
 TESSERA_STRATEGIES(MapTest);
 
-// Operations whose bits are promised, on both devices.
+// The operations whose bits are the same on both devices.
 TEST(MapDevices, SameBits) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   for (DType dtype : kAllDTypes) {
@@ -697,7 +698,7 @@ TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   EXPECT_EQ(type_of(MapOp::kClip, {DType::kI8, DType::kF16, DType::kU8}), DType::kF16);
 }
 
-// Integers of a byte are values of I32, and need no instruction to become that.
+// Integers of a byte are values of I32, and need no conversion instruction.
 TEST(ExpressionTest, BytesAreI32) {
   const auto sum =
       Get(CompileExpression({In(0), In(1), Op(MapOp::kAdd, {0, 1})}, {DType::kU8, DType::kI8}));

@@ -1,4 +1,4 @@
-// Every strategy of Matmul, from the table, against references in long double with its own bound.
+// Every strategy of Matmul in the table, against references in long double with its own bound.
 #include <array>
 #include <initializer_list>
 #include <numeric>
@@ -39,13 +39,13 @@ std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows
   });
 }
 
-// Builds without CUDA have none of some strategies.
+// Builds without CUDA lack all instances of some suites.
 #define TESSERA_PRODUCTS(Suite, ...)                                                       \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite);                                    \
   INSTANTIATE_TEST_SUITE_P(Strategies, Suite, testing::ValuesIn(MatmulCases(__VA_ARGS__)), \
                            MatmulCaseName)
 
-// Which operands lie transposed, of bits: 1 is a, 2 is b.
+// Which operands are transposed, as bits: 1 is a, 2 is b.
 struct Transposes {
   Transposes(int bits) : a(bits & 1), b(bits & 2) {}  // NOLINT(google-explicit-constructor)
   bool a, b;
@@ -57,7 +57,7 @@ View MatrixView(const T* data, std::int64_t rows, std::int64_t columns, bool tra
       {DTypeOf<T>(), transposed ? MakeShape({columns, rows}) : MakeShape({rows, columns})}, data);
 }
 
-// A column times a row, as it is or transposed.
+// Returns a column times a row, transposed or not.
 template <class T, class V>
 std::vector<T> Outer(const std::vector<V>& column, const std::vector<V>& row, bool transposed) {
   if (transposed) return Outer<T>(row, column, false);
@@ -86,11 +86,11 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     DispatchMatmul({.dtype = GetParam().row.dtype, .out_dtype = GetParam().out_dtype}, f);
   }
 
-  // Elements of a product, row by row numbered, as they should be.
+  // Expected elements of a product, numbered row by row.
   template <class T>
   struct Wanted {
     std::int64_t place;
-    double magnitude;  // of the products
+    double magnitude;  // sum of the products' magnitudes
     std::conditional_t<std::is_integral_v<T>, std::int64_t, long double> sum;
   };
 
@@ -148,7 +148,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * m * n * k));
     const std::vector<O> got = c.Values();
-    // Below the smallest normal number the error of rounding no longer shrinks with the value.
+    // Below the smallest normal number the rounding error does not shrink with the value.
     const double subnormal = out_dtype == DType::kF16 ? 0x1p-25
                              : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
                                                       : 0;
@@ -172,27 +172,28 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
             << where();
       }
     }
-    // A bound that allows anything proves nothing.
+    // A bound that allows everything proves nothing.
     if (sums_are_exact_) return;
     EXPECT_LE(stats->roundoff, IsInteger(a.dtype)               ? 0
                                : RoundsOperands(row(), a.dtype) ? 1e-2
                                                                 : 1e-3);
   }
 
-  // Products and their sums in any order have no rounding: of small whole numbers.
+  // Set for small whole numbers, whose products and sums need no rounding, in any order.
   bool sums_are_exact_ = false;
 
-  // Matrices of normal numbers, row by row, and their product.
+  // Matrices of normally distributed numbers, row by row, and their product.
   template <class T>
   struct Normal {
     std::vector<T> a, b;
     std::vector<Wanted<T>> wanted;
   };
 
-  // offset: by how many elements a is misaligned; b by two more, unless it is 0.
+  // offset: the misalignment of a in elements; b has two more, unless it is 0.
   template <class T, class O>
   void CheckShape(MatmulShape s, Transposes t, std::size_t offset, Launch launch = {}) {
-    // On the CPU the references take longer than what they are for: they are computed once.
+    // On the CPU the references take longer than the tests that use them, so they are computed
+    // once.
     static auto& kept = *new std::map<std::array<std::int64_t, 3>, Normal<T>>;
     if (gpu()) kept.clear();
     Normal<T>& normal = kept[{s.m, s.n, s.k}];
@@ -215,7 +216,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
                       launch, &normal.wanted);
   }
 
-  // The same of given elements; wanted: what is known of the product.
+  // Checks given elements; wanted: the known elements of the product.
   template <class T, class O>
   void CheckValues(MatmulShape s, const std::vector<T>& a, const std::vector<T>& b, Transposes t,
                    std::size_t offset, Launch launch = {},
@@ -283,10 +284,10 @@ TEST_P(MatmulTest, StridedViews) {
 
 class MatmulOfFloatsTest : public MatmulTest {};
 
-// What lies beyond an edge, in the strategy's tiles or in memory, does not reach the result.
+// Values beyond an edge, in the strategy's tiles or in memory, do not reach the result.
 TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
   sums_are_exact_ = true;
-  // Also for strategies that take only few columns, or few steps along k.
+  // This also tests strategies that take only few columns, or few steps along k.
   for (const MatmulShape& s : {MatmulShape{130, 130, 118}, {130, 30, 118}, {130, 130, 7}}) {
     Dispatch([&]<class T, class O>(T, O) {
       std::vector<T> a(static_cast<std::size_t>(s.m * s.k), Element<T>(0.5));
@@ -298,10 +299,10 @@ TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
   }
 }
 
-// Strategies that round operands do so by more when those are subnormal: they are left out.
+// Strategies that round operands are left out, because they lose more when these are subnormal.
 class MatmulOfF32Test : public MatmulTest {};
 
-// No strategy loses more than plain f32 does, subnormal numbers and infinities included.
+// No strategy loses more than plain f32, even with subnormal numbers and infinities.
 TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
   // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
   struct Sizes {
@@ -310,7 +311,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
   const Sizes all_sizes[] = {
       {-120, -119, 0, 1},         // 1e-36
       {-149, -126, 0, 100},       // subnormal
-      {-149, 20, -149, 20},       // products that underflow beside others
+      {-149, 20, -149, 20},       // products that underflow next to others
       {-76, -73, -76, -73},       // subnormal results
       {-126, 127.9, -126, -12},   // from the smallest normal number to the largest, in each row
       {-126, -12, -126, 127.9},   // in each column
@@ -352,7 +353,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 
 TEST_P(MatmulTest, Large) {
   Dispatch([&]<class T, class O>(T, O) {
-    // Strategies choose their tiles by the size of the result: many, some and few of them.
+    // Strategies choose their tiles by the size of the result: here are many, some and few tiles.
     for (int transposes = 0; transposes < 4; ++transposes) {
       for (std::size_t offset : {0, 1})
         CheckShape<T, O>(gpu() ? MatmulShape{1100, 1500, 204} : MatmulShape{110, 150, 204},
@@ -360,7 +361,7 @@ TEST_P(MatmulTest, Large) {
       CheckShape<T, O>(gpu() ? MatmulShape{2304, 3004, 520} : MatmulShape{260, 516, 300},
                        transposes, 0);
     }
-    // More tiles than two for every block, where blocks stay.
+    // There are more than two tiles for every block, for persistent blocks.
     CheckShape<T, O>(gpu() ? MatmulShape{4700, 4500, 72} : MatmulShape{300, 290, 72}, 1, 0);
     CheckShape<T, O>(gpu() ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, 0, 1);
     CheckShape<T, O>(gpu() ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, 2, 1);
@@ -384,10 +385,10 @@ TEST_P(MatmulTest, RandomShapes) {
   });
 }
 
-// Few rows or few columns: every number of them, and k long enough to be cut into parts.
+// Few rows or few columns: every small number of them, and k long enough to be cut into parts.
 TEST_P(MatmulTest, Skinny) {
   const std::int64_t k = Watched() ? 45 : gpu() ? 4201 : 301;
-  // A large operand of several tiles whose rows are aligned, whichever way it lies.
+  // A large operand of several tiles whose rows are aligned, in either layout.
   const bool large = gpu() && !Watched();
   const std::int64_t wide = large ? 1160 : 264, deep = large ? 2056 : 136;
   Dispatch([&]<class T, class O>(T, O) {
@@ -402,13 +403,13 @@ TEST_P(MatmulTest, Skinny) {
       }
     }
     if (!large) return;
-    // More tiles than blocks, and than clusters of several blocks.
+    // There are more tiles than blocks, and than clusters of several blocks.
     CheckShape<T, O>({70000, 16, 520}, 0, 0);
     CheckShape<T, O>({17920, 16, 1032}, 0, 0);
   });
 }
 
-// Few rows and few columns. From a k of 2^15 on `skinny` does without tiles.
+// Few rows and few columns. From a k of 2^15 on, `skinny` does not use tiles.
 TEST_P(MatmulTest, FewResults) {
   const bool made_for = row().name == "skinny";
   sums_are_exact_ = true;
@@ -432,7 +433,7 @@ TEST_P(MatmulTest, FewResults) {
   });
 }
 
-// Few steps along k; for the strategy that is made for it also results of many tiles.
+// Few steps along k; the strategy that is made for it also gets results of many tiles.
 TEST_P(MatmulTest, FewSteps) {
   const bool made_for = row().name == "outer_product";
   Dispatch([&]<class T, class O>(T, O) {
@@ -468,10 +469,10 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
   check(BFloat16{});
 }
 
-// Strategies that cut tiles in two parts, see stream_k.h.
+// Strategies that cut tiles in two parts; see stream_k.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
-  // Before each product comes one that leaves NaN in the shared memory of all multiprocessors.
+  // Before each product, another one leaves NaN in the shared memory of all multiprocessors.
   template <class T, class O>
   void CheckExactly(MatmulShape s, Transposes t) {
     SCOPED_TRACE(absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", t.a, t.b));
@@ -522,10 +523,11 @@ class MatmulPartsTest : public MatmulTest {
   }
 };
 
-// On an H200 the model takes in 16 bits, in this order: in two parts tiles of 128 x 128, 128 x 192
-// and 128 x 256, and pairs of 128 x 256, 64 x 128 and 128 x 128; with k cut, pairs of 64 x 128 and
-// of 128 x 128; and these whole. Each matrix is a column of small whole numbers times a row: every
-// element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
+// On an H200 the model chooses, for 16 bits, in this order: tiles of 128 x 128, 128 x 192 and 128 x
+// 256 in two parts, and pairs of 128 x 256, 64 x 128 and 128 x 128 in two parts; with k cut, pairs
+// of 64 x 128 and of 128 x 128; and these pairs whole. Each matrix is a column of small whole
+// numbers times a row, so every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l]
+// column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
   constexpr MatmulShape kShapes[] = {{1109, 1803, 3705},  {1957, 2103, 1121}, {2345, 1712, 963},
                                      {2189, 2312, 13320}, {2090, 387, 5187},  {707, 2935, 3983},
@@ -542,7 +544,8 @@ TEST_P(MatmulPartsTest, AllOfC) {
 TESSERA_PRODUCTS(MatmulPartsTest,
                  {"tensor_bf16", "tensor_f16", "tensor_tf32", "tensor_f32x3", "warp_tiled_tma"});
 
-// For each main loop so many tiles a block that blocks are kept abreast, on two streams.
+// For each main loop, there are so many tiles per block that blocks are kept abreast, on two
+// streams.
 class MatmulAbreastTest : public MatmulPartsTest {};
 
 TEST_P(MatmulAbreastTest, AllOfLargeC) {
@@ -555,7 +558,8 @@ TEST_P(MatmulAbreastTest, AllOfLargeC) {
 
 TESSERA_PRODUCTS(MatmulAbreastTest, {"tensor_bf16", "tensor_tf32", "tensor_f32x3"});
 
-// The row that multiplies integers where its operands allow it, and plain f64 where they do not.
+// The strategy that multiplies integers where its operands allow it, and plain f64 where they do
+// not.
 class MatmulIntegersTest : public MatmulTest {
  protected:
   struct Operands {
@@ -573,10 +577,11 @@ class MatmulIntegersTest : public MatmulTest {
   }
 };
 
-// Terms of up to 2^100 that cancel but for one, each matrix a column times a row: a[i][l] b[l][j] =
-// row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] but for l = 0, y[l + k / 2] = -y[l]. Whole
-// numbers are exact as integers, and are not in f64. The shapes: tiles that stick out everywhere,
-// few rows, sums beyond 32 bits, and more rows and columns than one step makes residues of.
+// Terms of up to 2^100 that cancel except for one. Each matrix is a column times a row: a[i][l]
+// b[l][j] = row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] except for l = 0, and y[l + k / 2]
+// = -y[l]. Whole numbers are exact as integers, and are not in f64. The shapes have tiles that
+// extend beyond every edge, few rows, sums beyond 32 bits, and more rows and columns than one step
+// converts to residues.
 TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
   constexpr MatmulShape kShapes[] = {{300, 520, 2048}, {129, 257, 4100}, {7, 1001, 1000},
                                      {1030, 3, 66},    {513, 255, 128},  {130, 260, 200002},
@@ -592,7 +597,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
       return v;
     };
     const std::vector<double> row_of = whole(s.m, 6), column_of = whole(s.n, 6);
-    // In one of them as many as integers have, so that scaling leaves no zeros at their end.
+    // One shape has as many bits as integers have, so that scaling leaves no trailing zeros.
     const int bits = s.k == 128 ? 44 : 26;
     std::vector<double> x = whole(s.k, bits), y = whole(s.k, bits);
     y[0] = std::exp2(bits - 1);
@@ -613,7 +618,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
         for (std::int64_t j = 0; j < s.n; ++j)
           wrong += At(got, i * s.n + j) != At(row_of, i) * At(column_of, j) * y[0];
       EXPECT_EQ(wrong, 0);
-      // So that it is known which of the two ways has been taken.
+      // Shows that the strategy has multiplied integers.
       if (turn == 1) {
         EXPECT_NE(Run("tensor_f64", operands, t, offset), got);
       }
@@ -621,7 +626,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
   }
 }
 
-// Rows of a and columns of b differ by powers of two up to the largest that they may, or are zero.
+// Rows of a and columns of b differ by powers of two up to the largest allowed one, or are zero.
 TEST_P(MatmulIntegersTest, RowsOfAnySize) {
   Random random(13);
   const MatmulShape s{150, 260, Watched() ? 1100 : 3000};
@@ -642,7 +647,8 @@ TEST_P(MatmulIntegersTest, RowsOfAnySize) {
   }
 }
 
-// What integers cannot hold within the bound has the bits of plain f64, wherever it is.
+// If integers cannot hold an operand within the bound, the result has the bits of plain f64,
+// wherever the offending element is.
 TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
   const MatmulShape s{133, 261, 1030};
   const auto check = [&](const Operands& operands, Transposes t) {
@@ -669,7 +675,7 @@ TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
       for (double& x : operands.a) x *= size;
       check(operands, transposes);
     }
-    // Zeros for half of all elements.
+    // Half of all elements are zero.
     Operands operands = normal;
     for (std::size_t i = 0; i < operands.b.size(); i += 2) operands.b[i] = 0;
     check(operands, transposes);
@@ -684,7 +690,7 @@ TESSERA_PRODUCTS(MatmulIntegersTest, {"ozaki_f64"});
 
 class MatmulOrderTest : public MatmulTest {};
 
-// These rows add up each element in the same order, so they agree to the last bit.
+// These strategies add the terms of each element in the same order, so they agree to the last bit.
 TEST_P(MatmulOrderTest, SameBitsAsNaive) {
   constexpr std::int64_t kM = 4100, kN = 2900;
   const std::int64_t k = row().name == "outer_product" ? 7 : 333;
@@ -723,7 +729,7 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
   }
 }
 
-// Where the estimate by a reciprocal is closest to the next quotient: just below multiples.
+// Just below multiples, the estimate by a reciprocal is closest to the next quotient.
 TEST(MatmulPieces, QuotientsAreExact) {
   constexpr int kMost = std::numeric_limits<int>::max();
   std::vector<int> divisors = {kMost, kMost - 1, kMost / 2, kMost / 2 + 1, 65535, 65536, 65537};
@@ -747,7 +753,7 @@ TEST(MatmulPieces, QuotientsAreExact) {
   }
 }
 
-// All workers take as many steps abreast, all of them in whole tiles.
+// All workers take the same number of steps abreast, all of them in whole tiles.
 TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
   int abreast = 0;
   for (int workers : {1, 3, 66, 132}) {
@@ -771,7 +777,7 @@ TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
     }
   }
   EXPECT_GT(abreast, 1000);
-  // Those of MatmulAbreastTest, in pairs of 128 x 256.
+  // The shares of MatmulAbreastTest, in pairs of 128 x 256.
   EXPECT_GT(StepsAbreast(ShareTiles(34 * 35, 384, 66), 66), 0);
   EXPECT_EQ(StepsAbreast(WholeTiles(1'000'000'000, 100'000, 132), 132), 0) << "beyond 32 bits";
 }
@@ -785,7 +791,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
         const Sharing sharing = ShareTiles(tiles, k_tiles, workers);
         std::vector<int> times(static_cast<std::size_t>(tiles * k_tiles));
         int least = tiles * k_tiles, most = 0;
-        Piece left{};  // by the worker before
+        Piece left{};  // left by the worker before
         int left_at = 0;
         for (int worker = 0; worker < workers; ++worker) {
           Piece leaves{};
@@ -800,7 +806,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
               ++rests;
               ASSERT_EQ(piece.tile, left.tile);
               ASSERT_EQ(piece.first, left.k_tiles);
-              ASSERT_LE(left_at, done + 1);  // some workers have a k-tile more than others
+              ASSERT_LE(left_at, done + 1);  // some workers have one more k-tile than others
               left = {};
             }
             for (int k_tile = piece.first; k_tile < piece.first + piece.k_tiles; ++k_tile)
@@ -812,13 +818,13 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
               leaves_at = done;
             }
           }
-          ASSERT_EQ(left.k_tiles, 0) << "nobody computes the rest";
+          ASSERT_EQ(left.k_tiles, 0) << "no worker computes the rest";
           left = leaves;
           left_at = leaves_at;
           least = std::min(least, done);
           most = std::max(most, done);
         }
-        ASSERT_EQ(left.k_tiles, 0) << "nobody computes the rest";
+        ASSERT_EQ(left.k_tiles, 0) << "no worker computes the rest";
         ASSERT_LE(most - least, 1);
         ASSERT_EQ(std::ranges::count(times, 1), tiles * k_tiles);
       }
@@ -826,7 +832,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
   }
 }
 
-// Whose k-tiles 32 bits do not count are not shared.
+// Tiles are not shared if 32 bits cannot count their k-tiles.
 TEST(MatmulPieces, TilesOfTooManyStepsStayWhole) {
   constexpr int kWorkers = 132, kTiles = 2 * kWorkers + 1, kMost = std::numeric_limits<int>::max();
   const Sharing sharing = ShareTiles(kTiles, kMost / (kWorkers + 1), kWorkers);

@@ -1,10 +1,11 @@
-// Requests while the device's memory is all but used up: nothing else can run on the device.
+// Requests while nearly all of the device's memory is in use: nothing else can run on the device.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// The limit of scratch memory chooses the strategy, not what is free of it or of the device.
+// The limit of scratch memory decides the strategy. The free part of it, and free device memory, do
+// not.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;

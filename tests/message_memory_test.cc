@@ -1,5 +1,5 @@
 // Compares the memory that MessageLayout predicts for a message with what protobuf allocates, and
-// the memory that a program reports, in addition to its message, with what it allocates.
+// the memory that a program reports in addition to its message with what it allocates.
 #include "server/rpc/message_memory.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ std::atomic<std::size_t> heap_bytes{0}, most_heap_bytes{0};
 
 }  // namespace
 
-// What is allocated, with what the allocator adds.
+// Counts the allocated bytes, including the allocator's overhead.
 void* operator new(std::size_t size) {
   void* const memory = std::malloc(std::max<std::size_t>(size, 1));
   if (memory == nullptr) throw std::bad_alloc();
@@ -66,7 +66,7 @@ std::string Times(std::size_t n, std::string_view bytes) {
 
 class MessageMemoryTest : public testing::Test {
  protected:
-  // The bytes of a message as gRPC has them.
+  // Returns the bytes of a message in the form in which gRPC has them.
   grpc::ByteBuffer Sliced(std::string_view bytes, std::size_t longest) {
     std::vector<grpc::Slice> slices;
     for (std::size_t at = 0; at < bytes.size(); at += longest) {
@@ -76,7 +76,7 @@ class MessageMemoryTest : public testing::Test {
     return grpc::ByteBuffer(slices.data(), slices.size());
   }
 
-  // What parsing takes at most, if the message is valid.
+  // Returns the memory that parsing takes at most, if the message is valid.
   template <class Message>
   std::optional<std::size_t> Taken(const grpc::ByteBuffer& bytes) {
     grpc::ByteBuffer same = bytes;
@@ -89,7 +89,7 @@ class MessageMemoryTest : public testing::Test {
     return parsed ? std::optional(most_heap_bytes - before) : std::nullopt;
   }
 
-  // Of any bytes. What they take, if they are a message.
+  // Checks any bytes. Returns the memory that they take, if they are a message.
   template <class Message>
   std::optional<std::size_t> Check(const std::string& bytes, std::size_t longest = 16384) {
     const grpc::ByteBuffer buffer = Sliced(bytes, longest);
@@ -142,7 +142,7 @@ TEST_F(MessageMemoryTest, MessagesThatAreMadeToTakeMuch) {
   constexpr std::size_t kMuch = 1 << 19;
   const std::vector<std::string> messages = {
       Times(kMuch, Varint(99 << 3 | 3) + Varint(99 << 3 | 4)),          // groups
-      Times(60, Varint(15 << 3 | 3)) + Times(60, Varint(15 << 3 | 4)),  // one in another
+      Times(60, Varint(15 << 3 | 3)) + Times(60, Varint(15 << 3 | 4)),  // nested groups
       Times(kMuch, Varint(15 << 3) + Varint(1)),
       Times(kMuch, Field(15, "")),
       Times(kMuch, Field(15, "twenty bytes of text")),
@@ -156,7 +156,7 @@ TEST_F(MessageMemoryTest, MessagesThatAreMadeToTakeMuch) {
       Field(1, Times(40, Field(2, Field(2, std::string(700, 1))))),
       Times(700, Field(1, Field(2, Field(2, std::string(600, 1))) + Field(1, "x"))),
       Times(700, Field(1, Field(1, Field(1, Field(2, Field(2, std::string(600, 1))))))),
-      // Strings that replace each other, by larger ones.
+      // Strings that are replaced by longer ones.
       Field(1, Field(1, std::string(kMuch, 'x'))) + Field(1, Field(1, std::string(kMuch + 1, 'x'))),
       Field(1, std::string(kMuch, 'x')) + Field(1, std::string(kMuch + 1, 'x')),
       Field(1, Field(1, Field(1, std::string(kMuch, 'x'))) +
@@ -182,7 +182,7 @@ TEST_F(MessageMemoryTest, AnyBytesThatAreAMessageAreWithinTheBound) {
   const auto below = [&](std::size_t n) { return random_() % n; };
   int valid = 0;
   for (int i = 0; i < 20000; ++i) {
-    // Fields within fields, of numbers that types have or have not.
+    // Nested fields, whose numbers may be unknown.
     std::string bytes;
     for (std::size_t n = below(30); n > 0; --n) {
       const std::uint64_t number = 1 + below(below(4) == 0 ? 99 : 7);

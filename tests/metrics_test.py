@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Metrics from outside: what a scrape says equals the calls that were made, clients of HTTP that
-lie or dawdle cost nobody else an answer, and alerts and dashboard name metrics that exist.
+"""Metrics from outside: a scrape agrees with the calls that were made, HTTP clients that are wrong
+or slow do not delay other clients, and alerts and dashboard name existing metrics.
 
 usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -40,7 +40,7 @@ SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)
 
 
 class Scrape:
-    """The text format 0.0.4, held to its rules."""
+    """The text format 0.0.4, with its rules checked."""
 
     def __init__(self, text):
         self.types, self.samples = {}, {}
@@ -126,7 +126,7 @@ class MetricsCase(o.Case):
         return Scrape(get(self.address))
 
     def comes(self, wanted, name, **labels):
-        """The metric has that value in the end."""
+        """Checks that the metric has that value in the end."""
         sums = lambda: self.scrape().sum(name, **labels)
         self.assertTrue(eventually(lambda: sums() == wanted, 20), (name, labels, sums()))
 
@@ -307,15 +307,15 @@ class CountsTest(MetricsCase):
         self.client.call("UpdateBuffer", name="x", ttl={"nanos": 1000})
         self.comes(0, "tessera_buffers")
         self.assertEqual(self.scrape().sum("tessera_buffer_bytes"), 0)
-        # A buffer that has expired is out of the count before its memory is free.
+        # An expired buffer is not counted, even before its memory is free.
         self.comes(0, "tessera_buffer_memory_used_bytes")
 
     def test_what_waits_and_runs(self):
         if o.Program.device != "cpu":
-            self.skipTest("its products would be over at once")
+            self.skipTest("its products would end immediately")
         self.serve("--workers", "1", "--queue", "2",
                    "--max-slow-operation-seconds", "300")
-        # Large enough not to be over before the others wait.
+        # The products are so large that they do not end before the others wait.
         self.client.put("a", np.ones((1600, 1), np.float32))
         a = o.resident("a", o.view((1600, 1600), (1, 0)))
 
@@ -332,7 +332,7 @@ class CountsTest(MetricsCase):
         self.assertEqual(now.sum("tessera_errors_total", reason="QUEUE_FULL"), 1)
         self.assertGreater(now.sum("tessera_longest_run_seconds"), 0)
         self.assertEqual(now.sum("tessera_queue_limit"), 2)
-        # A call is in progress until gRPC has sent its answer.
+        # A call is in progress until gRPC has sent its response.
         self.comes(3, "tessera_calls_in_progress")
         for call in calls:
             call.cancel()
@@ -348,7 +348,7 @@ class CountsTest(MetricsCase):
                     methods[method.name] = f"/{service.full_name}/{method.name}"
         self.assertGreater(len(methods), 19)
         for path in methods.values():
-            # Neither a stream of one empty message nor an empty request is valid, for most of them.
+            # For most methods, neither a stream of one empty message nor an empty request is valid.
             call = self.client.channel.stream_stream(path)
             with contextlib.suppress(grpc.RpcError):
                 list(call(iter([b""]), timeout=20))
@@ -423,7 +423,7 @@ class HttpTest(MetricsCase):
         self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
 
     def test_what_it_answers_and_refuses(self):
-        """Requests may be in absolute form, as from proxies, or have lines that end with LF."""
+        """Requests may have the absolute form, as from proxies, or lines that end with LF."""
         for code, lines in (
             (200, (b"GET http://x:1/healthz HTTP/1.1", b"GET HTTP://x HTTP/1.1",
                    b"GET http://x?a=/none HTTP/1.1")),
@@ -457,7 +457,7 @@ class HttpTest(MetricsCase):
         rng = np.random.default_rng(7)
         for size in rng.integers(1, 20000, 100):
             with http_socket(self.address) as connection:
-                with contextlib.suppress(OSError):  # it has had enough
+                with contextlib.suppress(OSError):  # the server has closed
                     connection.sendall(rng.bytes(size))
         self.scrape()
 
@@ -476,7 +476,7 @@ class HttpTest(MetricsCase):
                 connection = http_socket(self.address)
                 held.append(connection)
                 if i % 2:
-                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # and no more
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # and nothing more
                 else:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
@@ -486,7 +486,7 @@ class HttpTest(MetricsCase):
             open_now = o.descriptors(self.server)
             self.assertLess(self.server.rss() - memory, 64 << 20)
             self.assertTrue(eventually(lambda: o.descriptors(self.server) <= open_now - 30, 40),
-                            "what dawdles is closed in the end")
+                            "slow connections are closed in the end")
         finally:
             for connection in held:
                 connection.close()
@@ -555,7 +555,7 @@ class DeployedTest(MetricsCase):
         self.client.download("x")
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
-        # What the driver tells of GPUs: tests/gpu_monitor_test.cc has the samples.
+        # For the driver's metrics of GPUs, tests/gpu_monitor_test.cc has the samples.
         source = (o.ROOT / "server" / "status" / "metrics_text.cc").read_text()
         gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Clients and servers on two hosts whose network fails: the line between them is cut in the middle
-of transfers, of programs and between calls, for a moment and for longer than anyone waits, and
-loses packets.
+"""Clients and servers on two hosts whose network fails: the line between them is cut during
+transfers and programs and between calls, briefly and for longer than any timeout, and loses
+packets.
 
 The hosts are network namespaces with a router between them that stops forwarding, so that packets
-are lost without a word. All of them end with this process. Exit code 77 where the kernel or the
+are lost silently. All of them end with this process. Exit code 77 where the kernel or the
 container allows no namespaces.
 
 usage: network_fault_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
@@ -40,14 +40,14 @@ def run(*command):
 
 
 def retransmitted():
-    """Segments that TCP has sent again on this host."""
+    """Returns the number of segments that TCP has retransmitted on this host."""
     lines = pathlib.Path("/proc/self/net/snmp").read_text().splitlines()
     names, counts = (line.split() for line in lines if line.startswith("Tcp:"))
     return int(counts[names.index("RetransSegs")])
 
 
 def unread(server):
-    """How many bytes wait in the server's connections, by the client's address and port."""
+    """Returns how many bytes wait in the server's connections, by the client's address and port."""
     table = pathlib.Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in table]
     return {row[2]: int(row[4].split(":")[1], 16) for row in rows if row[3] == "01"}
@@ -71,7 +71,7 @@ class Host:
         run(*self.prefix, *command)
 
     def passed(self, device):
-        """Bytes that the device has received."""
+        """Returns the bytes that the device has received."""
         for line in pathlib.Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
             name, _, counts = line.partition(":")
             if name.strip() == device:
@@ -95,14 +95,14 @@ class Line:
         self.loses = None
 
     def _lead(self, host, device, address, router):
-        """A device of a host, the router's end of which has the same name."""
+        """Makes a device of a host; the router's end of it has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
               "peer", "name", device, "netns", str(self.router.pid))  # fmt: skip
         there("ip", "link", "set", "lo", "up")
         for run_there, own in ((there, address), (self.router.run, router)):
             run_there("ip", "address", "add", f"{own}/24", "dev", device)
-            # What the counters and a loss of packets are about are packets, not 64 KiB of them.
+            # The counters and the packet loss refer to packets, not to segments of 64 KiB.
             run_there("ip", "link", "set", device, "gso_max_size", "1514", "up")
         there("ip", "route", "add", "default", "via", router)
 
@@ -111,7 +111,7 @@ class Line:
 
     @contextlib.contextmanager
     def slow(self):
-        """100 megabits a second each way."""
+        """Limits the line to 100 megabits a second each way."""
         for device in ("near", "far"):
             self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
                             "100mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
@@ -131,7 +131,8 @@ class Line:
 
     @contextlib.contextmanager
     def lossy(self, percent):
-        """Which of the kernel's means loses packets; None: it has none."""
+        """Makes the line lose packets; returns the kernel's means for that, or None if it has
+        none."""
         rule = ("FORWARD", "-m", "statistic", "--mode", "random", "--probability",
                 str(percent / 100), "-j", "DROP")  # fmt: skip
         devices = ("near", "far")
@@ -164,7 +165,7 @@ class Line:
 
 
 def cli(running, server, *arguments, timeout="60s"):
-    """The exit code, and what it says. running: gets the process."""
+    """Returns the exit code, and what the command prints. running: a list that gets the process."""
     command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -186,7 +187,7 @@ class Cut(o.FreshCase):
         self.random = np.random.default_rng(7)
 
     def server(self, *flags, far=True):
-        """On the far host, or on this one."""
+        """Starts a server on the far host, or on this one."""
         prefix = ("setpriv", "--pdeathsig", "KILL", *(self.line.far.prefix if far else ()))
         listen = f"{FAR if far else NEAR}:0"
         server = o.Server(self.folder, "--insecure", *flags, prefix=prefix, listen=listen)
@@ -194,7 +195,8 @@ class Cut(o.FreshCase):
         return server
 
     def servers(self, *flags):
-        """Two, one on the far host and one on this, which imports from it."""
+        """Starts two servers, one on the far host and one on this host, which imports from the
+        other."""
         far = self.server(*flags, *python_outsider.PATIENT)
         near = self.server(*flags, "--import-from", f"{FAR}:*", far=False)
         return far, near
@@ -213,9 +215,9 @@ class Cut(o.FreshCase):
         return path
 
     def under_way(self, far, near, seconds, mib=(40, 16, 48)):
-        """Works by name, each of which returns what it has to be compared with: whoever waits for
-        one of them, waits so long for progress. mib: of what the command line and the Python client
-        put, and of what is fetched."""
+        """Returns functions by name; each does some work and returns pairs to compare. All of them
+        wait for progress for this number of seconds. mib: the sizes of what the command line and
+        the Python client put, and of what is fetched."""
         limits = dict(timeout=seconds, stall_timeout=seconds, connect_timeout=seconds)
         patience = f"{seconds}s"
         arrays = [self.array(size) for size in mib]
@@ -273,8 +275,8 @@ class Cut(o.FreshCase):
                 (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
-        """What becomes of works that are under way when the line is cut, and of those that begin
-        then (later, names): results or errors. The line is there again once until(futures) is
+        """Returns the outcomes, results or errors, of work that is running when the line is cut,
+        and of work that begins then (later, names). The line is restored once until(futures) is
         true."""
         pool = concurrent.futures.ThreadPoolExecutor(len(works))
         self.addCleanup(pool.shutdown)
@@ -283,8 +285,9 @@ class Cut(o.FreshCase):
         def begin(names):
             futures.update({name: pool.submit(works[name]) for name in names})
 
-        # None can end before the cut: Python's are held by their progress function, the processes
-        # are stopped, and so is the far server, in whose socket the program's request waits.
+        # No work can end before the cut: that of Python is held by its progress function, the
+        # processes are stopped, and so is the far server, in whose socket the program's request
+        # waits.
         with ts.connect(near.address) as watcher, contextlib.ExitStack() as stack:
             with self.line.slow():
                 begin(["python_put", "python_get"])
@@ -320,7 +323,7 @@ class Cut(o.FreshCase):
         }
 
     def check(self, name, outcome):
-        """An outcome of a work that has gone well."""
+        """Checks the outcome of work that has succeeded."""
         with self.subTest(name):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -334,7 +337,7 @@ class Cut(o.FreshCase):
             np.testing.assert_array_equal(got, expected)
 
     def all_go_on(self):
-        """Those who had a call under way, and those who had none."""
+        """Checks that clients work, whether or not they had a call in progress."""
         x = np.arange(1000.0)
         for i, client in enumerate(self.clients):
             with self.subTest(client=i):
@@ -343,7 +346,8 @@ class Cut(o.FreshCase):
         self.clients[0].delete("small")
 
     def assert_nothing_is_left(self, server, names, within):
-        """But the buffers of these names; once they have been deleted, no byte."""
+        """Checks that only buffers of these names are left, and no byte after they have been
+        deleted."""
         t = self.connect(server)
 
         def held():
@@ -365,7 +369,7 @@ class Cut(o.FreshCase):
         self.assertTrue(eventually(lambda: budget("host_memory") < MIB, within))
 
     def test_a_moment(self):
-        """A cut that TCP notices, and that no client waits out."""
+        """TCP notices the cut, but no client gives up."""
         far, near = self.servers("--upload-timeout", "20s", "--download-timeout", "20s")
         works = self.under_way(far, near, 20)
 
@@ -382,8 +386,8 @@ class Cut(o.FreshCase):
         self.assert_nothing_is_left(near, {"imported"}, 5)
 
     def test_longer_than_anyone_waits(self):
-        """Clients wait for three seconds and servers for two: all end before the line is there
-        again, each with the error that is documented for it, and go on then."""
+        """Clients wait for three seconds and servers for two: all calls end before the line is
+        restored, each with its documented error, and later calls work."""
         far, near = self.servers("--upload-timeout", "2s", "--download-timeout", "2s")
         works = self.under_way(far, near, 3)
 
@@ -394,7 +398,8 @@ class Cut(o.FreshCase):
         outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
-                # TCP gives the connection up at the time at which the transfer has stood still.
+                # TCP gives up the connection at the time at which the transfer has stalled for too
+                # long.
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
                               [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
@@ -407,12 +412,12 @@ class Cut(o.FreshCase):
         }.items():
             self.assertIsInstance(outcomes[name], error, name)
         self.all_go_on()
-        # TCP gives a reader up who has acknowledged nothing for 20 s.
+        # TCP gives up a reader that has acknowledged nothing for 20 s.
         self.assert_nothing_is_left(far, {"stored", "square"}, 20)
         self.assert_nothing_is_left(near, set(), 5)
 
     def test_lost_packets(self):
-        """Of a hundred, five are lost each way."""
+        """Five packets in a hundred are lost each way."""
         far, near = self.servers()
         works = self.under_way(far, near, 30, mib=(4, 4, 8))
         self.is_cut.set()
@@ -432,7 +437,7 @@ class Cut(o.FreshCase):
 
 
 def inside():
-    """Begins anew in namespaces of its own, or says why not and ends."""
+    """Restarts the program in separate namespaces; if that is impossible, says why and exits."""
     if os.environ.get("TESSERA_NETWORK") == "own":
         return
     unshare = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]

@@ -221,7 +221,8 @@ TEST(NpyFile, ReadsAColumnMajorMatrixOrAnArrayOfNoElementsOrAxes) {
 }
 
 TEST(NpyFile, AFileThatShrinksIsAnError) {
-  // Whole pages behind the new end, and then a part of the last page, which reads as zeros.
+  // There are whole pages after the new end, and then a part of the last page, which reads as
+  // zeros.
   for (const std::uintmax_t rest : {std::uintmax_t{200}, std::uintmax_t{5'000'000}}) {
     for (const char* fortran : {"False", "True"}) {
       const TemporaryFile file(
@@ -278,7 +279,7 @@ TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
     return names;
   };
   {
-    // Two at once do not share a file, and neither name says what the next one will be.
+    // Two writers at the same time do not share a file, and neither name predicts the next one.
     auto first = NpyWriter::Create(path, DType::kI32, {0});
     auto second = NpyWriter::Create(path, DType::kI32, {0});
     ASSERT_TRUE(first.ok() && second.ok());

@@ -1,5 +1,5 @@
-// A profiler that only listens to NVTX: the library of NVTX_INJECTION64_PATH. It appends a line for
-// each range that begins or ends to the file of NVTX_RECORD: "push NAME THREAD", "pop THREAD".
+// A profiler that only listens to NVTX: the library for NVTX_INJECTION64_PATH. It appends a line
+// for each range that begins or ends to the file NVTX_RECORD: "push NAME THREAD", "pop THREAD".
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace {
 
-std::FILE* file = nullptr;  // in line mode: whole lines are written, by any thread
+std::FILE* file = nullptr;  // line-buffered, so that any thread writes whole lines
 int domain;                 // its address is the handle of every domain
 
 nvtxDomainHandle_t CreateDomain(const char* name) {

@@ -37,7 +37,7 @@ TEST(OperandSyntax, Names) {
   EXPECT_EQ(file->name, "some/x[0].npy");
 }
 
-// What Python's range(extent)[slice] has, for every combination of bounds around the ends.
+// Python's range(extent)[slice], for every combination of bounds around the ends.
 TEST(OperandSyntax, SlicesFollowPython) {
   const std::vector<std::string> bounds = {"",  "-9", "-5", "-4", "-1", "0",
                                            "1", "3",  "4",  "5",  "9"};
@@ -166,7 +166,7 @@ TEST(RandomArray, HasItsMoments) {
     for (double value : x) sum += std::pow(value, power);
     return sum / static_cast<double>(x.size());
   };
-  // Five standard errors of each mean, 1/256 of the distribution's own deviation.
+  // The tolerance is five standard errors of each mean, 1/256 of the distribution's own deviation.
   fill(Distribution::kNormal);
   EXPECT_NEAR(moment(1), 0, 5 / 256.0);
   EXPECT_NEAR(moment(2), 1, 5 * std::sqrt(2.0) / 256);

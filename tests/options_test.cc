@@ -42,14 +42,14 @@ Parsed Parse(const std::vector<std::string>& words, const Environment& environme
   return parsed;
 }
 
-// The options by flags, which have a space between them.
+// Returns the options from flags, which are separated by spaces.
 Options Good(const std::string& flags, const Environment& environment = {}) {
   const Parsed parsed = Parse(absl::StrSplit(flags, ' ', absl::SkipEmpty()), environment);
   EXPECT_TRUE(parsed.options.has_value()) << flags << ": " << parsed.err;
   return parsed.options.value_or(Options());
 }
 
-// With a message that says this.
+// Expects a refusal whose message contains this text.
 void ExpectRefused(const std::vector<std::string>& words, const std::string& said,
                    const Environment& environment = {}) {
   const Parsed parsed = Parse(words, environment);
@@ -112,7 +112,7 @@ TEST(Options, Flags) {
   EXPECT_TRUE(options.log_json);
   EXPECT_FALSE(options.reflection);
   EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
-  // Elsewhere 0 is without end; a drain that may take no time ends at once.
+  // For other options 0 means no limit; a drain that may take no time ends immediately.
   EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());
 }
 
@@ -132,7 +132,7 @@ TEST(Options, OtherServers) {
             (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
   EXPECT_EQ(Good("--max-imports 7").max_imports, 7u);
   ExpectRefused({"--max-imports", "0"}, "--max-imports");
-  // Tokens do not travel in clear unless a flag allows it.
+  // Tokens are not sent in clear unless a flag allows it.
   ExpectRefused({"--tokens", "t", "--import-from", "a:1"}, "--import-tls-ca");
   Good("--tokens t --import-from a:1 --import-tls-ca c");
   Good("--tokens t --import-from a:1 --insecure");
@@ -141,7 +141,7 @@ TEST(Options, OtherServers) {
   ExpectRefused({"--ring-name", "a"}, "--ring");
 }
 
-// A pattern that no host:port matches would look as if it allowed something.
+// A pattern that no host:port can match would seem to allow something.
 TEST(Options, PatternsOfServersHaveAPort) {
   for (const std::string good :
        {"*", "gpu-*", "gpu-*51", "*:50051", "gpu:5*", "gpu:*", "[::1]:1", "[::1]:*"})
@@ -183,7 +183,7 @@ TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
   EXPECT_EQ(options.LeftOfHost(300), 0u);
 }
 
-// Operations of all workers may share a device, or wait for each other.
+// The operations of all workers may share a device, or wait for each other.
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
   EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
@@ -228,10 +228,10 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
   for (const char* flag : {"--tokens", "--tls-client-ca", "--tls-cert", "--ring", "--spans"})
     ExpectRefused({flag, ""}, "the name of the file is empty");
   for (const auto& [text, said] : std::vector<std::pair<std::string, std::string>>{
-           {"queueu = 1\n", "'queueu' of the configuration file is no option"},
+           {"queueu = 1\n", "'queueu' of the configuration file is not an option"},
            {"tokens = \"\"\n", "the name of the file is empty"},
-           {std::string("\0\nqueue = 1\n", 12), "the configuration file has a byte 0"},
-           {"[server]\nqueue = 1\n", "'[server]' of the configuration file is no option"}}) {
+           {std::string("\0\nqueue = 1\n", 12), "the configuration file contains a zero byte"},
+           {"[server]\nqueue = 1\n", "'[server]' of the configuration file is not an option"}}) {
     const TemporaryFile file(text);
     ExpectRefused({"--config", file.path()}, said);
   }
@@ -249,7 +249,7 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
 }
 
-// A server answers for the names of the ring that it read last and could use.
+// A server answers for the names of the last ring that it could read and use.
 TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
   TemporaryFile file("a h:1\nb h:2\n");
   const auto write = [&](const std::string& text) {

@@ -1,6 +1,6 @@
-"""What the Python suites share.
+"""Common parts of the Python suites.
 
-Stubs of the protocol, server processes, errors taken apart, CRC-32C, and frames of HTTP/2 by hand.
+Stubs of the protocol, server processes, parsed errors, CRC-32C, and HTTP/2 frames by hand.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
 DESCRIPTORS = ROOT / "client" / "python" / "tessera" / "protocol.binpb"
-START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
+START_TIMEOUT_S = 60  # A sanitized server on a busy machine is slow to start.
 CALL_TIMEOUT_S = 30
 MI = 1 << 20
 
@@ -60,12 +60,12 @@ SOURCES = [
 
 
 def protoc(*outputs):
-    """Compiles the protocol, imports included."""
+    """Compiles the protocol, including imported files."""
     subprocess.run(["protoc", f"-I{PROTO}", *outputs, *SOURCES], check=True)
 
 
 def built_stubs():
-    """The folder where the build keeps the stubs of the server's protocol, or None."""
+    """Returns the folder where the build keeps the stubs of the server's protocol, or None."""
     folder = pathlib.Path(Program.path or "").absolute().parent.parent / "stubs"
     return folder if (folder / "tessera").is_dir() else None
 
@@ -73,7 +73,7 @@ def built_stubs():
 def make_stubs(folder=None):
     """Imports the Python modules of the protocol: those of the build, or others, which are
     generated into folder or into a temporary one. Where protoc or its plugin is missing, as on a
-    bare GPU host, they are made of DESCRIPTORS, which has to be there."""
+    bare GPU host, they are made from DESCRIPTORS, which must exist."""
     plugin = shutil.which("grpc_python_plugin")
     stubs = built_stubs()
     if stubs is None and plugin and shutil.which("protoc"):
@@ -85,7 +85,7 @@ def make_stubs(folder=None):
         protoc(*out, f"--plugin=protoc-gen-grpc_python={plugin}")
     if stubs is not None:
         sys.path.insert(0, str(stubs))
-        # "google" is also the package that protobuf itself lives in.
+        # protobuf itself also lives in the package "google".
         google.__path__.append(os.path.join(stubs, "google"))
     else:
         import descriptor_stubs
@@ -95,9 +95,9 @@ def make_stubs(folder=None):
 
 
 def make_descriptors():
-    """Brings DESCRIPTORS, which the Python client reads when it is imported, up to date. Suites
-    that run at once may each write it: what is there is complete at any moment. Without protoc, it
-    has to be there."""
+    """Updates DESCRIPTORS, which the Python client reads when it is imported. Suites that run at
+    the same time may each write it, but the file is complete at any time. Without protoc, it must
+    exist."""
     stubs = built_stubs()
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(stubs or folder) / "protocol.binpb"
@@ -123,7 +123,7 @@ WIRE_TYPES = {
 
 
 def dtype_of(array):
-    """The wire's type of a NumPy array; uint16 stands for the bits of bf16."""
+    """Returns the wire's type of a NumPy array; uint16 stands for the bits of bf16."""
     return WIRE_TYPES[array.dtype.name]
 
 
@@ -171,7 +171,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data, crc=0):
-    """CRC-32C (Castagnoli), as RFC 3720 has it: of b"123456789" it is 0xe3069283."""
+    """Returns CRC-32C (Castagnoli), as in RFC 3720: for b"123456789" it is 0xe3069283."""
     crc ^= 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
@@ -182,7 +182,7 @@ def crc32c(data, crc=0):
 
 
 class Outcome:
-    """How a call ended: code ("OK", "NOT_FOUND"...), reason and figures of its ErrorInfo, text."""
+    """How a call ended: code ("OK", "NOT_FOUND"...), reason and metadata of its ErrorInfo, text."""
 
     def __init__(self, answer=None, error=None):
         self.answer = answer
@@ -190,7 +190,7 @@ class Outcome:
         self.reason = ""
         self.domain = ""
         self.metadata = {}
-        self.retry_s = None  # Of a RetryInfo, in seconds.
+        self.retry_s = None  # The delay of a RetryInfo, in seconds.
         self.text = ""
         if error is None:
             return
@@ -210,7 +210,7 @@ class Outcome:
 
     @classmethod
     def of_step(cls, result):
-        """Of one StepResult of a program."""
+        """Returns the outcome of one StepResult of a program."""
         kind = result.WhichOneof("result")
         if kind != "error":
             return cls(answer=getattr(result, kind))
@@ -232,7 +232,7 @@ class Outcome:
 
 
 def outcome_of(call):
-    """Of a function, or of a future of grpc."""
+    """Returns the outcome of a function, or of a future of grpc."""
     try:
         return Outcome(
             answer=call() if callable(call) and not hasattr(call, "result") else call.result()
@@ -249,7 +249,7 @@ def outcome_of(call):
 
 
 class Client:
-    """A connection of its own, with the stubs and the few calls that every test makes."""
+    """A separate connection, with the stubs and the few calls that every test makes."""
 
     def __init__(self, address, **channel):
         options = [("grpc.use_local_subchannel_pool", 1), *channel.pop("options", ())]
@@ -261,7 +261,7 @@ class Client:
         self.channel.close()
 
     def call(self, rpc, timeout=CALL_TIMEOUT_S, **fields):
-        """The answer of a unary method, with the fields of its request."""
+        """Returns the response of a unary method, given the fields of its request."""
         module, stub = (buffers, self.b) if hasattr(self.b, rpc) else (compute, self.c)
         return getattr(stub, rpc)(getattr(module, rpc + "Request")(**fields), timeout=timeout)
 
@@ -282,7 +282,7 @@ class Client:
         return outcome_of(lambda: self.upload(messages, **more))
 
     def put(self, name, array, **spec):
-        """In messages of 1 MiB."""
+        """Uploads an array in messages of 1 MiB."""
         array = np.asarray(array)
         data = array.tobytes()
         parts = [dict(data=data[i : i + MI]) for i in range(0, max(1, len(data)), MI)]
@@ -298,7 +298,7 @@ class Client:
         return b"".join(message.data for message in self.b.Download(request, timeout=timeout))
 
     def dot_of_ones(self, timeout=CALL_TIMEOUT_S):
-        """The smallest call that takes a worker."""
+        """Makes the smallest call that needs a worker."""
         one = np.ones(1, np.float32)
         return self.call("Dot", timeout=timeout, a=inline(one), b=inline(one)).value.real
 
@@ -309,16 +309,16 @@ class Client:
         return self.info().devices[0]
 
     def devices(self):
-        """Their names."""
+        """Returns the names of the devices."""
         return [device.name for device in self.info().devices]
 
     def strategies(self, operation):
-        """Those of the first device that are available."""
+        """Returns the available strategies of the first device."""
         listed = self.call("ListStrategies", operation=operation, backend=self.device().backend)
         return [one for one in listed.strategies if one.available]
 
     def is_idle(self):
-        """Whether no operation waits, and none holds scratch memory."""
+        """Returns whether no operation waits, and none holds scratch memory."""
         return not any(d.scratch_used_bytes or d.waiting for d in self.info().devices)
 
     def budget(self, name):
@@ -328,9 +328,9 @@ class Client:
         return found[0]
 
     def health(self, service="tessera.v1.ComputeService", timeout=CALL_TIMEOUT_S):
-        """1 SERVING, 2 NOT_SERVING. grpc.health.v1 is not packaged for Python here, so its
-        HealthCheckRequest { string service = 1; } and HealthCheckResponse { enum status = 1; }
-        are spelled in bytes."""
+        """Returns 1 for SERVING, 2 for NOT_SERVING. grpc.health.v1 is not packaged for Python here,
+        so its HealthCheckRequest { string service = 1; } and HealthCheckResponse { enum status = 1;
+        } are written as bytes."""
         name = service.encode()
         request = b"\x0a" + bytes([len(name)]) + name if name else b""
         answer = self.channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=timeout)
@@ -344,12 +344,13 @@ class Client:
 
 
 def environment(**more):
-    """This process's, without variables that programs of the project read, and with more."""
+    """Returns this process's environment without variables that the project's programs read, plus
+    `more`."""
     return {**{k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}, **more}
 
 
 def program_flag(name):
-    """The absolute path that the command line gives for a program, or None."""
+    """Returns the absolute path that the command line gives for a program, or None."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(name, type=os.path.abspath)
     return vars(parser.parse_known_args()[0])[name.strip("-")]
@@ -358,7 +359,7 @@ def program_flag(name):
 class Program:
     """The executables, and which device the tests run on."""
 
-    path = program_flag("--server")  # of the server
+    path = program_flag("--server")  # path of the server
     cli = program_flag("--cli")
     device = "cpu"
     # Whether servers on the CPU measure its strategies before they listen.
@@ -367,7 +368,7 @@ class Program:
 
     @classmethod
     def sanitized(cls):
-        """Whether it was built with AddressSanitizer or ThreadSanitizer."""
+        """Returns whether the server was built with AddressSanitizer or ThreadSanitizer."""
         if cls._sanitized is None:
             program = pathlib.Path(cls.path).read_bytes()
             cls._sanitized = b"__asan_init" in program or b"__tsan_init" in program
@@ -375,22 +376,22 @@ class Program:
 
     @classmethod
     def patience(cls):
-        """How many times longer than a plain server this one may take: servers side by side under a
-        sanitizer share few cores."""
+        """Returns how many times longer than a plain server this one may take: under a sanitizer,
+        servers that run in parallel share few cores."""
         return 5 if cls.sanitized() else 1
 
 
 def descriptors(server):
-    """How many the process has open."""
+    """Returns how many descriptors the process has open."""
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
-# In the log of a server, or as a line alone.
+# Matches in the log of a server, or as a separate line.
 LISTENING = rb"(?m)(?:listening on |^)(unix:\S+|\d+(?:\.\d+){3}:[1-9]\d*)[\s\"]"
 
 
 class Server:
-    """A server process, on a free port of the loopback unless it is told otherwise."""
+    """A server process, on a free port of the loopback by default."""
 
     def __init__(
         self,
@@ -403,9 +404,9 @@ class Server:
         command=None,
         **variables,
     ):
-        """pipe: its log goes into a pipe, which nothing reads once the address is known. listen:
-        another address. device: another one than the suite's. command: of another program that
-        listens, which gets the flags alone. variables: of its environment."""
+        """pipe: the log goes into a pipe, which is not read once the address is known. listen:
+        another address. device: another one than the suite's. command: that of another program that
+        listens, which gets only the flags. variables: those of its environment."""
         self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
         self.clients = []
         device = device or Program.device
@@ -453,7 +454,7 @@ class Server:
         return client
 
     def socket(self, timeout=10, here=None):
-        """here: the address and port that it comes from, which may have other connections."""
+        """here: the local address and port, which may have other connections."""
         host, port = self.address.rsplit(":", 1)
         address = (host.strip("[]"), int(port))
         if here is None:
@@ -478,7 +479,7 @@ class Server:
         )
 
     def rss(self):
-        """Resident memory, in bytes."""
+        """Returns the resident memory, in bytes."""
         return self._status("VmRSS") * 1024
 
     def peak_rss(self):
@@ -488,13 +489,13 @@ class Server:
         return self._status("Threads")
 
     def cpu_seconds(self):
-        """Of all its threads, in steps of the clock's ticks."""
+        """Returns the processor time of all its threads, in steps of clock ticks."""
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def asleep(self):
-        """Whether none of its threads, and of this process none but the caller's, runs or could:
-        nothing that was sent is still on its way."""
+        """Returns whether none of its threads is running or runnable, and in this process only the
+        caller's: nothing that was sent is still on its way."""
         return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):
@@ -504,14 +505,14 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self, timeout):
-        """The exit code, or None when it has not ended."""
+        """Returns the exit code, or None if the process has not ended."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self, timeout=START_TIMEOUT_S):
-        """The exit code after SIGTERM."""
+        """Returns the exit code after SIGTERM."""
         self.signal()
         return self.wait(timeout)
 
@@ -526,7 +527,7 @@ class Server:
 
 
 def asleep(pid):
-    """Whether none of the process's threads, but the caller's, runs or could."""
+    """Returns whether none of the process's threads except the caller's is running or runnable."""
     states = []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
@@ -537,7 +538,8 @@ def asleep(pid):
 
 @contextlib.contextmanager
 def answering(answer):
-    """The address of a gRPC server whose unary calls return answer(method, request), in bytes."""
+    """Returns the address of a gRPC server whose unary calls return answer(method, request), in
+    bytes."""
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details):
@@ -555,7 +557,7 @@ def answering(answer):
 
 
 def refused(*flags):
-    """What a server says that does not start."""
+    """Returns the output of a server that refuses to start."""
     command = [Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
     ended = run(*command)
     assert ended.returncode == 1, ended.stderr
@@ -563,7 +565,7 @@ def refused(*flags):
 
 
 def run(*command, timeout=120, env=None, **more):
-    """A program that ends, with what it printed."""
+    """Runs a program to its end; returns it with its output."""
     return subprocess.run(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
@@ -577,7 +579,7 @@ def run(*command, timeout=120, env=None, **more):
 
 
 def eventually(condition, seconds, pause=0.02):
-    """Whether the condition comes true in time; its last value otherwise is falsy."""
+    """Returns the condition's value once it is true, or its last, falsy value after the time."""
     give_up = time.monotonic() + seconds * Program.patience()
     while True:
         value = condition()
@@ -587,7 +589,7 @@ def eventually(condition, seconds, pause=0.02):
 
 
 def in_threads(count, work):
-    """Runs work(i) in count threads at once; the first exception is raised again here."""
+    """Runs work(i) in count threads at the same time; raises the first exception again."""
     errors = []
 
     def guarded(i):
@@ -617,7 +619,7 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def request_headers(path):
-    """A header block of literals that are not indexed: a POST of gRPC."""
+    """Returns a header block of literals that are not indexed: a POST of gRPC."""
 
     def text(value):
         value = value.encode()
@@ -639,8 +641,9 @@ class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
     def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
-        """window: bytes of a response that may come before a stream's reader asks for more. here:
-        as of Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been sent."""
+        """window: how many bytes of a response may arrive before a stream's reader asks for more.
+        here: as for Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been
+        sent."""
         self.bytes, self.next_stream, self.socket = b"", 1, begun
         if begun is not None:
             return
@@ -654,7 +657,7 @@ class RawConnection:
         self.socket.sendall(b"".join(frames))
 
     def call(self, path, request):
-        """Begins a unary call; request: a message. The connection's own window has to suffice."""
+        """Begins a unary call; request: a message. The connection's own window must suffice."""
         body = request.SerializeToString()
         body = b"\0" + len(body).to_bytes(4, "big") + body
         stream, self.next_stream = self.next_stream, self.next_stream + 2
@@ -664,7 +667,8 @@ class RawConnection:
             self.send(frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part))
 
     def read_frame(self, seconds):
-        """(kind, flags, stream, payload), or None at the end of the connection or of the time."""
+        """Returns (kind, flags, stream, payload), or None at the end of the connection or of the
+        time."""
         give_up = time.monotonic() + seconds
         while True:
             if len(self.bytes) >= 9:
@@ -720,14 +724,15 @@ class Case(unittest.TestCase):
 
 
 class FreshCase(Case):
-    """Each test has a folder of its own."""
+    """Each test has its own folder."""
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
 
 
 def server_and_cli():
-    """Reads --server and --cli from the command line: the latter's path, and what else is there."""
+    """Reads --server and --cli from the command line: returns the latter's path, and the other
+    arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     parser.add_argument("--cli", required=True)
@@ -744,7 +749,7 @@ def cases_of(suite):
 
 
 def run_case(case):
-    """(name, verdict, seconds, texts)"""
+    """Returns (name, verdict, seconds, texts)."""
     result = unittest.TestResult()
     started = time.monotonic()
     case.run(result)
@@ -755,8 +760,8 @@ def run_case(case):
 
 
 def run_cases(names, jobs, by_class):
-    """Runs the cases of the suite whose names have one of the names in them, that many at a time,
-    of each class one at a time if by_class: the exit code."""
+    """Runs the cases whose names contain one of the names, that many at a time, and one at a time
+    of each class if by_class. Returns the exit code."""
     module = sys.modules["__main__"]
     every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
     groups, verdicts = collections.defaultdict(list), []
@@ -779,7 +784,7 @@ def run_cases(names, jobs, by_class):
             end(type(group[0]))
 
     classes = {type(case) for group in groups.values() for case in group}
-    # Classes that wait longest are the last ones in a suite.
+    # The classes that wait longest are last in a suite.
     order = list(vars(module))
     queue = sorted(groups.values(), key=lambda group: -order.index(type(group[0]).__name__))
     try:
@@ -798,8 +803,8 @@ def run_cases(names, jobs, by_class):
 
 def main(jobs=1, by_class=False):
     """Runs the cases of a suite, jobs of them at a time: --server PATH [--cli PATH] [--device
-    DEVICE] and unittest's arguments, or parts of names if cases run at the same time. by_class:
-    those of a class run one after the other."""
+    DEVICE] and unittest's arguments, or parts of names if cases run at the same time. by_class: the
+    cases of one class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     for program in ("--cli", "--bench"):
@@ -814,9 +819,9 @@ def main(jobs=1, by_class=False):
 
 
 def run_tests(namespace, *flags, device="cpu"):
-    """Calls the tests of a suite, which are the functions test_* of a module: each with a server of
-    its own, which has these flags ("{folder}" in them is a folder) and has to end well, and with a
-    client. Reads the command line: which server, which device, parts of names. The exit code."""
+    """Calls the tests of a suite, which are the functions test_* of a module. Each test gets a
+    separate server, which has these flags ("{folder}" in them is a folder) and must end well, and a
+    client. Reads server, device and parts of names from the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=namespace["__doc__"].split("\n", maxsplit=1)[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--device", default=device)
@@ -833,7 +838,7 @@ def run_tests(namespace, *flags, device="cpu"):
             server = Server(folder, *(flag.replace("{folder}", folder) for flag in flags))
             try:
                 client = server.client()
-                client.dot_of_ones()  # its connection is there from here on
+                client.dot_of_ones()  # the connection is established from here on
                 test(server, client)
                 client.close()
                 end = server.stop() if server.alive() else server.process.returncode

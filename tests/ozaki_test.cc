@@ -32,7 +32,7 @@ TEST(OzakiTest, ResiduesFitABytesOfEachModulus) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 30) + (1 << 7);
   for (const Modulus& p : kTable.moduli) {
     std::vector<std::int64_t> numbers = {0, 1, -1, kMost, -kMost, kMost - 1, 1 - kMost};
-    // Around the middles between multiples, where the quotient changes.
+    // Numbers around the midpoints between multiples, where the quotient changes.
     for (int i = 0; i < 100000; ++i) {
       const auto quotient =
           static_cast<std::int64_t>(random.Bits() % (2 * kMost / p.value)) - kMost / p.value;
@@ -43,7 +43,7 @@ TEST(OzakiTest, ResiduesFitABytesOfEachModulus) {
     for (std::int64_t x : numbers) {
       const std::int32_t residue = Residue(static_cast<std::int32_t>(x), p);
       ASSERT_EQ((x - residue) % p.value, 0) << x << " modulo " << p.value;
-      // 128 is -128 as a byte, which is congruent to it modulo 256 alone.
+      // 128 becomes -128 as a byte, which is congruent to it only modulo 256.
       ASSERT_LE(residue, p.value == 256 ? 128 : 127) << x << " modulo " << p.value;
       ASSERT_GE(residue, p.value == 256 ? -128 : -127) << x << " modulo " << p.value;
     }
@@ -77,7 +77,7 @@ double Reconstructed(Signed128 x) {
   return sum.Value(kTable);
 }
 
-// Up to half of the product, whatever the signs; exact as far as f64 has the bits.
+// Integers up to half of the product, of any sign; the value is exact as far as f64 has the bits.
 TEST(OzakiTest, IntegersAreFoundFromTheirResidues) {
   Random random(3);
   const Signed128 most = kProduct / 2 - (kProduct >> 21);
@@ -109,7 +109,7 @@ struct Scaled {
   std::int32_t exponent = 0;
 };
 
-// The integers of a row; none where it does not meet the bound.
+// Returns the integers of a row, or nothing if it does not meet the bound.
 std::optional<Scaled> IntegersOf(const std::vector<double>& row) {
   RowSums sums{};
   for (double x : row) {
@@ -122,7 +122,8 @@ std::optional<Scaled> IntegersOf(const std::vector<double>& row) {
   return scaled;
 }
 
-// The sum of x y as the kernels compute it; none where one of the rows does not meet the bound.
+// Returns the sum of x y as the kernels compute it, or nothing if one of the rows does not meet the
+// bound.
 std::optional<double> Product(const std::vector<double>& x, const std::vector<double>& y) {
   const auto a = IntegersOf(x), b = IntegersOf(y);
   if (!a.has_value() || !b.has_value()) return {};
@@ -140,7 +141,7 @@ std::optional<double> Product(const std::vector<double>& x, const std::vector<do
   return sum.Value(kTable) * PowerOfTwo(-a->exponent - b->exponent);
 }
 
-// Checks the bound that the strategy states, and gives whether the rows meet what it asks.
+// Checks the bound that the strategy states; returns whether the rows meet its requirements.
 bool CheckProduct(const std::vector<double>& x, const std::vector<double>& y) {
   const std::optional<double> value = Product(x, y);
   if (!value.has_value()) return false;
@@ -177,7 +178,7 @@ TEST(OzakiTest, RowsOfAnySizeMeetTheBound) {
       EXPECT_TRUE(CheckProduct(x, y)) << k;
       EXPECT_TRUE(CheckProduct(x, x)) << k;
       if (k < 1000) continue;
-      // Sizes of rows differ by powers of two and by what scaling leaves of their room.
+      // The sizes of rows differ by powers of two, and by the room that scaling leaves.
       x = Normal(random, k), y = Normal(random, k);
       for (auto* row : {&x, &y}) {
         const double size = time == 0 ? 1 : std::exp2(840 * random.Uniform() - 420);
@@ -191,14 +192,15 @@ TEST(OzakiTest, RowsOfAnySizeMeetTheBound) {
   }
 }
 
-// A scaled row never sums up to more than the moduli hold, and is longer than half of its room.
+// A scaled row never sums to more than the moduli hold, and is longer than half of its room.
 TEST(OzakiTest, ScaledRowsFitTheModuli) {
   Random random(6);
   const auto most = static_cast<Integer128>(kProduct / 2 - (kProduct >> 21));
   for (std::int64_t k : {3, 5, 16, 64, 1000, 16384}) {
     const Bound bound = BoundOf(k);
     for (int time = 0; time < 200; ++time) {
-      // Of equal magnitude, whose norm is the largest that rounds up as one.
+      // The elements have equal magnitudes and are all rounded up together, which gives the largest
+      // norm.
       const double size = std::exp2(20 * random.Uniform());
       std::vector<double> row(static_cast<std::size_t>(k), time % 2 == 0 ? size : -size);
       if (time % 4 > 1)
@@ -216,7 +218,7 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
       ASSERT_GE(std::sqrt(static_cast<double>(squares)), 0.499999 * bound.room) << k;
     }
   }
-  // Rows that take the room to the last.
+  // These rows use up the entire room.
   constexpr std::int64_t kLong = 1024;
   const double edge = BoundOf(kLong).room / std::sqrt(kLong) / (1 + 0x1p-20);
   int whole = 0;
@@ -231,14 +233,14 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
   EXPECT_LT(whole, 25);
 }
 
-// Rows of equal elements and zeros overlap in few places: the terms are as small as they can be,
-// and as many elements as can be are rounded by 3/8 in the same direction.
+// Rows of equal elements and zeros overlap in few places. The terms are as small as they can be,
+// and as many elements as possible are rounded by 3/8 in the same direction.
 TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   int met = 0, unmet = 0;
   for (std::int64_t k : {256, 1024, 4096, 16384}) {
     for (std::int64_t overlap = 2; overlap < k / 2; overlap += 2 + overlap / 8) {
       const std::int64_t many = (k + overlap) / 2;
-      // Just above half of the room, where integers are the shortest, without a power of two.
+      // Just above half of the room, where integers are shortest, without a power of two.
       const double element =
           std::floor(0.50001 * BoundOf(k).room / std::sqrt(static_cast<double>(many))) + 0.375;
       std::vector<double> x(static_cast<std::size_t>(k)), y(static_cast<std::size_t>(k));
@@ -253,7 +255,8 @@ TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   EXPECT_GT(unmet, 20);
 }
 
-// One large element that meets a small one: integers would lose the rest, so the row is not met.
+// One large element meets a small one: integers would lose the rest, so the row does not meet the
+// bound.
 TEST(OzakiTest, RowsThatIntegersCannotHold) {
   Random random(8);
   constexpr std::int64_t kLong = 4096;

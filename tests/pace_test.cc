@@ -1,4 +1,4 @@
-// What calls are expected to take: limits, estimates of whatever comes, and rates that are learned.
+// How long calls are expected to take: limits, estimates for any problem, and learned rates.
 #include "kernels/choose/pace.h"
 
 #include <cstdint>
@@ -37,7 +37,7 @@ const Strategy<Problem>& StrategyNamed(std::string_view name) {
   return StrategyOf<Problem>({name, Backend::kCpu, DType::kF32});
 }
 
-// A stream that counts what is asked of it, and a pace of its device.
+// A stream that counts the work requested from it, and a Pace of its device.
 struct Paced {
   FakeDevice device;
   std::unique_ptr<Stream> stream = *MakeStream(device);
@@ -89,7 +89,7 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
   l.ExpectRefused(status, 5, "cpu_naive");
   EXPECT_NE(status.message().find("no strategy"), std::string::npos) << status;
 
-  // The strategy that Choose picks is no slow strategy by being named.
+  // The strategy that Choose picks does not become a slow strategy by being named.
   float out = 0;
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options.max_slow_seconds = 0;
@@ -107,7 +107,8 @@ TEST(PaceTest, GathersCount) {
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
   View gathered = VectorView(values.data(), n);
   gathered.strides[0] = 0;
-  // More than the strategy, less than the strategy and what makes its operand contiguous.
+  // The limit is more than the strategy takes, and less than the strategy and the gather of its
+  // operand.
   const DotProblem p = {.n = n};
   l.options.max_seconds = 1.01 * l.pace.Estimate(*Choose(p, l.device), p);
   const View whole = VectorView(values.data(), n);
@@ -207,7 +208,8 @@ void ExpectGrowth(Problem small, Problem large) {
       if (!Refusal(*strategy, small).empty() || !Refusal(*strategy, large).empty()) continue;
       const double less = pace.Estimate(*strategy, small), more = pace.Estimate(*strategy, large);
       EXPECT_GT(less, 0) << strategy->name;
-      // Strategies that end in steps one by one take longer for the small one than its data does.
+      // For strategies that end in sequential steps, the small problem takes longer than its data
+      // suggests.
       EXPECT_GT(more, 20 * less) << strategy->name << " " << Name(dtype);
     }
   }
@@ -230,7 +232,7 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
 
-// Blocks that wait for others to end make nothing faster.
+// Blocks that wait for others to end do not make anything faster.
 TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   static constexpr Strategy<DotProblem> kStrategy = {
       .name = "made_up", .backend = Backend::kCuda, .cost = [](const DotProblem& p) {
@@ -260,15 +262,15 @@ class LearningTest : public testing::Test {
 TEST_F(LearningTest, LearnsWhatARowTakes) {
   const DotProblem p = {.n = 1 << 24};
   const double cold = Estimate(p);
-  // A first call is believed, since there is nothing else.
+  // A first call is believed, since there is no other information.
   pace_.Learn(strategy_, p, 2 * cold);
   EXPECT_NEAR(Estimate(p), 2 * cold, 0.02 * cold);
-  // One that took three times as long is not; many are.
+  // A single call that takes three times as long is not believed; many such calls are.
   pace_.Learn(strategy_, p, 6 * cold);
   EXPECT_LT(Estimate(p), 3 * cold);
   for (int i = 0; i < 50; ++i) pace_.Learn(strategy_, p, 6 * cold);
   EXPECT_NEAR(Estimate(p), 6 * cold, 0.1 * cold);
-  // Twice the problem takes twice that, and other types of the strategy are no faster.
+  // Twice the problem takes twice the time, and other types of the strategy are not faster.
   const DotProblem twice = {.n = 1 << 25};
   EXPECT_NEAR(Estimate(twice), 12 * cold, 0.2 * cold);
   const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};
@@ -285,7 +287,7 @@ TEST_F(LearningTest, ShortCallsTeachNothing) {
   EXPECT_EQ(Estimate(p), cold);
 }
 
-// What may disturb it: the host does not run a thread for a while, or has to find memory first.
+// A thread may not be scheduled for a while, or the host may have to find memory first.
 TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
   const Strategy<AddProblem>& strategy = StrategyNamed<AddProblem>("cpu");
   const AddProblem small = {.n = 1000}, large = {.n = 1 << 22};
@@ -297,7 +299,7 @@ TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
   EXPECT_LT(pace.Estimate(strategy, large), 1.01 * Pace::kMostApart * cold);
 }
 
-// Strategies that are refused are not measured: what was learned in a bad moment must pass.
+// Refused strategies are not measured, so rates that were learned under load must decay.
 TEST_F(LearningTest, RefusalsTakeBackWhatLoadHasTaught) {
   const DotProblem small = {.n = 1 << 16}, large = {.n = 1 << 24};
   pace_.Calibrate(strategy_, small, 1e-3, large, 0.5);
@@ -309,13 +311,13 @@ TEST_F(LearningTest, RefusalsTakeBackWhatLoadHasTaught) {
   EXPECT_NEAR(Estimate(large), calm, 0.1 * calm);
 }
 
-// A copy that is refused cannot teach that it would be fast again.
+// A refused copy cannot show that it would be fast again.
 TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
   Paced l;
   const View x = Broadcast(&l.one, DType::kF32, {1 << 24});
   for (DType to : {DType::kF32, DType::kF64}) {
     const double calm = l.pace.EstimateCopy(x, to);
-    // Already the first copy may come at a bad moment.
+    // Even the first copy may come under load.
     l.pace.LearnCopy(x, to, 1000 * calm);
     const double loaded = l.pace.EstimateCopy(x, to);
     EXPECT_GT(loaded, 2 * calm);
@@ -339,10 +341,10 @@ TEST_F(LearningTest, WhatWasNotMeasuredIsAsSlowAsTheSlowestThatWas) {
 
 TEST_F(LearningTest, CalibratesOnTheDifference) {
   const DotProblem small = {.n = 1 << 20}, large = {.n = 1 << 22}, most = {.n = 1 << 30};
-  // 10 ms to begin with, and 1 ms for 2^20.
+  // There is an overhead of 10 ms, and 2^20 elements take 1 ms.
   pace_.Calibrate(strategy_, small, 0.011, large, 0.014);
   EXPECT_NEAR(Estimate(most), 1.024, 0.01);
-  // Nothing but overhead says nothing about the rate.
+  // Times that are nothing but overhead say nothing about the rate.
   pace_.Calibrate(strategy_, small, 0.0100, large, 0.0101);
   EXPECT_NEAR(Estimate(most), 1.024, 0.01);
 }
@@ -363,7 +365,7 @@ TEST(PaceTest, CallsTeachUnlessTheyCopy) {
   }
 }
 
-// What one strategy takes for elements of any type teaches nothing about the others.
+// The time of one strategy, for elements of any type, teaches nothing about other strategies.
 TEST(PaceTest, RatesStandApart) {
   int moved = 0;
   for (const Strategy<MapProblem>* taught : Strategies<MapProblem>()) {
@@ -389,13 +391,13 @@ TEST(PaceTest, RatesStandApart) {
   EXPECT_GT(moved, 0);
 }
 
-// Nor does a call teach whose operand had been prepared for an earlier one.
+// A call whose operand was prepared by an earlier call teaches nothing either.
 TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
   struct Kept final : Keeper {
     PreparedMemory Keep(const Preparation&, std::size_t) override { return memory; }
     PreparedMemory memory;
   };
-  // As a strategy does that prepares its operands itself.
+  // Acts like a strategy that prepares its operands itself.
   struct Preparing : WholeLaunch<ReduceProblem> {
     void operator()(Stream& stream, const ReduceProblem& p,
                     const Strategy<ReduceProblem>& strategy) const {
@@ -440,7 +442,7 @@ TEST_F(LearningTest, ManyThreadsLearnAndAsk) {
   EXPECT_NEAR(Estimate(p), 0.1, 0.005);
 }
 
-// Five calls measure each strategy, type, operation of a reduction and kind of product or axes.
+// Five calls measure each strategy, type, reduction operation and kind of product or axes.
 TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
@@ -458,7 +460,7 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
             (!kProduct || IsMatmulPair(dtype, dtype)))
           rates += ops * kinds;
   });
-  // A measured rate is not exactly the assumed one. Such large products are bound by arithmetic.
+  // A measured rate is not exactly the assumed one. Products of this size are bound by arithmetic.
   const MatmulProblem product = Product(2000, 2000, 2000);
   const auto unmeasured = [&] {
     std::string names;
@@ -469,7 +471,7 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
     }
     return names;
   };
-  // What other processes disturb is not taken for a rate.
+  // A measurement that other processes disturb is not taken for a rate.
   for (int attempt = 1; attempt <= 10 && !unmeasured().empty(); ++attempt) {
     ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
     EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 5 * rates * attempt);
@@ -486,7 +488,7 @@ TEST(WarmUpTest, FailsOnlyWithTheDevice) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
-  // A strategy that cannot have its scratch memory is left out.
+  // A strategy that cannot get its scratch memory is left out.
   device.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 1000000);
   EXPECT_TRUE(WarmUp(*stream, pace, true).ok());
   device.Fail(FakeDevice::Step::kSynchronize, DeviceError::Kind::kLost, 1000000);

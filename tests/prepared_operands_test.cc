@@ -16,7 +16,7 @@ constexpr std::uint64_t kLimit = 8 * kBytes;
 
 class PreparedOperandsTest : public testing::Test {
  protected:
-  // A READY buffer of so many times kBytes.
+  // Makes a READY buffer of `size` times kBytes.
   std::shared_ptr<const Buffer> Put(const std::string& name, std::int64_t size = 1) {
     BufferSpec spec;
     spec.name = name;
@@ -29,7 +29,8 @@ class PreparedOperandsTest : public testing::Test {
     return store_.Seal(**draft)->buffer;
   }
 
-  // A call whose only operand is a buffer, and which uses what is kept of it until it ends.
+  // A call whose only operand is a buffer, and which uses the buffer's prepared memory until it
+  // ends.
   struct User {
     User(PreparedOperandsTest& test, std::shared_ptr<const Buffer> buffer)
         : User(test.prepared_, *test.stream_, std::move(buffer)) {}
@@ -45,8 +46,8 @@ class PreparedOperandsTest : public testing::Test {
     PreparedOperands::Call call;
   };
 
-  // What a call is given that prepares this of a buffer, and nothing else. done: whether its work
-  // is.
+  // Returns what a call gets that prepares only this for a buffer. done: whether the call's work
+  // has ended.
   PreparedMemory Ask(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy",
                      std::size_t bytes = kBytes, bool done = true) {
     User user(*this, buffer);
@@ -55,7 +56,7 @@ class PreparedOperandsTest : public testing::Test {
     if (done) user.call.Finish();
     return memory;
   }
-  // So that the next one finds it.
+  // Makes it in such a way that the next call finds it.
   void* Make(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy") {
     EXPECT_EQ(Ask(buffer, how).data, nullptr) << "seen for the first time";
     const PreparedMemory memory = Ask(buffer, how);
@@ -155,7 +156,7 @@ TEST_F(PreparedOperandsTest, OfAnOperationThatFailedNothingIsSeenByTheNextOne) {
   User user(*this, x);
   ASSERT_NE(user.Keep().data, nullptr);
   user.call.EndOperation(false);
-  EXPECT_EQ(device_.allocations(), 2u) << "its work may be under way";
+  EXPECT_EQ(device_.allocations(), 2u) << "its work may be running";
   EXPECT_EQ(user.Keep().data, nullptr) << "seen for the first time";
   user.call.EndOperation(true);
   user.call.Finish();
@@ -208,7 +209,7 @@ TEST_F(PreparedOperandsTest, ABufferWaitsForTheEndOfACallThatUsesWhatItNeeds) {
   std::thread waiting([&] { EXPECT_NE(Put("y", 4), nullptr); });
   AwaitForgotten(x);
   EXPECT_EQ(prepared_.bytes(), kBytes) << "it is in use";
-  EXPECT_EQ(Ask(x, "another").data, nullptr) << "nothing is kept anew meanwhile";
+  EXPECT_EQ(Ask(x, "another").data, nullptr) << "nothing new is kept in the meantime";
   use.reset();
   waiting.join();
   EXPECT_EQ(prepared_.bytes(), 0u);
@@ -259,10 +260,10 @@ TEST_F(PreparedOperandsTest, BuffersDoNotWaitForEver) {
   EXPECT_EQ(Put("y", 4), nullptr);
   EXPECT_GE(SteadyNow() - begin, absl::FromChrono(PreparedOperands::kPatience));
   EXPECT_EQ(device_.allocations(), 2u) << "it is in use";
-  // The next ones are told at once.
+  // The next ones are refused immediately.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(Put("y", 4), nullptr);
   EXPECT_LT(SteadyNow() - begin, 50 * absl::FromChrono(PreparedOperands::kPatience));
-  // Nobody finds it any more, so that it has an end.
+  // No call finds it, so that its use comes to an end.
   EXPECT_FALSE(Has(x));
   use.reset();
   EXPECT_EQ(store_.budget(device_).used(), 4 * kBytes);
@@ -274,7 +275,7 @@ TEST_F(PreparedOperandsTest, WhatCallsUseGoesLast) {
   Make(x, "used");
   Make(x, "unused");
   const auto use = Use(x, "used");
-  EXPECT_TRUE(Has(x, "unused"));  // the last one to be used
+  EXPECT_TRUE(Has(x, "unused"));  // the most recently used one
   EXPECT_NE(Put("y", 3), nullptr);
   EXPECT_TRUE(Has(x, "used"));
   EXPECT_FALSE(Has(x, "unused"));
@@ -311,11 +312,11 @@ TEST_F(PreparedOperandsTest, YieldsToTheWorkOfCalls) {
   EXPECT_TRUE(Scratch(*stream_, 100).ok());
   EXPECT_EQ(prepared_.bytes(), kBytes) << "it is in use";
   EXPECT_FALSE(Has(x, "used"));
-  // Where nothing is freed, nothing is tried again.
+  // If nothing is freed, nothing is retried.
   device_.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 2);
   EXPECT_EQ(ErrorReason(Scratch(*stream_, 100).status()), "HOST_MEMORY_EXHAUSTED");
   EXPECT_EQ(device_.Relent(FakeDevice::Step::kScratch), 1);
-  // Another failure is none of memory.
+  // Another failure is not a lack of memory.
   Make(x, "unused");
   device_.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kFailed);
   EXPECT_EQ(ErrorReason(Scratch(*stream_, 100).status()), "CUDA_ERROR");
@@ -372,7 +373,7 @@ TEST_F(PreparedOperandsTest, YieldsToNewer) {
   EXPECT_TRUE(Has(x, "third"));
   EXPECT_EQ(Ask(x, "huge", 9 * kBytes).data, nullptr);
   EXPECT_EQ(Ask(x, "huge", 9 * kBytes).data, nullptr);
-  EXPECT_TRUE(Has(x, "third")) << "what can never be kept takes nothing away";
+  EXPECT_TRUE(Has(x, "third")) << "what can never be kept displaces nothing";
 }
 
 TEST_F(PreparedOperandsTest, WithoutMemoryNothingIsKeptAndMemoryThatBuffersNeedIsGivenBack) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the server keeps of operands, over the wire: strided operands that are used again cost no
-copy, change no bit, never outlive their buffer, and take no memory that buffers need.
+"""Prepared operands, over the wire: strided operands that are used again cost no copy, change no
+bit, never outlive their buffer, and take no memory that buffers need.
 
 usage: prepared_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -27,7 +27,7 @@ def every_other(name):
 
 
 def multiply(client, name, left, **more):
-    """left @ name[::2, ::2]: the product, and the statistics."""
+    """Returns left @ name[::2, ::2]: the product, and the statistics."""
     answer = client.call("Matmul", a=o.inline(left), b=every_other(name), **more)
     return o.to_numpy(answer.tensor), answer.stats
 
@@ -81,7 +81,7 @@ def test_buffers_come_first(server, client):
     assert client.device().buffer_used_bytes == limit
     full = client.attempt("CreateBuffer", name="z", spec=o.spec_of(np.zeros(1, np.float32)))
     assert (full.reason, full.metadata["free"]) == ("QUOTA_EXCEEDED", "0"), full
-    # Without room everything goes on as before.
+    # Without room everything works as before.
     for _ in range(3):
         assert multiply(client, "x", left)[1].prepared_bytes == 0
     client.call("DeleteBuffer", name="y", version=client.call("GetBuffer", name="y").buffer.version)
@@ -90,8 +90,8 @@ def test_buffers_come_first(server, client):
 
 
 def test_many_callers_and_buffers_that_change(server, client):
-    """Every answer is of contents that the buffer had while the call ran: those of the version in
-    the answer."""
+    """Every result is computed from contents that the buffer had while the call ran: those of the
+    version in the response."""
     contents, lock, errors = {}, threading.Lock(), []
     stop, ready = threading.Event(), [0] * 6  # How often each reader has found what was ready.
 

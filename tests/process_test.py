@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The server as a process: signals, limits of threads and memory, its environment, what its log
-says at the start.
+"""The server as a process: signals, limits of threads and memory, its environment, and what its
+log says at the start.
 
 usage: process_test.py --server build/bin/tessera-server [test ...]
 """
@@ -64,7 +64,7 @@ class SignalTest(Case):
                 self.assert_logs(server, said, count)
             server.signal(signal.SIGHUP)
         self.assertEqual(Caller(server, "first").names(), ["x"])
-        # A stop right after it works.
+        # A stop immediately afterwards works.
         server.signal(signal.SIGHUP)
         self.assertEqual(server.stop(), 0)
 
@@ -102,9 +102,10 @@ class LimitTest(Case):
         command = ["prlimit", f"--as={500 << 20}", o.Program.path, "--device", "cpu"]
         ended = o.run(*command, "--no-warm-up", "--listen", "127.0.0.1:0", "--memory-limit", "64Mi")
         self.assertEqual(ended.returncode, 1, ended.stderr)
-        self.assertRegex(ended.stderr, r"the server needs \d+ threads more, and \d+ can be made")
+        needs = r"the server needs \d+ more threads, but only \d+ can be created"
+        self.assertRegex(ended.stderr, needs)
 
-    @unittest.skipIf(os.geteuid(), "needs root, to become a user whom the limit binds")
+    @unittest.skipIf(os.geteuid(), "needs root to become a user that the limit applies to")
     def test_a_limit_of_processes(self):
         user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
         for limit in range(1, 45, 6):
@@ -112,10 +113,10 @@ class LimitTest(Case):
                 command = [*user, "prlimit", f"--nproc={limit}", o.Program.path, "--device", "cpu"]
                 ended = o.run(*command, "--listen", "127.0.0.1:0")
                 self.assertEqual(ended.returncode, 1, ended.stderr)
-                self.assertRegex(ended.stderr, "threads more|a thread cannot be made")
+                self.assertRegex(ended.stderr, "more threads|a thread cannot be created")
 
     def test_operations_make_no_threads(self):
-        """The threads that share their loops exist before the server listens."""
+        """The threads that share the loops of operations exist before the server listens."""
         server = self.serve("--workers", 3, "--no-warm-up")
         server.client().put("m", np.ones((512, 512), np.float32))
 
@@ -130,7 +131,7 @@ class LimitTest(Case):
         o.in_threads(1, multiply)
         before = server.threads()
         o.in_threads(8, multiply)
-        # gRPC may make some, for eight connections.
+        # gRPC may start some, for eight connections.
         self.assertLess(server.threads() - before, 3 * (os.cpu_count() - 1) + 8)
 
     def test_memory_for_messages_is_none_for_buffers(self):

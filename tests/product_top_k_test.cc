@@ -1,4 +1,4 @@
-// Products that select: which do, and that they have the bits of Matmul, Map and TopK.
+// Products that select: which products do so, and that they have the bits of Matmul, Map and TopK.
 #include <optional>
 
 #include "kernels/run/product_top_k.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr MapOp kAdd = MapOp::kAdd, kSubtract = MapOp::kSubtract, kMultiply = MapOp::kMultiply;
 
-// Of the product, operand 1, and a vector, operand 0; and what is found in each.
+// Expressions of the product, operand 1, and a vector, operand 0; with the score found in each.
 const std::vector<std::pair<Nodes, Score>>& Scores() {
   static const auto& scores = *new std::vector<std::pair<Nodes, Score>>{
       {{In(1)}, {}},
@@ -85,7 +85,7 @@ TEST(FindScoreTest, LeavesEverythingElse) {
   };
   for (std::size_t i = 0; i < others.size(); ++i)
     EXPECT_FALSE(ScoreOf(others[i], {DType::kF32, DType::kF32}).has_value()) << i;
-  // One type throughout.
+  // All operands have one type.
   const Nodes sum = {In(0), In(1), Op(kAdd, {0, 1})};
   using enum DType;
   for (auto [vector, product] : {std::pair(kF32, kBF16),
@@ -168,7 +168,7 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
   };
   for (const auto& [operand, want] : {std::pair(vector({search.n}, {3}), true),
                                       {vector({1}, {1}), true},
-                                      {vector({search.m, 1}, {1, 1}), false},  // of each row
+                                      {vector({search.m, 1}, {1, 1}), false},  // one for each row
                                       {vector({search.m, search.n}, {search.n, 1}), false},
                                       {vector({1, 1, search.n}, {1, 1, 1}), false}}) {
     search.operands[0] = operand;
@@ -194,7 +194,7 @@ struct Problem {
   std::int64_t m, n, d, k;
   bool transpose_b = true;
   bool smallest = true;
-  std::size_t score = 7;  // of Scores()
+  std::size_t score = 7;  // an index of Scores()
   Filling filling = Filling::kNormal;
   std::uint64_t seed = 1;
 };
@@ -205,7 +205,7 @@ class ProductTopKTest : public testing::Test {
     TESSERA_NEED_DEVICE(Backend::kCuda);
     if (stream().device().info().compute_capability != 90) {
       if (GpuRequired()) FAIL() << "compute capability 9.0 is required";
-      GTEST_SKIP() << "compute capability 9.0 alone";
+      GTEST_SKIP() << "only compute capability 9.0";
     }
   }
   static Stream& stream() { return TestStream(Backend::kCuda); }
@@ -221,7 +221,7 @@ class ProductTopKTest : public testing::Test {
       if (filling == Filling::kZeros) x = random.Bits() % 2 == 0 ? 0.0 : -0.0;
       value = T(static_cast<float>(x));
     }
-    // A few that make whole rows and columns special.
+    // A few special elements make whole rows and columns special.
     if (filling == Filling::kSpecial || filling == Filling::kMostlyNan) {
       const std::uint64_t every = filling == Filling::kSpecial ? 50 : 2;
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -357,7 +357,7 @@ TEST_F(ProductTopKTest, ManyParts) {
   Compare({DType::kBF16, DType::kBF16, 17'500, 3000, 64, 20});
 }
 
-// A program has given it so much before it runs, and there may be no more.
+// A program has reserved this amount before it runs, and there may be no more.
 TEST_F(ProductTopKTest, TakesTheScratchMemoryThatItSays) {
   constexpr std::int64_t kD = 64;
   for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1024, 300'000, 10},
@@ -387,7 +387,7 @@ TEST_F(ProductTopKTest, TakesTheScratchMemoryThatItSays) {
 TEST_F(ProductTopKTest, RandomProblems) {
   Random random(20261128);
   const auto up_to = [&](std::int64_t most) {
-    // Small ones as often as large ones.
+    // Small ones are as frequent as large ones.
     const double exponent = random.Uniform() * std::log2(static_cast<double>(most));
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::exp2(exponent)), 1, most);
   };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The asyncio twin of the Python client: the same answers and errors, awaited."""
+"""The asyncio version of the Python client: the same results and errors, awaited."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         self.a = np.random.default_rng(5).standard_normal((20, 30)).astype("f4")
 
     async def until(self, condition):
-        """Returns when what the condition gives, or awaits, is true."""
+        """Returns when the condition's value, awaited if necessary, is true."""
         while not (await found if inspect.isawaitable(found := condition()) else found):
             await asyncio.sleep(0.01)
 
@@ -67,7 +67,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await x[0].dot(x[0]).item(), 1100)
 
     async def test_a_cancelled_upload(self):
-        """Nothing of it stays."""
+        """Nothing is left of it."""
         begun = asyncio.Event()
         data = np.zeros(16 << 20, "f4")
         running = asyncio.ensure_future(
@@ -82,8 +82,8 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         await self.t.put(self.a, "half")
 
     async def test_a_put_that_is_cancelled_while_its_buffer_is_made(self):
-        """The buffer is deleted as soon as the server has made it; the name can be put again at
-        once, and close() waits for it."""
+        """The buffer is deleted as soon as the server has made it. The name can be put again
+        immediately, and close() waits for the deletion."""
         for size, name, again in itertools.product((2 << 20, 9), ("made", None), (True, False)):
             data = np.zeros(size)
             async with await ts.aio.connect(self.server.address) as t:
@@ -120,7 +120,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             self.assertTrue(await self.holds([]))
 
     async def holds(self, buffers):
-        """Whether these are all buffers of the server."""
+        """Checks that these are all buffers of the server."""
         found = (await self.t.call("ListBuffers")).buffers
         return [(b.name, b.version) for b in found] == buffers
 
@@ -137,7 +137,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             self.assertTrue(await self.holds([]))
 
     async def test_streams_that_fail_when_their_tasks_are_cancelled(self):
-        """Nobody is told of a failure that nobody has asked for."""
+        """A failure is not reported if no task waits for it."""
         said = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
         x = await self.t.put(np.zeros(600_000))
@@ -147,7 +147,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             raise ValueError("unheard")
 
         def failing(make):
-            """The call of a stream whose task is cancelled in the moment in which it fails."""
+            """The call of a stream whose task is cancelled at the time at which it fails."""
 
             def begin(*args, **options):
                 call = make(*args, **options)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The functions of the Python array API standard 2024.12: which work, and which are refused, as the
-table of docs/python.md has it. tests/python_signatures_test.py compares the former with NumPy.
+"""The functions of the Python array API standard 2024.12: which work, and which are refused, as in
+the table of docs/python.md. tests/python_signatures_test.py compares the former with NumPy.
 """
 
 import functools
@@ -69,14 +69,14 @@ WORKS = {
     part: [name for name in names.split() if name not in REFUSED.get(part, "").split()]
     for part, names in STANDARD.items()
 }
-# Of what works, NumPy's functions of the same names, or of these, are in the tables that
-# tests/python_signatures_test.py goes through; CASES has the others.
+# For functions that work, NumPy's functions of the same names, or of these names, are in the tables
+# of tests/python_signatures_test.py; CASES has the others.
 OTHERWISE = {
     "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
 }
-# Which give an array of NumPy's, without any of the client's.
+# Functions that give NumPy's arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
 CASES = {
     "unstack": (lambda x: list(x)[-1], lambda a: a[-1]),
@@ -113,7 +113,7 @@ class ArrayApiTest(python_outsider.Case):
         names = [name for names in REFUSED.values() for name in names.split()]
         for name in names:
             found = [getattr(part, name) for part in (np.fft, np.linalg, np) if hasattr(part, name)]
-            for call in found[:1]:  # NumPy 1 has other names for some.
+            for call in found[:1]:  # NumPy 1 has other names for some functions.
                 several = name in ("concat", "stack")
                 arguments = ([x, x],) if several else (x,) * getattr(call, "nin", 1)
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):

@@ -28,7 +28,7 @@ class ArraysTest(python_outsider.Case):
         self.x = self.t.put(self.a)
 
     def check(self, expression, expected, tolerance=1e-5):
-        """Shape and dtype are known beforehand, and what comes is what NumPy says."""
+        """Checks that shape and dtype are known beforehand, and that the result is NumPy's."""
         expected = np.asarray(expected)
         self.assertEqual(expression.shape, expected.shape)
         got = expression.numpy()
@@ -48,7 +48,7 @@ class ArraysTest(python_outsider.Case):
                     got = self.t.put(array).numpy()
                     self.assertEqual((got.dtype, got.shape), (array.dtype, shape))
                     self.assertEqual(got.tobytes(), array.tobytes())
-                    got[...] = 0  # The caller's own.
+                    got[...] = 0  # The array belongs to the caller.
 
     def test_bf16_rounds_to_nearest_even(self):
         values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -3.3e38, np.inf, np.nan, 1e-45, 0], "f4")
@@ -56,7 +56,7 @@ class ArraysTest(python_outsider.Case):
         for array in (values, values.astype("f8")):
             got = np.asarray(self.t.put(array, dtype=ts.bfloat16).numpy(), np.float32)
             np.testing.assert_allclose(got, expected, rtol=2**-8)
-        # Just above a tie: through float32 it would become the tie, and go down.
+        # Just above a tie: through float32 it would become the tie, and be rounded down.
         near = np.array([1 + 2**-8 + 2**-40])
         self.assertEqual(float(self.t.put(near, dtype="bf16").numpy()[0]), 1 + 2**-7)
         wide = RNG.standard_normal(4096).astype("f4")
@@ -122,7 +122,7 @@ class ArraysTest(python_outsider.Case):
         self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
 
     def test_functions(self):
-        """In forms that tests/python_signatures_test.py does not have."""
+        """These are forms that tests/python_signatures_test.py does not have."""
         weights, ones = np.arange(12, dtype="f4"), np.ones(5)
         box = lambda x: x.reshape(4, 3, 9)  # noqa: E731
         for i, call in enumerate((
@@ -217,10 +217,10 @@ class ArraysTest(python_outsider.Case):
         self.assertEqual(len(self.x), 12)
         self.check(list(self.x)[3], self.a[3], 0)
 
-    # --- topk, which NumPy has not
+    # --- topk, which NumPy lacks
 
     def largest(self, a, k, axis=-1, largest=True):
-        """(values, indices) by a stable sort, of numbers."""
+        """Returns (values, indices) of numbers by a stable sort."""
         order = np.argsort(-a if largest else a, axis, kind="stable")
         indices = np.take(order, np.arange(k), axis)
         return np.take_along_axis(a, indices, axis), indices
@@ -255,7 +255,7 @@ class ArraysTest(python_outsider.Case):
             self.assertEqual(calls, ["TopK"])
             self.assertEqual([s.operation for s in values.stats], ["top_k"])
             calls.clear()
-            # What nobody asks for stays there.
+            # Results that are not requested stay on the server.
             np.testing.assert_array_equal(indices.numpy(), expected[1])
             together = (values * 2 + indices).sum(axis=1)
             np.testing.assert_allclose(
@@ -364,7 +364,7 @@ class ArraysTest(python_outsider.Case):
         self.assertNotIn("saved/number", self.t)
 
     def test_numbers_come_with_all_that_their_answers_say(self):
-        """The package reads the number alone until more is asked for."""
+        """The package reads only the number until more is needed."""
         a = np.array([3, -7, 5, 0])
         for dtype in ("f4", "f8", "f2", "i4", "i8"):
             x = self.t.put(a.astype(dtype))
@@ -414,7 +414,7 @@ class ArraysTest(python_outsider.Case):
         self.assertTrue(o.eventually(lambda: name not in self.t, 5))
 
     def test_nothing_keeps_arrays_alive(self):
-        """No cycle of references: without the collector they go as well."""
+        """There are no reference cycles: arrays go without the garbage collector as well."""
 
         def work():
             x = self.t.put(self.a)
@@ -453,7 +453,7 @@ class ArraysTest(python_outsider.Case):
             self.t["scope/y"].delete()
         self.assertEqual(self.t.list("scope/"), [])
 
-    # --- how they look and what they refuse
+    # --- representation and refusals
 
     def test_repr_html_and_pickle(self):
         array = self.t.put(self.a, "look/x", replace=True)
@@ -505,7 +505,7 @@ class ShardsTest(python_outsider.Case):
         card = x._repr_html_()
         self.assertEqual(re.findall("<text.*?>(.*?)</text>", card), [*x.devices])
         self.assertIn("cpu:0, cpu:1, cpu:2", card)
-        # Two units of 4 KiB, two, and less than one.
+        # The shards have two units of 4 KiB, two units, and less than one.
         heights = [int(h) for h in re.findall('<rect.*?height="(.*?)"', card)]
         self.assertEqual(heights[0], heights[1])
         self.assertGreater(heights[1], heights[2])

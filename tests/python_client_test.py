@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Talks to a running server with nothing of this project but its .proto files; NumPy is the judge.
+"""Talks to a running server with only the .proto files of this project, and compares with NumPy.
 
-The client is the distribution's grpcio with its default options. What passes here, a client in any
-other language can do too.
+The client is the distribution's grpcio with its default options. A client in any other
+language can do whatever passes here.
 """
 
 import sys
@@ -31,7 +31,7 @@ def test_arrays_come_back_bit_for_bit(server, client):
 
 
 def test_results_stay_resident_and_chain(server, client):
-    """Squared distances between two sets of points; not one of them comes back."""
+    """Squared distances between two sets of points, none of which is downloaded."""
     points = RNG.standard_normal((300, 16)).astype(np.float32)
     queries = RNG.standard_normal((40, 16)).astype(np.float32)
     client.put("points", points)

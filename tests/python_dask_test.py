@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Dask arrays on several servers, against NumPy: a cluster of four workers and four servers here.
-Workers and servers that are killed, links that break. And names with homes.
+"""Dask arrays on several servers, against NumPy: a cluster of four workers and four servers on this
+host; workers and servers that are killed, and links that break; and names with homes.
 """
 
 import concurrent.futures
@@ -40,7 +40,7 @@ def close_to(found, expected, dtype=np.float32):
 
 
 def servers_of(cls, count):
-    """Servers that end with a class of tests."""
+    """Starts servers that end with a class of tests."""
     servers = []
     for _ in range(count):
         servers.append(o.Server(cls.folder, *FLAGS))
@@ -49,7 +49,7 @@ def servers_of(cls, count):
 
 
 def whole_numbers(*shape):
-    """Floats whose sums are exact."""
+    """Returns floats whose sums are exact."""
     return RNG.integers(-50, 50, shape).astype(np.float32)
 
 
@@ -59,13 +59,13 @@ def used(server):
 
 
 def tell_own_server():
-    """A call of a worker, with which it deletes what nobody refers to."""
+    """Makes a worker delete its buffers without references, by a call to its server."""
     gc.collect()
     _servers.own().info()
 
 
 class Rings(o.Case):
-    """ts.Ring, and the route that calls carry."""
+    """ts.Ring, and the route in the metadata of calls."""
 
     def test_homes_are_those_of_the_servers(self):
         names = {"a": "h:1", "gpu-0.x": "h:2", "c_9": "h:3", "z": "h:4"}
@@ -131,7 +131,7 @@ class Rings(o.Case):
 
 
 class Local(o.Case):
-    """Two servers, the first one of which is that of this process."""
+    """Two servers, the first of which is that of this process."""
 
     @classmethod
     def setUpClass(cls):
@@ -141,7 +141,7 @@ class Local(o.Case):
 
 
 class OneProcess(Local):
-    """Chunks without a cluster: what NumPy's functions give, and how chunks travel."""
+    """Chunks without a cluster: what NumPy's functions give, and how chunks are sent."""
 
     def chunk(self, array):
         return td.Chunk(_servers.own().put(array), _servers.own_address())
@@ -162,7 +162,7 @@ class OneProcess(Local):
             close_to(found if isinstance(found, np.ndarray) else found.numpy(), expected)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # small: it comes home
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # small, hence in this process
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "no silent download"):
@@ -201,7 +201,7 @@ class OneProcess(Local):
             np.testing.assert_array_equal(again.numpy(), x)
         part = pickle.dumps(again[10:20, ::2])
         self.assertLess(len(part), 500)
-        # On another server: it fetches the array from this one.
+        # The handle is opened on another server, which fetches the array from this one.
         td.use(self.servers[1].address)
         try:
             there = pickle.loads(part)
@@ -234,7 +234,7 @@ class OneProcess(Local):
                 np.testing.assert_array_equal(found, call(whole))
 
     def test_a_chunk_and_one_in_parts(self):
-        """Whichever comes first, also among the options."""
+        """In either order, and also among the options."""
         x, y = whole_numbers(90, 40), whole_numbers(90, 40)
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)
@@ -266,7 +266,7 @@ class OneProcess(Local):
 
 
 class Cluster(o.Case):
-    """Four workers, each a process with a server beside it."""
+    """Four workers, each a process with its own server."""
 
     @classmethod
     def setUpClass(cls):
@@ -277,14 +277,14 @@ class Cluster(o.Case):
                          "distributed.worker.memory.pause": False,
                          "distributed.worker.memory.terminate": False,
                          "distributed.admin.tick.limit": "60s",
-                         # A cluster gives up a worker that does not come back so soon, and the
-                         # nanny that starts it again: on a busy machine that takes its time.
+                         # A cluster gives up a worker that does not come back within this time, and
+                         # the nanny that restarts it: on a busy machine that is slow.
                          "distributed.deploy.lost-worker-timeout": "1h"})  # fmt: skip
         cls.servers = servers_of(cls, 4)
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=str(cls.folder),
-            # For so long workers ask one that was killed for its chunks.
+            # Workers ask a killed worker for its chunks for this long.
             config={"distributed.comm.timeouts.connect": "3s"},
         )  # fmt: skip
         cls.addClassCleanup(cluster.close)
@@ -330,7 +330,8 @@ class Cluster(o.Case):
                 np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
 
     def test_large_partial_results(self):
-        """Chunks of products are above what comes home: they are added where they are."""
+        """Chunks of products are too large to be sent to this process: they are added where they
+        are."""
         x = RNG.integers(-4, 5, (640, 640)).astype(np.float64)
         a = self.put(x, (640, 160))  # four products of 640 x 640: 3.1 MiB each
         product = da.tensordot(a, self.put(x, (160, 640)), ((1,), (0,)))
@@ -348,7 +349,7 @@ class Cluster(o.Case):
         array = td.from_buffers(names)
         self.assertEqual((array.shape, array.dtype), (x.shape, x.dtype))
         np.testing.assert_allclose(array.sum(axis=0).compute(), x.sum(axis=0), rtol=1e-3, atol=1e-4)
-        for server, (_, name) in zip(self.servers, names):  # they are not Dask's to delete
+        for server, (_, name) in zip(self.servers, names):  # Dask does not delete these
             with ts.connect(server.address) as client:
                 self.assertIn(name, client)
                 client.delete(name)
@@ -358,7 +359,7 @@ class Cluster(o.Case):
             self.client.run(tell_own_server)
             return sum(map(used, self.servers))
 
-        seen = []  # what other tests have left goes first
+        seen = []  # leftovers of other tests are deleted first
 
         def rests():
             seen.append(held())
@@ -387,13 +388,13 @@ class Cluster(o.Case):
 
 
 class Faults(o.Case):
-    """A server or a link that ends while an array moves."""
+    """A server or a link ends while an array is being transferred."""
 
     def setUp(self):
         self.servers = [self.serve(*FLAGS) for _ in range(2)]
 
     def sent(self, x, address=None):
-        """A handle from the first server, by which the second one is to fetch it."""
+        """Returns a handle from the first server, by which the second one is to fetch the array."""
         td.use(self.servers[0].address)
         sent = pickle.dumps(td.Chunk(_servers.own().put(x), address or self.servers[0].address))
         td.use(self.servers[1].address)

@@ -11,7 +11,7 @@ import tessera as ts
 from tessera.graph import _dtypes
 
 F, I = np.array([1.5, -2.25, 3], "f4"), np.array([1, 2, 3], "i4")
-BF16 = ts.bfloat16 if _dtypes.HAVE_ML_DTYPES else np.dtype("f4")  # Of what numpy() gives.
+BF16 = ts.bfloat16 if _dtypes.HAVE_ML_DTYPES else np.dtype("f4")  # The type that numpy() gives.
 MASKED = np.ma.masked_array(F, F > 0)
 LARGE, WIDE = np.full(4, 1 << 30, "i4"), np.array([300, -1, 7], "i8")
 HUGE, STACK = np.array([1e20, -1e20, np.nan, 2.7]), np.ones((2, 3, 3), "f4")
@@ -32,12 +32,12 @@ def in_place(x):
 
 
 def refused(call, text=""):
-    """A case: the call is Unsupported, for this reason."""
+    """Returns a case: the call is Unsupported, for this reason."""
     return call, ts.Unsupported, text
 
 
 def bytes_(put):
-    """Cases of integers of a byte."""
+    """Returns cases of integers of a byte."""
     for dtype in ("u1", "i1"):
         x = put(np.full(4, 100, dtype))
         yield x.sum(), np.int64(400), "i8"
@@ -46,8 +46,8 @@ def bytes_(put):
         yield x[None] @ x[:, None], [[40000]], "i4"
 
 
-# The cases of each line, made by a client's put(): an expression, its value and its type; or a
-# call, the error that it raises and the text of that.
+# The cases of each line, given a client's put(): an expression, its value and its type; or a call,
+# the error that it raises and its text.
 CASES = {
     "types": lambda put: [
         refused(lambda: put(I.astype("u2")), "uint16"),
@@ -76,7 +76,7 @@ CASES = {
     ],
     "`floor`, `ceil`, `trunc` of integers": lambda put: [
         (call(put(I)), I, "i4") for call in (np.floor, np.ceil, np.trunc)],
-    "`exp`, `log`, `tanh`, `power`": lambda put: [  # 4 units in the last place of both.
+    "`exp`, `log`, `tanh`, `power`": lambda put: [  # Within 4 units in the last place, for both.
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS
     ],

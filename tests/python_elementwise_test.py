@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the Python client computes element by element, against NumPy: every function in every type,
+"""Elementwise operations of the Python client, against NumPy: every function in every type,
 broadcast, promoted, fused.
 """
 
@@ -14,7 +14,7 @@ from tessera.wire import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS
-# Functions of two arrays of any types; of the last ones bits may differ by rounding.
+# Functions of two arrays of any types; for the last ones, bits may differ by rounding.
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "//": operator.floordiv, "%": operator.mod, "==": operator.eq, "!=": operator.ne,
@@ -58,14 +58,15 @@ def array_of(dtype, shape, seed):
 
 
 def every_byte(dtype, seed):
-    """All values of a type of a byte, in a random order, twice."""
+    """Returns all values of a one-byte type, twice, in a random order."""
     values = np.arange(256).astype("u1").view(dtype)
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.permutation(values), rng.permutation(values)])
 
 
 def broadcast_pair(rng):
-    """Two shapes of up to 3 axes that go together: extents of 0 and 1, missing axes in either."""
+    """Returns two shapes of up to 3 axes that can be broadcast: extents of 0 and 1, axes missing in
+    either."""
     full = rng.integers(0, 6, rng.integers(1, 4))
     ones = rng.integers(0, 4, len(full))
     both = ([1 if one == which else int(n) for n, one in zip(full, ones)] for which in (0, 1))
@@ -74,7 +75,7 @@ def broadcast_pair(rng):
 
 class ElementwiseTest(python_outsider.Case):
     def compare(self, cases, arrays, **tolerance):
-        """All cases in one call: values, types and shapes are NumPy's."""
+        """Checks all cases in one call: values, types and shapes are NumPy's."""
         resident = [self.t.put(array) for array in arrays]
         with np.errstate(all="ignore"):
             expected = {name: np.asarray(case(*arrays)) for name, case in cases.items()}
@@ -123,7 +124,7 @@ class ElementwiseTest(python_outsider.Case):
             self.compare(rounded, [array], rtol=1e-15)
 
     def test_numbers_beside_arrays(self):
-        """Of Python they take the array's type, of NumPy they keep theirs: NumPy 2's rules."""
+        """Python's numbers take the array's type, and NumPy's keep theirs: NumPy 2's rules."""
         for dtype in NUMBERS:
             array = array_of(dtype, (30,), 5)
             for scalar in SCALARS:
@@ -134,7 +135,7 @@ class ElementwiseTest(python_outsider.Case):
 
     @staticmethod
     def beside(scalar, dtype):
-        """The scalar as an array of the type that it counts as."""
+        """Returns the scalar as an array of the type that it counts as."""
         if isinstance(scalar, np.generic):
             return np.full(1, scalar)
         if isinstance(scalar, float) and dtype.kind in "iu":
@@ -189,7 +190,8 @@ class ElementwiseTest(python_outsider.Case):
         self.assertIs(type(x.astype("f4")), ts.Array)
 
     def test_integers_of_a_byte(self):
-        """As NumPy's, whose results keep the type and wrap, in every pair that has a type here."""
+        """As in NumPy, results keep the type and wrap, in every pair of types that the server
+        has."""
         for first in ("u1", "i1"):
             a = every_byte(first, 3)
             for second in (first, "f2", "f4", "f8", "i4", "i8", "?"):
@@ -299,12 +301,12 @@ class FusionTest(python_outsider.Case):
                          ["operand", "constant", "add", "multiply", "add"])
 
     def array(self, name="a", version=1, dtype=2, shape=(4, 4)):
-        """A handle of a buffer that need not be there."""
+        """Returns a handle of a buffer that need not exist."""
         leaf = _graph.Leaf(p.Buffer(name=name, version=version, dtype=dtype, shape=shape))
         return self.t._wrap(leaf, leaf.whole)
 
     def parts(self, *expressions):
-        """Steps, their operands and the instructions of all."""
+        """Returns the numbers of steps, of their operands and of the instructions of all."""
         return sum(1 + len(step.operands) + len(step.code) for step in self.steps(*expressions))
 
     def test_parts_that_differ_in_anything_are_two(self):
@@ -372,7 +374,7 @@ class FusionTest(python_outsider.Case):
         np.testing.assert_array_equal(got, want)
 
     def test_the_first_error_of_a_program_is_raised(self):
-        """What failed because of it comes later."""
+        """Its consequences come later."""
         plan = _plan.Plan([self.array(name).sum()._term()[0] for name in "abcd"])
         self.assertEqual(len(plan.steps), 4)
         good = {"reduce": {"value": {"real": 1}}}
@@ -388,7 +390,7 @@ class FusionTest(python_outsider.Case):
             ((gone, failed, good, good), ts.BufferNotFound, "0"),
             ((good, gone, empty, failed), ts.BufferNotFound, "1"),
             ((good, empty, failed, gone), ts.EmptyInput, "1"),
-            ((failed, gone, empty, good), ts.StepFailed, "7"),  # The server's own word.
+            ((failed, gone, empty, good), ts.StepFailed, "7"),  # The reason comes from the server.
             ((good, good, good, empty), ts.EmptyInput, "3"),
         ):
             with self.assertRaises(kind) as caught:

@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 def reasons_of_the_protocol():
-    """Every reason that a comment of the .proto files names after a code of gRPC."""
+    """Returns every reason that a comment of the .proto files names after a code of gRPC."""
     codes = "|".join(code.name for code in _errors.grpc.StatusCode if code.name != "OK")
     found = set()
     for path in o.PROTO.glob("tessera/**/*.proto"):
@@ -58,7 +58,7 @@ class ReasonsTest(unittest.TestCase):
             self.assertTrue(issubclass(kind, builtin) and issubclass(kind, ts.Error), kind)
 
     def test_errors_travel(self):
-        """Pickles and copies of errors keep type and details."""
+        """Pickles and copies of errors keep their type and details."""
         of = ("text", "INTERNAL", "", {"a": "b"}, 2)
         known = [getattr(ts, name)(*of) for name in _errors.__all__]
         new = _errors.make("text", "NOT_FOUND", "SOMETHING_ELSE", {"a": "b"}, 2)
@@ -83,7 +83,7 @@ class ReasonsTest(unittest.TestCase):
         self.assertIsNone(pause(*full, left=0.1, retry_after=0.5))
         self.assertIsNone(pause(*lost))
         self.assertIsNone(pause("UNAVAILABLE", "DEVICE_LOST", True))
-        # What the server has not done, or has dropped, is tried again whatever it was.
+        # Whatever the server has not done, or has dropped, is retried.
         self.assertTrue(pause("UNAVAILABLE", "DRAINING"))
         self.assertTrue(pause("DATA_LOSS", "BAD_CHECKSUM"))
         retry = _retry.Retry(options, True, 60)
@@ -102,7 +102,7 @@ class ReasonsTest(unittest.TestCase):
                 now[0] += 7
                 getattr(retry, method)()
                 self.assertEqual(retry.left(), 60)
-                # Bytes that arrived make earlier failures count no more; bytes on their way do not.
+                # Bytes that arrived reset the count of failures; bytes on their way do not.
                 self.assertTrue(all([retry.pause(lost) for _ in range(failures)]), method)
                 self.assertIsNone(retry.pause(lost), method)
                 now[0] = 0
@@ -113,12 +113,13 @@ class Accepted(Exception):
 
 
 class LimitedServer:
-    """Performs the commands of a Core as a server that lets no buffer live longer than max_ttl."""
+    """Performs the commands of a Core like a server that lets no buffer live longer than
+    max_ttl."""
 
     def __init__(self, max_ttl):
         self.max_ttl = max_ttl
         self.methods = []
-        self.lost = 0  # The next calls, which are lost.
+        self.lost = 0  # How many of the next calls are lost.
 
     def perform(self, command):
         if isinstance(command, _core.Pause):
@@ -147,7 +148,7 @@ class LimitedServer:
         raise Accepted(nanoseconds(request.ttl))
 
     def run(self, steps):
-        """The result of a Core's steps."""
+        """Returns the result of a Core's steps."""
         try:
             command = next(steps)
             while True:
@@ -166,7 +167,7 @@ def nanoseconds(duration):
 
 
 class CallsTest(unittest.TestCase):
-    """What a client sends, and what it remembers of its server, without one."""
+    """What a client sends, and what it remembers about its server, tested without a server."""
 
     def core(self, **options):
         return _core.Core(_connect.Options("127.0.0.1:1", **options))
@@ -196,7 +197,7 @@ class CallsTest(unittest.TestCase):
             got = server.run(core._lifetime())
             both = [nanoseconds(_connect.duration(one)) for one in (wanted, longest)]
             self.assertEqual(nanoseconds(got), min(both), (wanted, longest))
-            # A lifetime of the caller's own is sent as it is.
+            # A lifetime that the caller gives is sent as it is.
             self.assertEqual(server.run(core._lifetime(wanted)), _connect.duration(wanted))
         server = LimitedServer(None)
         self.assertIsNone(server.run(self.core(unnamed_ttl=None)._lifetime()))
@@ -204,8 +205,8 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(server.run(self.core(unnamed_ttl="2d")._lifetime()).seconds, 172800)
 
     def makers(self):
-        """What makes unnamed buffers: the method, and the steps, with a lifetime that the caller
-        gives where it can."""
+        """Returns the methods that make unnamed buffers, with their steps. The steps take a
+        lifetime from the caller, where it can give one."""
         x = _graph.Leaf(p.Buffer(name="x", version=1, dtype=1, shape=[1 << 20]))
         added = apply("add", (x, x.whole), constant(1))
         return (
@@ -218,7 +219,7 @@ class CallsTest(unittest.TestCase):
              lambda core, ttl: core.import_from("h:1", "x", None, 0, False, ttl, "", 60.0)),
             ("Map", lambda core, ttl: core.keep([added], ttl=ttl)),
             ("Map", lambda core, ttl: core.save(added, None, False, ttl)),
-            ("Map", lambda core, ttl: core.evaluate([added])),  # Too large for an answer.
+            ("Map", lambda core, ttl: core.evaluate([added])),  # Too large for a response.
         )  # fmt: skip
 
     def accepted(self, server, steps):
@@ -234,7 +235,7 @@ class CallsTest(unittest.TestCase):
                 core, server = self.core(), LimitedServer(minute)
                 self.assertEqual(self.accepted(server, steps(core, None)), 60e9)
                 self.assertEqual(server.methods, ["GetServerInfo", method])
-                # Another server has the address, and no call has met the change.
+                # Another server has taken the address, and no call has noticed the change.
                 server.max_ttl, server.methods = second, []
                 self.assertEqual(self.accepted(server, steps(core, None)), 1e9)
                 self.assertEqual(server.methods[-3:], [method, "GetServerInfo", method])
@@ -315,7 +316,7 @@ class LostArraysTest(o.Case):
         self.addCleanup(self.t.close)
 
     def restart(self, *flags):
-        """Another server at the same address."""
+        """Starts another server at the same address."""
         self.server.kill()
         self.serve(*flags, listen=self.server.address)
 
@@ -347,7 +348,7 @@ class LostArraysTest(o.Case):
         x = self.t.put(np.ones(3))
         for _ in range(2100):
             x = x.dot(x) * x
-        with self.assertRaisesRegex(ts.TooManySteps, r"\.save\(\) of what comes in between"):
+        with self.assertRaisesRegex(ts.TooManySteps, "save intermediate results"):
             x.numpy()
 
     def test_only_programs_of_several_steps_name_the_way_out_and_name_it_once(self):
@@ -398,7 +399,7 @@ class ErrorsOfCallsTest(python_outsider.Case):
 
 
 class Cut:
-    """A method whose answers are cut short."""
+    """A method whose responses are cut short."""
 
     def __init__(self, real):
         self.real = real
@@ -435,9 +436,10 @@ class CutCall:
 
 
 class CutAnswersTest(python_outsider.Case):
-    """Answers that were cut short are an Error, unless what is left has all that was asked for."""
+    """A response that was cut short is an Error, unless the rest has everything that was
+    requested."""
 
-    # Fields that are not there have their defaults: these answers, and an index, cannot tell.
+    # Missing fields have their defaults, so these responses, and an index, cannot show it.
     SILENT = {"ListBuffers", "GetServerInfo"}
 
     def setUp(self):
@@ -486,7 +488,7 @@ class CutAnswersTest(python_outsider.Case):
                             self.assertTrue(same or method in self.SILENT)
 
     def test_what_a_number_cost(self):
-        """The number is read without the rest of the answer, which is read when it is asked for."""
+        """The number is read without the rest of the response, which is read on demand."""
         cut = Cut(self.t._io.calls["Dot"])
         with mock.patch.dict(self.t._io.calls, Dot=cut):
             cut.length = 15

@@ -29,24 +29,24 @@ MIB = 1 << 20
 
 
 def impatient(t, **options):
-    """Gives a client other options, once it has been connected with more patience."""
+    """Gives a client other options after it has connected with more patience."""
     for name, value in options.items():
         object.__setattr__(t._core.options, name, value)
 
 
 class Blocking:
-    """One of the two clients, and one way to use both."""
+    """One of the two clients, with an interface for both."""
 
     def __init__(self, address):
         self.t = ts.connect(address, **OPTIONS)
 
     def do(self, work):
-        """The result of work(client), which may be an awaitable."""
+        """Returns the result of work(client), which may be an awaitable."""
         return work(self.t)
 
     def outcomes(self, works, meanwhile):
-        """What becomes of several at once: results or errors. meanwhile() is called after the
-        start."""
+        """Returns the outcomes of several works that run at the same time: results or errors.
+        meanwhile() is called after the start."""
         with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
             futures = [pool.submit(work, self.t) for work in works]
             meanwhile()
@@ -56,7 +56,7 @@ class Blocking:
         self.t.close()
 
 
-LOOP = asyncio.new_event_loop()  # One for all tests: gRPC's threads cannot do with several.
+LOOP = asyncio.new_event_loop()  # One for all tests: gRPC's threads cannot handle several.
 
 
 class Asyncio:
@@ -85,7 +85,7 @@ class Case(o.Case):
     RECONNECT_S = 0.05  # How long a client waits for a server that is gone.
 
     def setUp(self):
-        # Attempts follow each other without a pause.
+        # Attempts follow each other without pauses.
         self.enterContext(mock.patch.object(_retry.random, "uniform", lambda low, high: 0.0))
 
     def client(self, address):
@@ -106,7 +106,7 @@ class Case(o.Case):
 
 class LostServer(Case):
     def test_calls_and_programs_under_way(self):
-        """More than there are workers, so that some wait for one."""
+        """There are more than there are workers, so that some wait for one."""
         for end in (signal.SIGKILL, signal.SIGTERM):
             server = self.server("--drain-timeout", "200ms", "--workers", "1")
             client = self.client(server.address)
@@ -128,7 +128,7 @@ class LostServer(Case):
                 self.assertIsInstance(outcome, LOST, (end, i))
 
     def check_transfer(self, flags, work):
-        """work(client, x, data, progress) meets the server's end after its first piece."""
+        """The server ends after the first piece of work(client, x, data, progress)."""
         data = np.zeros(48 * MIB, np.uint8).view("f4")
         server = self.server(*flags)
         client = self.client(server.address)
@@ -149,7 +149,7 @@ class LostServer(Case):
         for flags, divided in (
             ((), _messages.DIVIDED),
             (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
-            ((), 8 * MIB),  # By several connections.
+            ((), 8 * MIB),  # Through several connections.
         ):
             for work in (
                 lambda t, x, data, kill: t.put(data, progress=kill),
@@ -161,7 +161,7 @@ class LostServer(Case):
                     self.assertEqual(begun.called, divided == 8 * MIB)
 
     def test_transfers_that_meet_a_stopping_server(self):
-        """One that has time lets a download end that it has begun, and takes no more calls."""
+        """If there is time, the server lets a running download end, but takes no further calls."""
         data = np.arange(24 * MIB, dtype="u1").view("i4")
         server = self.server()
         client = self.client(server.address)
@@ -198,7 +198,7 @@ class LostServer(Case):
             server.signal(signal.SIGCONT)
 
     def test_the_end_of_a_scope(self):
-        """It fails where nothing else has."""
+        """It raises an error if nothing else has failed."""
         for failure in (ZeroDivisionError(), None):
             server = self.server()
             client = self.client(server.address)
@@ -236,7 +236,7 @@ class LostServer(Case):
             client.do(lambda t: t.info())
 
     def test_a_put_whose_client_begins_to_close(self):
-        """The draft goes with the other unnamed buffers, before the client hangs up."""
+        """The draft is deleted with the other unnamed buffers, before the client disconnects."""
         client = self.client(self.server().address)
         client.do(lambda t: t.put(np.ones(3)))
         core = client.t._core
@@ -254,12 +254,12 @@ class LostServer(Case):
 
 
 class Cancelling(grpc.GenericRpcHandler):
-    """A relay that ends calls with CANCELLED and no more, as gRPC's server does at its end."""
+    """A relay that ends calls only with CANCELLED, like gRPC's server when it stops."""
 
     def __init__(self, address):
         self.far = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 8 * MIB)])
         self.calls = collections.Counter()
-        self.cancels = {}  # Method: how many calls. Those with messages: after the second one.
+        self.cancels = {}  # Method: how many calls. Streams are cancelled after the second message.
         self.near = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
         self.near.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self.near.add_insecure_port('127.0.0.1:0')}"
@@ -302,9 +302,9 @@ class Cancelling(grpc.GenericRpcHandler):
 
 
 class Cancelled(Case):
-    """Nobody here has cancelled these calls: they count as lost with their connection."""
+    """The client has not cancelled these calls: they count as lost with their connection."""
 
-    RECONNECT_S = o.START_TIMEOUT_S  # This server is there all the time.
+    RECONNECT_S = o.START_TIMEOUT_S  # This server is never lost.
 
     @classmethod
     def setUpClass(cls):
@@ -316,7 +316,7 @@ class Cancelled(Case):
         cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
 
     def check(self, client, work, method, want, calls=2, cancels=1):
-        """want: the result; None: it is lost."""
+        """want: the result; None: the call is lost."""
         self.relay.cancels = {method: cancels}
         self.relay.calls.clear()
         if want is None:
@@ -357,13 +357,13 @@ class Cancelled(Case):
             ("Upload", lambda t: t.put(a)), ("Upload", lambda t: t.put(a, "z", replace=True)),
             ("GetSharedMemory", lambda t: t.put(data)),
             ("SealBuffer", lambda t: t.put(data, "z", replace=True)),
-            ("DeleteBuffer", lambda t: x.delete()),  # Of its version.
+            ("DeleteBuffer", lambda t: x.delete()),  # Deletes this version only.
         )):
             with self.subTest(method, number=i):
                 self.check(self.t, work, method, DONE)
 
     def test_what_stores_a_result_under_a_name_is_not(self):
-        """Nor what deletes whatever has the name, nor a call of the protocol."""
+        """Deletions of a name of any version, and calls of the protocol, are not retried either."""
         a, data, x, server = self.a, self.data, self.x, self.server.address
         for i, (method, work) in enumerate((
             ("Map", lambda t: (x + 1).save("y")), ("Execute", lambda t: (x.max() + 1).save("y")),
@@ -377,7 +377,7 @@ class Cancelled(Case):
         )):
             with self.subTest(method, number=i):
                 self.check(self.t, work, method, None, 1)
-        self.t.do(lambda t: t.delete("y"))  # Of the upload whose answer was lost.
+        self.t.do(lambda t: t.delete("y"))  # The result of the upload whose response was lost.
 
     def test_transfers_go_on(self):
         data, client = self.data, self.t
@@ -404,7 +404,7 @@ class NameServer:
             question, sender = self.socket.recvfrom(512)
             end = question.index(b"\0", 12) + 5
             found = b""
-            if question[end - 4 : end - 2] == b"\0\1":  # A; of AAAA there is none.
+            if question[end - 4 : end - 2] == b"\0\1":  # A; there are no AAAA records.
                 found = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0,
                                                   4) + socket.inet_aton(self.address)
             head = question[:2] + struct.pack("!HHHHH", 0x8180, 1, bool(found), 0, 0)
@@ -413,7 +413,7 @@ class NameServer:
 
 class MovedNameTest(python_outsider.Case):
     def test_a_name_that_moves(self):
-        """A call during which the old server ends is repeated at the new one."""
+        """A call during which the old server ends is retried at the new one."""
         names = NameServer("127.0.0.1")
         port = self.server.address.rsplit(":", 1)[1]
         self.serve(listen=f"127.0.0.2:{port}")
@@ -428,7 +428,7 @@ for kind in (Blocking, Asyncio):
     for base in (LostServer, Cancelled):
         name = f"{kind.__name__}{base.__name__}Test"
         globals()[name] = type(name, (base,), {"kind": kind})
-del Case, LostServer, Cancelled, base  # Theirs are no tests.
+del Case, LostServer, Cancelled, base  # Base classes have no tests to run.
 
 if __name__ == "__main__":
     python_outsider.main("__main__")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Truth values as arrays, masks, and what reductions and products take along: expressions that they
-fold, or that their results go through. All against NumPy.
+"""Truth values as arrays, masks, and expressions as inputs of reductions and as epilogues of
+products. All against NumPy.
 """
 
 import functools
@@ -22,11 +22,11 @@ def truth(*shape):
 
 class Case(python_outsider.Case):
     def check(self, expression, want, tolerance=0.0, text=""):
-        """Shape and type are known beforehand, and what comes is what NumPy says."""
+        """Checks that shape and type are known beforehand, and that the result is NumPy's."""
         self.compare(expression, expression.numpy(), want, tolerance, text)
 
     def check_all(self, cases, tolerance=0.0):
-        """The same of (expression, want, text) each, in one call."""
+        """Checks several cases (expression, want, text) in one call."""
         computed = self.t.compute(*(expression for expression, _, _ in cases))
         for (expression, want, text), got in zip(cases, computed):
             self.compare(expression, got, want, tolerance, text)
@@ -39,7 +39,7 @@ class Case(python_outsider.Case):
 
 
 def ways(*axes):
-    """Options of reductions along each of these axes."""
+    """Returns options of reductions along each of these axes."""
     return [{"axis": axis, "keepdims": keep} for axis in axes for keep in (False, True)]
 
 
@@ -123,7 +123,7 @@ class TruthTest(Case):
         kept = self.t.keep(m.all(axis=0), m.any(), m.sum(axis=1))
         for array, want in zip(kept, (p.all(axis=0), p.any(), p.sum(axis=1))):
             self.check(array, want)
-        wide = truth(2, 1_200_000)  # Results that no answer has room for.
+        wide = truth(2, 1_200_000)  # Results that are too large for a response.
         self.check(self.t.put(wide).all(axis=0), wide.all(axis=0))
 
     def test_products(self):
@@ -179,13 +179,13 @@ class MasksTest(Case):
             return call(*arguments, **options)
 
     def same(self, a, cases):
-        """Of (function, text) each, of NumPy's array and of the resident one: the same result, or
-        the same kind of error."""
+        """Checks cases (function, text) on NumPy's array and on the resident one: both give the
+        same result, or the same kind of error."""
         x, good = self.t.put(a), []
         for call, text in cases:
             try:
                 want = np.asarray(self.quiet(call, a))
-                # Sums of uint8 are i64 here.
+                # The client sums uint8 as i64.
                 good.append((call(x), want.astype("i8") if want.dtype == "u8" else want, text))
             except (TypeError, ValueError, OverflowError) as error:
                 kinds = OverflowError, ValueError, TypeError
@@ -196,7 +196,7 @@ class MasksTest(Case):
 
     @staticmethod
     def calls_of(names, hows, text):
-        """NumPy's functions of these names with each of these options."""
+        """Returns calls of NumPy's functions of these names with each of these options."""
         return [(functools.partial(lambda call, how, x: call(x, **how), getattr(np, name), how),
                  f"{name} of {text} {how}") for name in names for how in hows]
 
@@ -260,7 +260,7 @@ class MasksTest(Case):
             self.check((x - x.mean()) / x.std(), np.sign(a - a.mean()).astype(dtype), 1e-6)
 
     def test_means_of_large_integers(self):
-        """Their sums are beyond the range of the type, as those of times in ns."""
+        """Their sums are beyond the range of the type, like those of times in ns."""
         a = 1795869453_000_000_000 + np.arange(12).reshape(3, 4) * 1_000_000
         self.same(a, self.calls_of(("mean",), [{"where": a > 0}, {"where": a > 0, "axis": 1},
                                                {"where": a % 7 > 2, "axis": 0}], "times"))
@@ -278,7 +278,7 @@ class MasksTest(Case):
                    self.quiet(np.mean, a, axis=0, where=np.isnan(a)))
         self.check(x.mean(where=x == 7), np.float32(np.nan))
         half = self.t.put(np.full(100_000, 1000, "f2"))
-        self.check(half.mean(where=half > 0), np.float16(1000))  # Its sum is beyond the type.
+        self.check(half.mean(where=half > 0), np.float16(1000))  # Its sum is out of range.
         self.check(half.var(where=half > 0), np.float16(0))
 
     def test_masks_that_are_none(self):
@@ -302,7 +302,7 @@ class MasksTest(Case):
 
 
 class FoldedTest(Case):
-    """Reductions of expressions: one Reduce, the bits of a Map and a Reduce."""
+    """Reductions of expressions: one Reduce, with the bits of a Map and a Reduce."""
 
     def operations(self, e):
         with self.calls() as calls:
@@ -360,7 +360,7 @@ class FoldedTest(Case):
         self.assertEqual(float(e), 100_000)
         self.assertEqual((e.stats[0].strategy, len(e.stats)), ("fixed_tree", 1))
         self.assertGreater(e.stats[0].kernel_us, 0)
-        # A Map that is told how is a step of its own.
+        # A Map with a strategy is a separate step.
         e = (x * x).with_(strategy="fused").sum()
         self.assertEqual(float(e), 100_000)
         self.assertEqual([s.operation for s in e.stats], ["map", "reduce"])
@@ -377,7 +377,7 @@ class FoldedTest(Case):
 
 
 class ProductsTest(Case):
-    """Products of matrices and what is done with their elements: one Matmul."""
+    """Products of matrices and operations on their elements: one Matmul."""
 
     def test_one_matmul(self):
         a, w = RNG.standard_normal((2, 40, 40)).astype("f4")
@@ -453,7 +453,7 @@ class ProductsTest(Case):
         for e, operations, timed in (
             ((x @ x).with_(strategy=name) + 1, ["matmul"], False),
             ((x @ x + 1).with_(timing=True), ["matmul"], True),
-            # A product that is to be timed is a step of its own.
+            # A product with timing is a separate step.
             ((x @ x).with_(timing=True) + 1, ["matmul", "map"], True),
             ((x @ x + 1).with_(strategy="fused"), ["matmul", "map"], False),
         ):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client as people really use it: arrays of every layout and type, arguments that make
-no sense, forks, interrupted transfers, processes that end without a word.
+"""The Python client as people really use it: arrays of every layout and type, invalid arguments,
+forks, interrupted transfers, processes that end without closing their clients.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import tessera as ts
 from tessera.wire import _protocol as p
 
 MIB = 1 << 20
-# What every program of this suite begins with. Jobs in the background ignore Ctrl-C.
+# The beginning of every program of this suite. Jobs in the background ignore Ctrl-C.
 HEAD = """
 import os, signal, sys, time
 import numpy as np
@@ -70,7 +70,7 @@ class ArraysTest(python_outsider.Case):
         np.testing.assert_array_equal(converted.numpy(), range(5))
 
     def test_objects_that_have_a_type_to_go_to(self):
-        """NumPy converts them, and says itself what it cannot."""
+        """NumPy converts them, and its own error says what it cannot convert."""
         third = fractions.Fraction(1, 3)
         for value, dtype in (
             ([None, 1.0], "f64"), ([1, 1 << 70], "f64"), ([[third, 2], [4, 5]], "f32"),
@@ -87,8 +87,8 @@ class ArraysTest(python_outsider.Case):
             self.t.put([None, 1], dtype="i32")
 
     def test_what_numpy_says_of_a_conversion(self):
-        """Of small arrays, and of those that are converted as they travel, by one connection and
-        several."""
+        """It applies to small arrays, and to those that are converted during the transfer, through
+        one connection and several."""
 
         async def put(data):
             async with await ts.aio.connect(self.server.address) as t:
@@ -103,7 +103,7 @@ class ArraysTest(python_outsider.Case):
 
         with mock.patch.object(self.t._io, "perform") as perform:
             self.assertRaises(ValueError, self.t.put, np.array(["x"]), "x", dtype="f32")
-        perform.assert_not_called()  # A small one is converted before anything goes.
+        perform.assert_not_called()  # A small array is converted before anything is sent.
         for size in (9, 3 * MIB, 17 * MIB):
             with self.subTest(size=size):
                 large = np.ones(size)
@@ -126,7 +126,7 @@ class ArraysTest(python_outsider.Case):
 
     def test_dlpack_both_ways(self):
         class Foreign:
-            """An array of a library that has DLPack and nothing else."""
+            """An array of a library that has only DLPack."""
 
             def __init__(self, array, device=1):
                 self.array, self.device = array, device
@@ -153,7 +153,7 @@ class ArraysTest(python_outsider.Case):
         bits = np.arange(0x3F80, 0x3F88, dtype="u2")
         a = np.arange(6, dtype="f4")
 
-        class Tensor:  # As torch's: no __array__ of bf16, a way to the host, a view as int16.
+        class Tensor:  # Like torch's: no __array__ of bf16, a way to the host, a view as int16.
             dtype = "torch.bfloat16"
             detach = cpu = contiguous = lambda self: self
 
@@ -169,14 +169,14 @@ class ArraysTest(python_outsider.Case):
         Tensor.dtype, Tensor.numpy = "torch.float32", lambda self: a
         np.testing.assert_array_equal(self.t.put(Tensor()).numpy(), a)
 
-        class OnDevice:  # As CuPy's.
+        class OnDevice:  # Like CuPy's.
             __dlpack_device__ = lambda self: (2, 0)
             __dlpack__ = __array__ = mock.Mock(side_effect=TypeError)
             get = lambda self: a
 
         np.testing.assert_array_equal(self.t.put(OnDevice()).numpy(), a)
 
-        class Series:  # As pandas': types of its own, with a value for what is missing.
+        class Series:  # Like pandas': its own types, with a value for missing data.
             ndim = 1
             dtype = types.SimpleNamespace(numpy_dtype=np.dtype("i4"))
             missing = np.array([False, False, True])
@@ -246,14 +246,14 @@ class ShortLivesTest(python_outsider.Case):
         with self.calls() as calls:
             x = t.put(a)
             kept = [x.copy(), (x + 1).save(), *t.keep(x.sum(axis=0), x * 2), t.put(a[0])]
-            np.testing.assert_array_equal((x + x).numpy(), a + a)  # Too large for an answer.
+            np.testing.assert_array_equal((x + x).numpy(), a + a)  # Too large for a response.
         self.assertEqual(calls.count("GetServerInfo"), 1)
         for array in (x, *kept):
             self.assertTrue(59 <= self.lifetime(t, array) < 600)
 
     @staticmethod
     def lifetime(t, array):
-        """In whole seconds."""
+        """Returns the lifetime in whole seconds."""
         buffer = t.call("GetBuffer", name=array.name).buffer
         return buffer.expire_time.seconds - buffer.create_time.seconds
 
@@ -281,7 +281,7 @@ class ArgumentsTest(python_outsider.Case):
         self.assertRaisesRegex(ValueError, "foo", self.t.call, "GetBuffer", foo=1)
 
     def test_expressions_of_another_connection(self):
-        """Its server may have something else under the same name."""
+        """The other server may have another array under the same name."""
         x = self.t.put(np.ones(3))
         with ts.connect(self.server.address) as other:
             for call in (other.compute, other.keep):
@@ -331,7 +331,7 @@ class ProcessesTest(python_outsider.Case):
         super().setUpClass()
 
     def begin(self, *program, **environment):
-        # Newer versions of Python and gRPC have remarks about forks.
+        # Newer versions of Python and gRPC print remarks about forks.
         said = tempfile.TemporaryFile()
         self.addCleanup(said.close)
         process = subprocess.Popen(
@@ -356,7 +356,7 @@ class ProcessesTest(python_outsider.Case):
         return {b.name for b in self.t.call("ListBuffers", prefix="unnamed/").buffers}
 
     def test_what_is_unnamed_goes_with_its_client(self):
-        """Also where references are left, which are of no use then."""
+        """This holds even where references are left, which are useless then."""
         before = self.unnamed()
         with ts.connect(self.server.address) as t:
             x = t.put(np.ones(3))
@@ -416,8 +416,8 @@ class ProcessesTest(python_outsider.Case):
             self.assertEqual(self.unnamed() - before, set())
 
     def test_forks(self):
-        """A fork calls nothing and deletes nothing of its parent's, who goes on, in the midst of a
-        call too."""
+        """A fork does not call the server and does not delete its parent's buffers. The parent
+        continues, even in the middle of a call."""
         self.run_(
             "import asyncio, threading\n"
             "t = ts.connect(address); x = t.put(np.ones((600, 600)))\n"
@@ -450,7 +450,8 @@ class ProcessesTest(python_outsider.Case):
         )
 
     def test_pools_of_processes(self):
-        """Forks of a process that has not connected yet; and those that are none."""
+        """These are forks of a process that has not connected yet, and processes that are not
+        forks."""
         program = self.folder / "pool.py"
         for kind in ("fork", "spawn", "forkserver"):
             connect = "    t = ts.connect(address)\n"
@@ -467,7 +468,8 @@ class ProcessesTest(python_outsider.Case):
             self.run_program((program,), "[1.0, 2.0, 3.0] 4.0\n")
 
     def test_interrupted_transfers(self):
-        """Ctrl-C ends a transfer at once, leaves nothing behind, and the client goes on."""
+        """Ctrl-C ends a transfer immediately and leaves nothing behind, and the client continues to
+        work."""
         for shared in ("True", "False"):
             for way in ("t.put(data, 'half', progress=interrupt)", "x.numpy(progress=interrupt)"):
                 self.run_(
@@ -492,7 +494,8 @@ print(len(drafts), (t.put(data[:5]) + 1).numpy())
                 )
 
     def test_interrupts_that_leave_a_lock_taken(self):
-        """Ctrl-C between two lines of threading.Condition, by which gRPC guards its channels."""
+        """Ctrl-C comes between two lines of threading.Condition, with which gRPC guards its
+        channels."""
         self.run_(
             """
 import faulthandler, threading
@@ -545,8 +548,8 @@ print(found > 6)
             self.assertTrue(o.eventually(lambda: self.unnamed() == before, o.START_TIMEOUT_S))
 
     def test_a_put_that_is_interrupted_while_its_buffer_is_made(self):
-        """The buffer is deleted as soon as the server has made it; the name can be put again at
-        once, and close() waits for it."""
+        """The buffer is deleted as soon as the server has made it. The name can be put again
+        immediately, and close() waits for the deletion."""
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, handler)
 
@@ -578,7 +581,7 @@ print(found > 6)
                 if again:
                     kept = t.put(data, name)
                     waited_for.set()
-                    # The second one is there, and nothing else.
+                    # Only the second one exists.
                     self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
                     self.assertNotEqual(self.like(made[0]), [made[0].version])
                     if name:
@@ -586,7 +589,7 @@ print(found > 6)
             self.assertEqual(self.like(made[0]), [])
 
     def like(self, buffer):
-        """The versions of the buffers whose names differ in no more than their last digit."""
+        """Returns the versions of the buffers whose names differ at most in their last digit."""
         found = self.t.call("ListBuffers", prefix=buffer.name[:-1]).buffers
         return [one.version for one in found]
 
@@ -598,7 +601,8 @@ print(found > 6)
             self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
 
     def test_a_client_that_is_closed_while_the_server_seals(self):
-        """Either the array is there and put() returns, or it is not and put() says so."""
+        """Either the array exists and put() returns, or it does not exist and put() reports
+        that."""
         for name in ("sealed", None):
             t = ts.connect(self.server.address)
             call = t._io.call
@@ -624,7 +628,7 @@ print(found > 6)
         self.assertEqual(core._drafts, set())
 
     def test_a_put_that_never_begins(self):
-        """No thread can be started, or Ctrl-C comes before: close() deletes the rest."""
+        """No thread can be started, or Ctrl-C comes earlier: close() deletes the rest."""
         before = self.unnamed()
         for owner, name, error in ((threading.Thread, "start", RuntimeError),
                                    (ts._blocking.Blocking, "_create", KeyboardInterrupt)):
@@ -638,7 +642,7 @@ print(found > 6)
         del kept
 
     def test_an_end_that_starts_no_threads(self):
-        """As Python's from 3.12 on, after Ctrl-C."""
+        """Python behaves like this from 3.12 on, after Ctrl-C."""
         t = ts.connect(self.server.address)
         t._io.interrupted(KeyboardInterrupt())
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("at the end")):

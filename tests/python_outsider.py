@@ -1,4 +1,4 @@
-"""What the tests of the Python client share: the package from the sources, and a server."""
+"""Common parts of the tests of the Python client: the package from the sources, and a server."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ PACKAGE = o.ROOT / "client" / "python"
 
 
 class Case(o.Case):
-    """Tests with a server of their own for each class; FLAGS are the server's."""
+    """Tests with a separate server for each class; FLAGS are the server's."""
 
     FLAGS = ()
 
@@ -29,7 +29,7 @@ class Case(o.Case):
 
     @contextlib.contextmanager
     def calls(self):
-        """The methods of the unary calls that the client makes meanwhile."""
+        """Yields a list of the methods of the unary calls that the client makes in the meantime."""
         found = []
         call = self.t._io.call
         self.t._io.call = lambda method, *rest: found.append(method) or call(method, *rest)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python package as its users get it: the wheel in a clean environment, the README's lines, the
+"""The Python package as users get it: the wheel in a clean environment, the README's lines, the
 tutorial line by line, the examples and their pages.
 """
 
@@ -20,7 +20,7 @@ from python_outsider import PACKAGE
 
 DEFAULT = "127.0.0.1:50051"
 EXAMPLES = sorted(path.stem for path in (PACKAGE / "examples").glob("*.py"))
-# Arguments with which they take a second.
+# Arguments with which the examples take a second.
 SMALL = {
     "least_squares": (), "linear_model": ("--seconds", "0.5"),
     "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
@@ -39,7 +39,7 @@ def run(command, **options):
 
 
 def run_here(*command):
-    """A program of Python with the package from the sources."""
+    """Runs a Python program with the package from the sources."""
     return run([sys.executable, *command], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
 
 
@@ -49,14 +49,14 @@ def package_folder(name):
 
 class PackageTest(python_outsider.Case):
     def block(self, path):
-        """The first block of Python of a page, for the test's server."""
+        """Returns the first block of Python of a page, for the test's server."""
         page = (o.ROOT / path).read_text(encoding="utf-8")
         code = re.search(r"```python\n(import numpy.*?)```", page, re.S).group(1)
         self.assertIn(DEFAULT, code)
         return code.replace(DEFAULT, self.server.address)
 
     def test_the_wheel_in_a_clean_environment(self):
-        """Builds in a copy of the sources, so that nothing is left in them."""
+        """The wheel is built in a copy of the sources, so that nothing is left in them."""
         root = self.folder / "sources"
         package = root / "client" / "python"
         ignore = shutil.ignore_patterns("build", "dist", "*.egg-info", "*.binpb", "__pycache__")
@@ -83,13 +83,13 @@ class PackageTest(python_outsider.Case):
             self.assertIn("one Execute", run([python, script], cwd=o.ROOT))
 
     def expose(self, python, *packages):
-        """Shows a clean environment these packages of this one, and no others."""
+        """Shows only these packages of this environment to a clean one."""
         shown = self.folder / "shown"
         for name in packages:
             link = shown / name.replace(".", "/")
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(package_folder(name))
-            # Of wheels: shared libraries, and compiled modules beside the package.
+            # Wheels also have shared libraries, and compiled modules next to the package.
             folder = link.resolve().parent
             for more in (f"{name}.libs", "_upb"):
                 if (folder / more).exists():
@@ -117,7 +117,7 @@ class PackageTest(python_outsider.Case):
                 run_here(PACKAGE / "examples" / f"{name}.py", self.server.address, *arguments)
 
     def test_the_comparison_with_peers(self):
-        """NumPy in the place of CuPy; the script compares all answers by itself."""
+        """NumPy replaces CuPy; the script itself compares all results."""
         out = self.folder / "peers.json"
         options = "--peer numpy --rounds 1 --seconds 0 --elements 1000 --json".split()
         run_here(PACKAGE / "peers.py", self.server.address, *options, out)

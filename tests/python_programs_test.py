@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random programs of NumPy on resident arrays, as people chain them: views, arithmetic,
 comparisons, masks, reductions, products, functions of NumPy. The same lines run on NumPy's arrays,
-which say what is right.
+which give the expected results.
 """
 
 import random
@@ -16,8 +16,8 @@ DTYPES = ("f4", "f8", "f2", "i4", "i8")
 
 
 class Value:
-    """A resident array or expression beside NumPy's array, and how far they may be apart, relative
-    to the largest element."""
+    """A resident array or expression with NumPy's array, and the allowed difference, relative to
+    the largest element."""
 
     def __init__(self, lazy, array, text, slack=0.0):
         self.lazy, self.array, self.text, self.slack = lazy, np.asarray(array), text, slack
@@ -27,8 +27,8 @@ class Value:
 
 
 def typed(*values):
-    """Arrays of one type, promoted as by NumPy 2: NumPy 1 looks at the values of arrays without
-    axes."""
+    """Returns arrays of one type, promoted as in NumPy 2: NumPy 1 looks at the values of arrays
+    without axes."""
     dtype = np.result_type(*(v.array.dtype for v in values))
     return [v.array.astype(dtype) for v in values]
 
@@ -63,7 +63,7 @@ class Program:
             return
         else:
             slack = 0.0
-            # What was rounded decides no comparison and no cast to an integer.
+            # Rounded values do not decide comparisons or casts to integers.
             if any(v.slack > 0 for v in of) and text not in ("astype", "shape"):
                 if array.dtype.kind in "bi":
                     return
@@ -83,7 +83,7 @@ class Program:
         for array in (a, b):
             self.values.append(Value(self.t.put(array), array, "put"))
 
-    # --- what a line may do
+    # --- operations of a line
 
     def view(self):
         v = self.pick(lambda v: v.array.ndim)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compares with NumPy every function and ufunc of NumPy's that the Python client has: each argument
-of its signature by name and by position, in every type, at the ends of the integer types. What is
-not served is refused with a way out; no argument has another meaning than in NumPy.
+"""Compares with NumPy every function and ufunc of NumPy that the Python client has: each argument
+of its signature by name and by position, in every type, at the ends of the integer types. A call
+that is not supported is refused with an alternative; no argument has another meaning than in NumPy.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import tessera as ts
 from tessera.arrays import _functions, _numpy, _ufuncs
 
 TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
-# Values of parameters, by name; those of arrays are made of the first array.
+# Values of parameters, by name; values that are arrays are made from the first array.
 VALUES = {
     "axis": (0, -1, None, (0, 1), (), 5, True), "axis1": (1,), "axis2": (0,),
     "axes": (0, 1, (1, 0)),
@@ -43,7 +43,7 @@ WIDER = {("uint64", "int64"), ("int32", "int64"), ("uint8", "int64"), ("int8", "
 
 
 def array_of(dtype):
-    """A 2 x 3 array, with the ends of an integer type."""
+    """Returns a 2 x 3 array, with the ends of an integer type."""
     if np.dtype(dtype).kind in "iu":
         ends = np.iinfo(dtype)
         return np.array([[ends.min, 2, ends.max], [3, ends.max, 1]], dtype)
@@ -60,7 +60,7 @@ def special_of(dtype):
 
 class SignaturesTest(python_outsider.Case):
     def both(self, call, a, x):
-        """(NumPy's result or error, the client's) of a call with arrays of either kind."""
+        """Returns (NumPy's result or error, the client's) of a call with arrays of either kind."""
         found = []
         for array in (a.copy(), x):
             try:
@@ -71,7 +71,7 @@ class SignaturesTest(python_outsider.Case):
         return found
 
     def settle(self, cases):
-        """Compares results of the client's with NumPy's. cases: (text, NumPy's, the client's)."""
+        """Compares the client's results with NumPy's. cases: (text, NumPy's, the client's)."""
         lazy, wanted, served = [], [], 0
         for text, want, got in cases:
             strict = isinstance(got, TypeError) and "is an integer, not" in str(got)
@@ -81,7 +81,7 @@ class SignaturesTest(python_outsider.Case):
                 ok = isinstance(want, Exception) or isinstance(got, REFUSALS)
                 self.assertTrue(ok, f"{text}: {want!r}, here {got!r}")
                 named = not isinstance(got, ts.Unsupported) or str(got) and ": " in str(got)
-                self.assertTrue(named, f"{text}: {got!r} names no way out")
+                self.assertTrue(named, f"{text}: {got!r} names no alternative")
                 continue
             self.assertNotIsInstance(want, Exception, f"{text}: {want!r}, here {got!r}")
             served += 1
@@ -99,19 +99,21 @@ class SignaturesTest(python_outsider.Case):
                 whole = re.match("floor |ceil |trunc |fix ", text)
                 if not whole:
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
-                # NumPy's overflow in their type: the client's are wrapped to it.
+                # NumPy's results overflow in their type; the client's are wrapped to it.
                 got = got.astype(want.dtype)
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)
             else:
-                # Half a unit of f16 in a few steps; NumPy's own rounding of sums is as large.
+                # Half a unit of f16 in each of a few steps; NumPy's own rounding of sums is equally
+                # large.
                 eps = {2: 4e-3, 4: 1e-5}.get(min(got.itemsize, want.itemsize), 1e-12)
                 least = eps * (2.0**63 if " of i8" in text else 1)
                 np.testing.assert_allclose(got, want, eps, least, err_msg=text)
         return served
 
     def calls_of(self, function):
-        """(text, call) of the function: each value of each parameter by name and by position."""
+        """Yields (text, call) of the function: each value of each parameter by name and by
+        position."""
         taken = inspect.signature(_numpy._OF_C.get(function, function)).parameters.values()
         positional = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         by_name = [p for p in taken if p.kind is p.KEYWORD_ONLY]
@@ -157,7 +159,7 @@ class SignaturesTest(python_outsider.Case):
                     x = self.t.put(a)
                     for text, call in self.calls_of(function):
                         if make is special_of and re.search("dtype.*[iu?]", text):
-                            continue  # NaN has no integer; NumPy gives any.
+                            continue  # NaN has no integer; NumPy gives an arbitrary one.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
                             cases.append((case, *self.both(call, a, x)))
@@ -218,7 +220,7 @@ class SignaturesTest(python_outsider.Case):
                 self.settle(cases)
 
     def test_methods(self):
-        """Parameters of methods of arrays have NumPy's positions."""
+        """Parameters of array methods have NumPy's positions."""
         calls = (
             lambda a: a.sum(0, "f8", None, True), lambda a: a.prod(0, None, None, True, 2),
             lambda a: a.mean(0, "f4"), lambda a: a.std(0, None, None, 1, True),

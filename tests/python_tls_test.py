@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client over TLS: whom it trusts, what it shows, and both clients alike."""
+"""The Python client over TLS: which servers it trusts, which certificate it shows, for both
+clients."""
 
 import asyncio
 
@@ -10,7 +11,7 @@ import python_outsider
 import tessera as ts
 from authority import Authority
 
-SOON = {"connect_timeout": 0.7}  # Of those that never come.
+SOON = {"connect_timeout": 0.7}  # For connections that are never made.
 
 
 class TlsTest(o.Case):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transfers of the Python client: resumed after a break, without a copy of the whole."""
+"""Transfers of the Python client: resumed after a break, without copying the whole array."""
 
 import asyncio
 import contextlib
@@ -25,17 +25,17 @@ from tessera.transfers import _messages, _progress, _shared
 from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
-STALL_S = 0.4  # For transfers that stand still.
+STALL_S = 0.4  # For transfers that stall.
 
 
 def impatient(t, **options):
-    """Gives a client other options, once it has been connected with more patience."""
+    """Gives a client other options after it has connected with more patience."""
     for name, value in options.items():
         object.__setattr__(t._core.options, name, value)
 
 
 def performed(t, kind=object):
-    """A list of the commands of a kind that a client performs from now on."""
+    """Returns a list of the commands of a kind that a client performs from now on."""
     commands, perform = [], t._io.perform
 
     def watched(command):
@@ -59,7 +59,7 @@ class TransfersTest(python_outsider.Case):
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):
-        """A client whose connections the relay passes on."""
+        """Returns a client whose connections go through the relay."""
         self.addCleanup(relay.close)
         t = ts.connect(relay.where, **options)
         self.addCleanup(t.close)
@@ -74,8 +74,8 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(relay.breaks, 1)
         self.assertEqual(sent, sorted(sent))
         self.assertEqual(sent[-1], self.data.nbytes)
-        # It went on where the server's bytes ended. That may be beyond what the client was told of
-        # before the break, so the progress need not show it.
+        # The transfer continued where the server's bytes ended. That may be beyond the bytes that
+        # the client knew of before the break, so the progress need not show it.
         resumed = sum(relay.requests)
         self.assertLess(resumed, self.data.nbytes * 5 // 4)
         self.assertGreater(len(streams), self.STREAMS)
@@ -97,7 +97,7 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(x.version, t["down"].version)
 
     def test_patience_begins_with_the_break(self):
-        """Not with the transfer, which may take longer than it may stand still."""
+        """It does not begin with the transfer, which may last longer than it may stall."""
         relay = Relay(self.server.address, request_cuts=self.CUTS)
         t = self.through(relay, stall_timeout=60)
         ahead, now = 0, time.monotonic
@@ -168,7 +168,7 @@ class TransfersTest(python_outsider.Case):
 
 
 class DividedTest(TransfersTest):
-    """The same by several connections."""
+    """The same tests with several connections."""
 
     STREAMS = _messages.UPLOADS
     CUTS = [None, 8 * MIB]
@@ -201,7 +201,7 @@ class DividedTest(TransfersTest):
         self.assertEqual(callers, {threading.current_thread()})
         size = self.data.nbytes
         self.assertEqual(told, 2 * [(done, size) for done in range(MIB, size + 1, MIB)])
-        # They are kept.
+        # The connections are kept.
         self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
         ends = relay.open[::2]
         t.close()
@@ -243,7 +243,8 @@ class DividedTest(TransfersTest):
         self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
 
     def test_a_server_that_never_has_room(self):
-        """gRPC takes a stream's first bytes before it knows of the refusal: no progress."""
+        """gRPC takes a stream's first bytes before it knows of the refusal: they are not
+        progress."""
         t = ts.connect(self.server.address, stall_timeout=STALL_S, shared_memory=False)
         self.addCleanup(t.close)
         perform, refused = t._io.perform, []
@@ -256,7 +257,7 @@ class DividedTest(TransfersTest):
                 next(messages), next(messages)
             refused.append(command)
             if len(refused) > 10:
-                raise AssertionError("it goes on")
+                raise AssertionError("it continues")
             raise _errors.make("", "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", retry_after=0.02)
 
         t._io.perform = refuse
@@ -265,7 +266,7 @@ class DividedTest(TransfersTest):
         self.assertGreater(len(refused), 1)
 
     def test_a_refusal(self):
-        """The server says which byte it does not take, wherever that is."""
+        """The server says which byte it does not accept, wherever that is."""
         wrong = np.zeros(48 * MIB, np.uint8)
         wrong[40 * MIB] = 2
         as_it_is = mock.patch.object(ts.graph._dtypes, "_converted", lambda array, _: array)
@@ -275,7 +276,7 @@ class DividedTest(TransfersTest):
 
 
 class AsyncioTest(python_outsider.Case):
-    """Several connections of asyncio."""
+    """Several connections with asyncio."""
 
     FLAGS = ("--no-warm-up",)
 
@@ -353,7 +354,7 @@ class AsyncioTest(python_outsider.Case):
 
 
 class SharedTest(o.Case):
-    """Through memory that the server shares."""
+    """Transfers through memory that the server shares."""
 
     DEVICE = "cpu"
     PLACEMENT = ()
@@ -376,7 +377,7 @@ class SharedTest(o.Case):
         self.performed = performed(self.t)
 
     def kinds(self):
-        """The transfers since the last call, by class."""
+        """Returns the transfers since the last call, by class."""
         transfers = _shared.Transfer, _messages.Upload, _messages.Download
         found = [type(c).__name__ for c in self.performed if isinstance(c, transfers)]
         self.performed.clear()
@@ -407,7 +408,8 @@ class SharedTest(o.Case):
         self.assertEqual(sorted(self.t._core.pool.region()._free), [0, 1, 2, 3])
 
     def test_a_region_that_is_lost_under_way(self):
-        """Streams do the rest; the region, which the server may write to, is not used again."""
+        """Streams transfer the rest; the region, which the server may still write to, is not used
+        again."""
         self.t.put(self.long)
         for way in ("up", "down"):
             region = self.t._core.pool.region()
@@ -425,7 +427,7 @@ class SharedTest(o.Case):
             self.assertIsNot(self.t._core.pool.region(), region)
 
     def stop(self):
-        """Returns when no thread of the server runs any more."""
+        """Stops the server; returns when none of its threads is running."""
         self.server.signal(signal.SIGSTOP)
         tasks = pathlib.Path(f"/proc/{self.server.process.pid}/task")
         stopped = lambda: all("State:\tT" in t.read_text() for t in tasks.glob("*/status"))
@@ -433,15 +435,15 @@ class SharedTest(o.Case):
 
     @contextlib.contextmanager
     def stopped(self):
-        """The server goes on afterwards."""
+        """Lets the server continue afterwards."""
         try:
             yield
         finally:
             self.server.signal(signal.SIGCONT)
 
     def test_a_server_that_hangs(self):
-        """One patience for all attempts: no stream after a shared transfer, or a question for one,
-        that has used it up; and none of its own for a stream."""
+        """All attempts share one patience: no stream follows a shared transfer, or a request for
+        shared memory, that has used it up, and a stream gets no patience of its own."""
         x = self.t.put(self.data, "hangs", replace=True)
         for pool in (self.t._core.pool, _shared.Pool()):
             with ts.connect(self.server.address) as t:
@@ -473,8 +475,8 @@ class SharedTest(o.Case):
         self.assertLess(download.tally.moved, begin[0])
 
     def test_patience_begins_with_the_last_part(self):
-        """Two calls are under way at once, and the second may use up its time while the server
-        works for the first: streams do the rest, unless nothing has come for that long."""
+        """Two calls run at the same time, and the second may use up its time while the server works
+        for the first: streams transfer the rest, unless nothing has arrived for that long."""
         x = self.t.put(self.long)
         perform, patience = self.t._io.perform, self.t._core.options.stall_timeout
 
@@ -497,7 +499,7 @@ class SharedTest(o.Case):
         self.assertEqual(self.kinds(), [])
 
     def test_the_end_of_a_client_of_a_server_that_hangs(self):
-        """One call is waited for, and nothing else."""
+        """The client waits for one call, and for nothing else."""
         self.t.put(self.data)
         self.t._io._forgotten.add("another call")
         self.performed.clear()
@@ -538,7 +540,7 @@ class SharedTest(o.Case):
 
 
 class ShardedTest(SharedTest):
-    """The same to and from arrays on several devices."""
+    """The same tests with arrays on several devices."""
 
     DEVICE = "cpu:0,cpu:1,cpu:2"
     PLACEMENT = ("cpu:2", "cpu:0")
@@ -549,7 +551,7 @@ class ShardedTest(SharedTest):
         self.assertEqual(self.kinds(), ["SharedUpload"])
         np.testing.assert_array_equal(x.numpy(), self.long)
 
-    # These have nothing to do with where the bytes go.
+    # These tests do not depend on where the bytes go.
     test_a_server_that_hangs = test_patience_begins_with_the_last_part = None
     test_the_end_of_a_client_of_a_server_that_hangs = test_asyncio = None
 
@@ -588,7 +590,7 @@ class ProgressTest(unittest.TestCase):
             self.assertEqual((first.done, first.moved), (5, 90))
             first.add(2)
             self.assertEqual((told, first.done, first.moved), ([7], 7, 100))
-            first.tell = lambda done: told.append(-done)  # As of several streams.
+            first.tell = lambda done: told.append(-done)  # As with several streams.
             now[0] = 200.0
             second = first.anew(6)
             first.add(10)
@@ -621,7 +623,7 @@ class ProgressTest(unittest.TestCase):
         first, second, third = (mock.Mock(connected=True) for _ in range(3))
         self.assertIsNone(pool.region())
         self.assertIs(pool.made(first), first)
-        self.assertIs(pool.made(second), first)  # Another thread has been quicker.
+        self.assertIs(pool.made(second), first)  # Another thread was faster.
         second.close.assert_called_once_with()
         first.connected = False  # The next server has another one.
         self.assertIsNone(pool.region())
@@ -635,14 +637,14 @@ class ProgressTest(unittest.TestCase):
 
 
 class SeveralTest(unittest.TestCase):
-    """Which failure of several streams the caller hears of."""
+    """Which failure of several streams is reported to the caller."""
 
-    # The streams' outcomes in the order of time, and which of them it is.
+    # The streams' outcomes in the order of time, and which of them is reported.
     FULL, LOST, ENDED = ts.TooManyDownloads("", "RESOURCE_EXHAUSTED"), ts.ConnectionLost(""), None
     ALSO_FULL, STALLED = ts.HostMemoryExhausted("", "RESOURCE_EXHAUSTED"), ts.Stalled("")
     CASES = (
         ((ENDED, ENDED, ENDED), None),
-        ((FULL, ENDED, ENDED), FULL),  # The others go on.
+        ((FULL, ENDED, ENDED), FULL),  # The others continue.
         ((ENDED, ENDED, FULL), FULL),
         ((FULL, ALSO_FULL, ENDED), FULL),
         ((FULL, ALSO_FULL, LOST), LOST),
@@ -689,7 +691,7 @@ class SeveralTest(unittest.TestCase):
             async def perform(stream):
                 if stream.connection:
                     await ended[stream.connection - 1].wait()
-                    for _ in range(9):  # The client hears of that one first.
+                    for _ in range(9):  # The client receives that one first.
                         await asyncio.sleep(0)
                 ended[stream.connection].set()
                 if outcomes[stream.connection] is not None:
@@ -709,7 +711,7 @@ class SeveralTest(unittest.TestCase):
 
 class WireTest(unittest.TestCase):
     def test_slices_of_bytes(self):
-        """Those of the array that is sent, wherever they begin and end."""
+        """These are slices of the array that is sent, wherever they begin and end."""
         a = np.arange(3 * 5 * 7).reshape(3, 5, 7)
         arrays = [a.T, a.T[::-1, ::2], a.astype(">f8"), np.broadcast_to(a[0], (4, 5, 7)), a > 9, a]
         arrays += [np.float32(2), np.array(7, ">i4"), a[:0], a[:0].T.astype(">f4")]
@@ -732,11 +734,11 @@ class WireTest(unittest.TestCase):
             for looks in range(60):
                 now[0] += patience.step
                 if looks == 4:
-                    tally.add(1)  # 0.9 s after the look before
+                    tally.add(1)  # 0.9 s after the previous check
                 if patience.over():
                     waited.append(now[0] - 100)
                     break
-        # It is seen to move at 5 s, and has stood still for 8 then.
+        # At 5 s it is seen to move, and then it stalls for 8 s.
         self.assertEqual(waited, [13])
 
     def test_messages_by_hand_are_those_of_protobuf(self):

@@ -1,4 +1,4 @@
-// Two kernels that beginners write and that are wrong. They are not strategies of the table.
+// Two wrong kernels of the kind that beginners write. They are not strategies of the table.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 """Random requests for operations, and a model in NumPy that knows how each of them ends.
 
-A case is one request: its fields, the reasons for which the server refuses it, and otherwise what
-is right. Most cases are valid, the others have one fault each. The model shares no code with the
-server.
+A case is one request: its fields, and either the reasons for which the server refuses it or the
+right result. Most cases are valid; the others have one fault each. The model shares no code with
+the server.
 """
 
 import argparse
@@ -21,7 +21,7 @@ DTYPES = (F32, F64, F16, BF16, I32, I64)
 INTEGERS = (I32, I64)
 BYTES = (BOOL, U8, I8)
 SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
-# The field of a Step that has the request of each method.
+# The field of a Step for the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k",
@@ -53,11 +53,11 @@ def check(condition, *what):
 
 
 def check_end(outcome, reasons, ok):
-    """That a call ended with one of the reasons, or with OK; whether it is OK."""
+    """Checks that a call ended with one of the reasons, or with OK; returns whether it is OK."""
     if outcome.ok:
         check(ok, "OK, not", reasons)
         return True
-    # What a strategy for a GPU needs apart from its types is known to the strategy alone.
+    # Only the strategy itself knows what else, apart from types, a GPU strategy needs.
     needs_more = (
         outcome.reason == "STRATEGY_UNSUPPORTED"
         and o.Program.device != "cpu"
@@ -83,7 +83,7 @@ def take_arguments(seed=None):
 
 
 def run_tests(namespace, arguments, *flags):
-    """Runs tests as outsider.run_tests does; the exit code."""
+    """Runs tests like outsider.run_tests; returns the exit code."""
     code = o.run_tests(namespace, *flags)
     if code:
         # A run ends at its first failure, which may come later on a slower machine.
@@ -100,10 +100,10 @@ def bf16_values(bits):
 
 
 def bf16_bits(values):
-    """Nearest, ties to even, of f64 values."""
+    """Rounds f64 values to the nearest, ties to even."""
     shape = np.shape(values)
     values = np.asarray(values, np.float64).ravel()
-    # Below the normal range the numbers are the multiples of one.
+    # Below the normal range the numbers are the multiples of the smallest one.
     tiny = np.abs(values) < 2.0**-126
     values = np.where(tiny, np.rint(np.where(tiny, values, 0) * 2.0**133) * 2.0**-133, values)
     bits = values.view(np.uint64)
@@ -117,7 +117,7 @@ def bf16_bits(values):
 
 
 def wide(array, dtype):
-    """The values as f64, or as i64."""
+    """Returns the values as f64, or as i64."""
     array = np.asarray(array)
     if dtype == BF16:
         return bf16_values(array).astype(np.float64)
@@ -125,7 +125,7 @@ def wide(array, dtype):
 
 
 def narrow(values, dtype):
-    """f64 or i64 to an array of the wire's type, rounded to nearest; integers wrap."""
+    """Converts f64 or i64 to an array of the wire's type, rounded to nearest; integers wrap."""
     values = np.asarray(values)
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == BF16:
@@ -134,7 +134,7 @@ def narrow(values, dtype):
 
 
 def cast(array, source, target):
-    """CopyBuffer's: to nearest; to integers truncated and saturated, NaN is 0."""
+    """Casts like CopyBuffer: to nearest; to integers, truncated and saturated, and NaN gives 0."""
     if source == target:
         return array
     values = wide(array, source)
@@ -158,7 +158,7 @@ def cast(array, source, target):
 
 
 def strided(array, view):
-    """The elements of a valid view (offset, shape, strides)."""
+    """Returns the elements of a valid view (offset, shape, strides)."""
     offset, shape, strides = view
     index = np.full(shape, offset, np.int64)
     for axis, (extent, stride) in enumerate(zip(shape, strides)):
@@ -167,8 +167,8 @@ def strided(array, view):
     return array.ravel()[index.ravel()].reshape(shape)
 
 
-# What the operations of an expression compute. The model does not know the last bits of those in
-# LIBRARY.
+# The functions that the operations of an expression compute. The model does not know the last bits
+# of those in LIBRARY.
 BINARY = {
     "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
     "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
@@ -186,10 +186,11 @@ class Expression:
     """An expression of operands of one type."""
 
     def __init__(self, dtype, *nodes):
-        """nodes: numbers of operands, and tuples of an operation and of its arguments' places."""
+        """nodes: numbers of operands, and tuples of an operation and the positions of its
+        arguments."""
         self.nodes = nodes
         self.is_exact = not any(self.op(i) in LIBRARY for i in range(len(nodes)))
-        # Operations take bytes as I32.
+        # Operations treat bytes as I32.
         self.number = dtype if dtype not in (U8, I8) else I32
         self.dtypes = []
         for i in range(len(nodes)):
@@ -208,7 +209,7 @@ class Expression:
         ])
 
     def values(self, *operands):
-        """The result for operands of f64 or i64, as f64 or i64."""
+        """Returns the result for operands of f64 or i64, as f64 or i64."""
         places = []
         with np.errstate(all="ignore"):
             for i, node in enumerate(self.nodes):
@@ -224,7 +225,7 @@ class Expression:
         return np.broadcast_to(value.astype(np.int64) if self.dtype == BOOL else value, shape)
 
 
-# --- What is right --------------------------------------------------------------------------------
+# --- Expected results -----------------------------------------------------------------------------
 
 
 def check_equal(actual, expected, dtype):
@@ -235,7 +236,7 @@ def check_equal(actual, expected, dtype):
 
 def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
     """expected, and terms, the sum of the absolute terms of each element, are f64 or i64. rounded:
-    what was rounded to the type before the last step. count: how many terms there are, each of
+    the value that was rounded to the type before the last step. count: the number of terms, each of
     which may be below the least number and rounded to that."""
     values = wide(actual, dtype)
     if dtype in INTEGERS:
@@ -251,7 +252,7 @@ def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
         bound = 4 * (roundoff + 2.0**-50) * terms + max(1, count) * tiny
         bound = bound + 2 * ulp * (np.abs(want) + np.abs(rounded))
         close = np.abs(values - want) <= bound
-        # Parts of a sum are kept in f32 or f64 and may overflow where the whole does not.
+        # Partial sums are kept in f32 or f64 and may overflow where the whole sum does not.
         over = (np.abs(want) > top) | (terms > top_of_parts) & ~np.isfinite(values)
     check(np.all(np.where(np.isfinite(want), close | over, same)), values, "is not", want)
 
@@ -265,7 +266,7 @@ def check_scalar(response, integer, expected, terms, what):
         same = actual == expected or math.isnan(expected) and math.isnan(actual)
         check(same, what, actual, "is not", expected)
         return
-    # The last term: what products lose that are below the range of an f32.
+    # The last term covers what products below the range of an f32 lose.
     bound = 4 * (response.stats.roundoff + 2.0**-50) * terms + 1e-33
     check(abs(actual - expected) <= bound, what, actual, "is not", expected, "within", bound)
 
@@ -275,18 +276,18 @@ OPS = (
     "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
 )
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
-# What reductions give of no elements; all others are refused.
+# The results of reductions of no elements; all other such reductions are refused.
 EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
 REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE", "STD")
 
 
 def fold(op, x):
-    """(value, sum of |terms|, index) of a flat array of f64 or i64."""
+    """Returns (value, sum of |terms|, index) of a flat array of f64 or i64."""
     if not len(x):
         return EMPTY[op], 0.0, None
     with np.errstate(all="ignore"):
         real = x.astype(np.float64)
-        # Squares of f64 leave the range of f64, and their roots and deviations do not.
+        # Squares of f64 may leave the range of f64, although their roots and deviations do not.
         size, long = float(np.abs(real).sum()), real.astype(np.longdouble)
         squares = long * long
         if op in ("MIN", "MAX", "ARGMIN", "ARGMAX"):
@@ -314,7 +315,7 @@ def fold(op, x):
 
 
 def result_of_fold(op, dtype):
-    """The type of the array that a reduction along axes gives."""
+    """Returns the type of the array that a reduction along axes gives."""
     if op in ("ARGMIN", "ARGMAX"):
         return I64
     if op in ("ALL", "ANY"):
@@ -325,7 +326,7 @@ def result_of_fold(op, dtype):
 
 
 def product_is_safe(op, x):
-    """Whether no partial product leaves the range of f32, whatever the order."""
+    """Returns whether no partial product leaves the range of f32, in any order."""
     if op != "PRODUCT" or x.dtype == np.int64:
         return True
     finite = x[np.isfinite(x) & (x != 0)]
@@ -333,7 +334,8 @@ def product_is_safe(op, x):
 
 
 def top_indices(rows, k, smallest):
-    """Of the last axis: equal elements in the order of their indices; NaN is the largest."""
+    """Returns indices along the last axis: equal elements in the order of their indices; NaN is the
+    largest."""
     if smallest:
         return np.argsort(rows, axis=-1, kind="stable")[..., :k]
     backwards = np.argsort(rows[..., ::-1], axis=-1, kind="stable")[..., ::-1]
@@ -344,20 +346,20 @@ def top_indices(rows, k, smallest):
 
 
 class Case:
-    """A request, and how it ends."""
+    """A request, and the expected outcome."""
 
     def __init__(self, operation, rpc, fields, dtype, reasons=(), operands=(), result=None,
                  judge=None):
-        """operation: its name in ListStrategies. dtype: the type that a strategy has to support.
+        """operation: its name in ListStrategies. dtype: the type that a strategy must support.
         reasons: the server gives one of them; without reasons the request is valid. result: type
         and shape of an array. judge: a function of the response and the result's elements."""
         self.operation, self.rpc, self.fields, self.dtype = operation, rpc, fields, dtype
         self.reasons, self.result, self.judge = tuple(reasons), result, judge
         self.versions = [operand.version for operand in operands]
-        self.perhaps = ()  # reasons for which it may be refused as well
+        self.perhaps = ()  # further reasons for which it may be refused
         self.may_succeed = not reasons
-        self.target = None  # name, replace and ttl, where the result goes to a buffer
-        self.is_exact = True  # no library's function is in it, of which the last bits are unknown
+        self.target = None  # name, replace and ttl, if the result goes to a buffer
+        self.is_exact = True  # whether it has no library function, whose last bits are unknown
 
     def __repr__(self):
         return f"{self.rpc} {str(self.request())[:1000]}"
@@ -392,7 +394,7 @@ class Case:
             self.check(outcome.answer)
 
 
-# The array is what a view shows of it, or None where the operand is not valid.
+# The array has the elements of the view; None where the operand is not valid.
 Operand = collections.namedtuple("Operand", "message array version reasons")
 
 
@@ -424,7 +426,7 @@ class Requests:
         return self.rng.choice((1, 10**9, 2**64 - 1))
 
     def not_readable(self, name, version=0):
-        """Reasons why a name cannot be read."""
+        """Returns the reasons why a name cannot be read."""
         if name not in self.live:
             return ("BUFFER_NOT_FOUND",)
         return () if version in (0, self.live[name].version) else ("VERSION_MISMATCH",)
@@ -453,7 +455,7 @@ class Requests:
     # --- Operands ---
 
     def view(self, count, rank=None):
-        """A valid view of an array of count elements: (offset, shape, strides)."""
+        """Returns a valid view of an array of count elements: (offset, shape, strides)."""
         rng = self.rng
         rank = rng.randrange(4) if rank is None else rank
         if count == 0:
@@ -475,7 +477,7 @@ class Requests:
         return rng.randrange(-low, count - high), shape, strides
 
     def view_of_shape(self, count, shape):
-        """A valid view with these extents of an array of count elements (some, if they have)."""
+        """Returns a valid view with these extents of an array of count elements, if it has any."""
         strides, left = [], count - 1
         for extent in shape:
             stride = 0
@@ -487,7 +489,7 @@ class Requests:
         return self.rng.randint(0, max(0, left)), list(shape), strides
 
     def bad_view(self, count):
-        """A view that reaches outside, or is none: (message, reasons)."""
+        """Returns a view that reaches outside, or is invalid: (message, reasons)."""
         rng, view, size = self.rng, o.buffers.View, max(count, 1)
         return rng.choice((
             view(offset=count, shape=[1]),
@@ -507,7 +509,7 @@ class Requests:
         )), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True):
-        """Inline or resident, through a view or not."""
+        """Returns an operand, inline or resident, through a view or not."""
         rng = self.rng
         names = [name for name, held in self.live.items() if held.dtype == dtype]
         array = name = None
@@ -521,7 +523,7 @@ class Requests:
         return self.seen(array, name, rank, shape)
 
     def seen(self, array, name=None, rank=None, shape=None):
-        """The operand that an array is; name: that it has as a buffer."""
+        """Returns an array as an operand; name: that of its buffer."""
         rng, view = self.rng, None
         if shape is not None:
             if tuple(shape) != array.shape:
@@ -560,11 +562,11 @@ class Requests:
         return Operand(o.inline(array, view), None, 0, reasons)
 
     def pair(self, dtype, fault):
-        """Two operands of one type and shape, or with a fault: (a, b, reasons)."""
+        """Returns two operands of one type and shape, or with a fault: (a, b, reasons)."""
         rng = self.rng
         if fault == "view":
             a, b = self.bad_operand(dtype), Operand(o.inline(self.array(dtype, (2,))), None, 0, ())
-            # A buffer may be of another type as well, and the other operand may not fit either.
+            # A buffer may also have another type, and the other operand may not fit either.
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
             return (*((a, b) if rng.random() < 0.5 else (b, a)), reasons)
         a = self.operand(dtype)
@@ -581,11 +583,11 @@ class Requests:
         return self.rng.choice(self.FAULTS)
 
     def expression(self, dtype):
-        """A random expression of two operands of the type."""
+        """Returns a random expression of two operands of the type."""
         rng, nodes = self.rng, [0, 1]
         arithmetic = ["ADD", "SUBTRACT", "MULTIPLY"]
         floating = dtype in DTYPES and dtype not in INTEGERS
-        # The sign of a zero that is the smaller of two is not defined, and shows in quotients.
+        # The sign of a zero as the smaller of two zeros is not defined, and shows in quotients.
         arithmetic += ["DIVIDE"] if floating and rng.random() < 0.3 else ["MINIMUM", "MAXIMUM"]
         functions = self.UNARY_FUNCTIONS if floating else ("ABS", "NEGATE")
         numbers, truths = ([], [0, 1]) if dtype == BOOL else ([0, 1], [])
@@ -642,7 +644,7 @@ class Requests:
         return Case("add", "Add", fields, dtype, reasons, (a, b), result, judge)
 
     def map(self):
-        """An expression of an operand and a row of it that is broadcast."""
+        """Makes an expression of an operand and a row of it that is broadcast."""
         rng, fault = self.rng, self.fault()
         dtype = self.dtype(*BYTES)
         a = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
@@ -658,7 +660,7 @@ class Requests:
             ops = [node for node in message.nodes if node.op]
             rng.choice(ops).args[0], reasons = len(message.nodes), ("BAD_EXPRESSION",)
         elif fault == "shape":
-            # Extents that do not go together, or too high a rank.
+            # Extents that cannot be broadcast, or too high a rank.
             fits = not x.ndim or x.shape[-1] == 1
             array = self.array(dtype, (2, 0, 2) + (1,) * 7 if fits else (1, 23))
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
@@ -708,7 +710,8 @@ class Requests:
             x, y = wide(a.array, dtype), wide(b.array, dtype)
             x, y = x.T if ta else x, y.T if tb else y
             with np.errstate(all="ignore"):
-                # Row by row: the library behind @ may treat NaN and infinity in its own way.
+                # Computed row by row, because the library behind @ may treat NaN and infinity
+                # differently.
                 terms = x[:, :, None] * y[None, :, :]
                 product, sizes = terms.sum(axis=1), np.abs(terms).sum(axis=1)
                 expected = product if bias is None else product + wide(bias.array, result)
@@ -742,7 +745,7 @@ class Requests:
                     low, high = max(0, shift), count + min(0, shift)
                     sums[low - shift : high - shift] += values[low:high]
                 sums = sums if reach < count else np.full(count, values.sum())
-                # A running sum rounds against all that it has passed.
+                # A running sum is rounded relative to everything that it has passed.
                 passed = np.abs(values[np.isfinite(values)]).sum()
             check_near(stored, sums, np.full(count, passed), out, response.stats.roundoff)
 
@@ -810,7 +813,7 @@ class Requests:
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             return Case("reduce", "Reduce", fields, kind, ("BAD_DTYPE",), operands)
-        # The type that bytes are folded as.
+        # The type as which bytes are folded.
         folded = I32 if kind in BYTES else kind
         if x.array.ndim and rng.random() < 0.5:
             case = self.reduce_axes(fields, op, folded, values, operands, fault)
@@ -856,7 +859,7 @@ class Requests:
             table = values().transpose(kept + sorted(axes)).reshape(rows, folded)
             if not rows or not all(product_is_safe(op, row) for row in table):
                 return
-            # Of axes, the index counts along the folded ones.
+            # Along axes, the index counts the folded elements.
             ends = [fold(op, row) for row in table]
             result = np.array([value if at is None else at for value, _, at in ends],
                               np.int64 if out in INTEGERS else np.float64)
@@ -865,11 +868,11 @@ class Requests:
 
         result = out, extents
         case = Case("reduce_axes", "Reduce", fields, dtype, reasons, operands, result, judge)
-        # Nothing of nothing: both are right.
+        # For a result without elements, both are right.
         case.may_succeed = not reasons or reasons == ("EMPTY_INPUT",) and rows == 0
         return case
 
-    # --- How a case is asked ---
+    # --- Sending a case ---
 
     def vary(self, case):
         """Adds a strategy and a launch to a valid case."""
@@ -901,7 +904,7 @@ class Requests:
 
 
 class ThroughPrograms(o.Client):
-    """A client whose operations are, half of them, steps of programs among other steps."""
+    """A client that sends half of its operations as steps of programs, among other steps."""
 
     def __init__(self, address, requests):
         super().__init__(address)
@@ -920,7 +923,7 @@ class ThroughPrograms(o.Client):
         cases = {None: Case("", rpc, fields, 0)}
         for i in range(before + behind):
             cases[i] = make.case(rng.choice(kinds))
-            if rng.random() < 0.2:  # a step with a strategy shares no launch
+            if rng.random() < 0.2:  # a step with a strategy does not share a launch
                 make.vary(cases[i])
         make.only = None
         steps, places = [], {}

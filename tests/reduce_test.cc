@@ -1,4 +1,4 @@
-// Every strategy of Reduce and ReduceAxes, from the table, against references in long double.
+// Every strategy of Reduce and ReduceAxes in the table, against references in long double.
 #include <iterator>
 #include <optional>
 
@@ -13,14 +13,14 @@ struct Reference {
   // |computed - value| <= roundoff * scale, plus the rounding of the output.
   long double scale = 0;
   std::int64_t index = 0;
-  std::int64_t integer = 0;  // of exact integer results, in 64 bits that wrap
+  std::int64_t integer = 0;  // exact integer results, in 64 bits that wrap
 };
 
 template <class T>
 Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
   Reference r;
   const auto n = static_cast<long double>(x.size());
-  const auto before = [&](long double a, long double b) {  // whether a beats b, b standing earlier
+  const auto before = [&](long double a, long double b) {  // whether a beats an earlier b
     if (std::isnan(b)) return false;
     if (std::isnan(a)) return true;
     return op == ReduceOp::kMin || op == ReduceOp::kArgMin ? a < b : a > b;
@@ -69,7 +69,8 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
       return r;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // Differences from the first element: far from zero even a long double has too few digits.
+      // Uses differences from the first element: far from zero even a long double has too few
+      // digits.
       const auto apart = [&](T v) { return Exact(v) - Exact(x[0]); };
       long double mean = 0;
       for (T v : x) mean += apart(v) / n;
@@ -102,7 +103,8 @@ template <class T>
 std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   if (op != ReduceOp::kProduct) return NormalVector<T>(n, seed, 0.25);
   if (sizeof(T) > 2 && !std::is_integral_v<T>) return NormalVector<T>(n, seed, 1.0, 1e-3);
-  // Halves are too coarse for that, integers wrap: ones and minus ones, with a few other values.
+  // Halves are too coarse for that, and integers wrap: uses ones and minus ones, with a few other
+  // values.
   std::vector<T> v(static_cast<std::size_t>(n));
   Random random(seed);
   for (T& x : v) x = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 2 == 0 ? 1 : -1));
@@ -113,7 +115,7 @@ std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
 
 class ReduceTest : public StrategyTest<ReduceProblem> {
  protected:
-  // Whether the strategy takes the operation. One that does not has to say why.
+  // Whether the strategy takes the operation. If not, it must say why.
   bool Takes(ReduceOp op, const View& x) {
     const std::string refusal =
         Refusal(strategy(), ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
@@ -169,7 +171,7 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
   }
 };
 
-// All operations, or one for each number of values that a strategy carries along.
+// All operations, or one for each number of values that a strategy carries.
 absl::Span<const ReduceOp> OpsToTry() {
   static constexpr ReduceOp kOfEachKind[] = {ReduceOp::kSum, ReduceOp::kArgMax,
                                              ReduceOp::kVariance};
@@ -286,8 +288,9 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
 
 TESSERA_STRATEGY_SUITE(VarianceTest, ReduceTest, HasVariance);
 
-// First elements so far from zero that their mean has no digits left for the differences; then such
-// whose squares are beyond the range of every type, also of double, where their root is not.
+// The first elements are so far from zero that their mean has no digits left for the differences.
+// Later ones have squares beyond the range of every type, even double, although the root is in
+// range.
 template <class T>
 std::vector<std::vector<T>> HardDeviations(std::int64_t n) {
   using Limits = std::numeric_limits<ValueOf<T>>;
@@ -322,7 +325,7 @@ TEST_P(VarianceTest, FarFromZeroAndBeyondTheRange) {
   });
 }
 
-// One element that is not finite leaves no deviation from the mean that is.
+// If one element is not finite, no deviation from the mean is finite.
 TEST_P(VarianceTest, OfWhatIsNotFinite) {
   ForType([&]<FloatElement T>(T) {
     for (double special : {kInfinity, -kInfinity, std::nan("")}) {
@@ -353,7 +356,7 @@ TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
   }
 }
 
-// Integers whose sums leave 64 bits, or lie around the ends of their type.
+// Returns integers whose sums leave 64 bits, or that lie around the ends of their type.
 template <class T>
 std::vector<std::vector<T>> IntegersToAverage() {
   constexpr T kMax = std::numeric_limits<T>::max(), kMin = std::numeric_limits<T>::min();
@@ -411,7 +414,7 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
 
 TEST_P(ReduceTest, Large) {
   ForType([&]<class T>(T) {
-    // Ones but for one element, made once for each type and device.
+    // All elements are one except for one; made once for each type and device.
     static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
     const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
     if (!inputs.contains(GetParam().backend)) {
@@ -420,7 +423,7 @@ TEST_P(ReduceTest, Large) {
       inputs.try_emplace(GetParam().backend, stream(), x);
     }
     const View x = inputs.at(GetParam().backend).view();
-    // The classic failure: a float that counts stops at 2^24. Nothing is rounded.
+    // The classic failure: a float that counts stops at 2^24. Here nothing is rounded.
     const auto count = static_cast<long double>(n);
     CheckResident({.value = count - 2, .integer = n - 2}, ReduceOp::kSum, x);
     CheckResident({.value = count, .integer = n}, ReduceOp::kSumSquares, x);
@@ -441,7 +444,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     return out.Values();
   }
 
-  // host and device: the same view of the same elements, folded on the host element by element.
+  // host and device: the same view of the same elements; the host's is folded element by element.
   template <class T>
   void Check(const View& host, const View& device, ReduceOp op, const std::vector<int>& axes) {
     SCOPED_TRACE(absl::StrCat(Absl(Name(op)), " of ", ToString(host.shape), " along ",
@@ -478,13 +481,13 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.index) << "output " << i;
         } else if (IsInteger(type.dtype)) {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.integer) << "output " << i;
-        } else if (!std::isfinite(rounded)) {  // a NaN, or beyond the largest f16
+        } else if (!std::isfinite(rounded)) {  // a NaN, or a value beyond the largest f16
           ASSERT_EQ(std::isnan(value), std::isnan(rounded)) << i;
           ASSERT_EQ(std::isinf(value), std::isinf(rounded)) << i;
         } else if (op == ReduceOp::kMean && std::is_integral_v<T>) {
           ASSERT_EQ(value, rounded) << "output " << i;
         } else {
-          // Below 2^-14 the f16 lie 2^-24 apart.
+          // Below 2^-14, f16 values are 2^-24 apart.
           const double output_rounding =
               2 * static_cast<double>(std::abs(want.value)) * UnitRoundoff(type.dtype) +
               (type.dtype == DType::kF16 ? 0x1p-25 : 0);
@@ -497,7 +500,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     DispatchDType(type.dtype, run);
   }
 
-  // Of the array of these elements, which lies `offset` elements off any alignment.
+  // Checks the array of these elements, which is `offset` elements off any alignment.
   template <class T>
   void CheckArray(const std::vector<std::int64_t>& shape, const std::vector<T>& values, ReduceOp op,
                   const std::vector<int>& axes, std::size_t offset = 0) {
@@ -526,7 +529,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
   });
 }
 
-// Few long outputs, many short ones, and both with extents that no vector divides.
+// Few long outputs, many short ones, and both with extents that are not multiples of a vector.
 TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   const AxesCase cases[] = {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
@@ -537,7 +540,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   };
   ForType([&]<class T>(T) {
     for (auto [shape, axes] : cases) {
-      // A CPU uses all cores from 2^16 elements on: shorter arrays reach its paths, too.
+      // A CPU uses all cores from 2^16 elements on, so that shorter arrays reach its paths, too.
       std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
       const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
       if (std::int64_t& longest = *std::ranges::max_element(shape);
@@ -561,7 +564,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
 
 TESSERA_STRATEGY_SUITE(DeterministicReduceAxesTest, ReduceAxesTest, kDeterministic);
 
-// The order of a fold is the shape's, not the address's.
+// The order of a fold depends on the shape, not on the address.
 TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
   ForType([&]<class T>(T) {
     for (const auto& [rows, columns, axis] :
@@ -572,7 +575,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
         DeviceArray<T> array(stream(), values, offset);
-        // Words of 64 bits, which hold a result of any type.
+        // The words have 64 bits, and hold a result of any type.
         const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
         if (first.empty()) first = got;
         EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;
@@ -635,7 +638,7 @@ TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
     At(values, n) = -1e200;
     DeviceArray<double> array(stream(), values);
     for (int axis : {0, 1}) {
-      // [2, n], or its columns: each has one of the large elements.
+      // [2, n], or its columns, each of which has one of the large elements.
       const auto view = [&](const double* data) {
         return axis == 1 ? StridedView(data, DType::kF64, {2, n}, {n, 1})
                          : StridedView(data, DType::kF64, {n, 2}, {1, n});
@@ -666,7 +669,7 @@ TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
   ForType([&]<HalfElement T>(T) {
     const auto [terms, want] = HardToRound<T>();
     DeviceArray<T> array(stream(), terms);
-    // Along a row, where no strategy adds these in f32.
+    // Folds along a row, where no strategy adds these in f32.
     const T sum = Run<T>(array.view({1, 3}), ReduceOp::kSum, 1)[0];
     EXPECT_EQ(static_cast<double>(Exact(sum)), want);
   });
@@ -685,7 +688,8 @@ TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
           return static_cast<std::size_t>(axis == 1 ? o * length + l : l * outputs + o);
         };
         std::vector<T> plain = NormalVector<T>(outputs * length, 17), values = plain;
-        // By output: a mean of large elements, a sum that cancels, an infinity, finite as before.
+        // The outputs are: a mean of large elements, a sum that cancels, an infinity, and unchanged
+        // finite values.
         for (std::int64_t o = 0; o < outputs; o += 3)
           for (std::int64_t l = 0; l < length; ++l)
             values[at(o, l)] = Element<T>(o % 2 == 0 || l < length / 2 ? 3e38 : -3e38);
@@ -721,7 +725,7 @@ TESSERA_STRATEGIES(ReduceAxesTest);
 TEST(Int128, RoundsToTheNearestDouble) {
   Random random(18);
   for (int i = 0; i < 100000; ++i) {
-    // Of any length, many with few bits set or a tie to round.
+    // The numbers have any length, and many have few bits set or a tie to round.
     std::uint64_t high = random.Bits() >> (random.Bits() % 64), low = random.Bits();
     if (i % 3 == 0) low &= random.Bits() & random.Bits() & random.Bits();
     if (i % 5 == 0) high >>= 63;

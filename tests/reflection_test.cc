@@ -1,5 +1,5 @@
-// What the server tells of its services, in both versions of the protocol, and the end of streams
-// that rest. The client is gRPC's, over an in-process channel.
+// What the server says about its services, in both versions of the protocol, and the end of idle
+// streams. The client is gRPC's, over an in-process channel.
 #include "server/status/reflection.h"
 
 #include <gmock/gmock.h>
@@ -53,12 +53,12 @@ class ReflectionTest : public testing::Test {
     queues_.reset();
   }
 
-  // A stream of questions.
+  // A stream of requests.
   class Stream {
    public:
     explicit Stream(typename Version::Service::Stub& stub)
         : stream_(stub.ServerReflectionInfo(&context_)) {}
-    // Whether there is an answer; nothing is asked without a request.
+    // Returns whether there is a response; without a request, nothing is sent.
     bool Ask(const Request* request = nullptr) {
       if (request != nullptr) stream_->Write(*request);
       return stream_->Read(&response_);
@@ -76,14 +76,14 @@ class ReflectionTest : public testing::Test {
     const std::unique_ptr<grpc::ClientReaderWriter<Request, Response>> stream_;
   };
 
-  // One question on a stream of its own.
+  // Sends one request on a separate stream.
   Response Ask(const Request& request) {
     Stream stream(*stub_);
     EXPECT_TRUE(stream.Ask(&request));
     EXPECT_TRUE(stream.Finish().ok());
     return stream.response();
   }
-  // A request that has an answer.
+  // Returns a request that has a response.
   static Request List() {
     Request request;
     request.set_list_services("*");
@@ -185,7 +185,7 @@ TYPED_TEST(ReflectionTest, LargeRequestsAreRefused) {
   EXPECT_THAT(status.error_message(), testing::HasSubstr("65536 bytes"));
 }
 
-// Questions end their rest.
+// Requests end the idle time.
 TYPED_TEST(ReflectionTest, StreamsEndThatRestForAMinute) {
   typename TestFixture::Stream stream(*this->stub_);
   const auto request = this->List();
@@ -212,7 +212,7 @@ TYPED_TEST(ReflectionTest, TheNumberOfStreamsIsBounded) {
   for (int i = 0; i < kMost; ++i) ASSERT_TRUE(open()) << i;
   EXPECT_FALSE(open());
   EXPECT_EQ(streams.back().Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  // A place is free again when the server has seen the end of a stream.
+  // A place is free again when the server has noticed the end of a stream.
   EXPECT_TRUE(streams.front().Finish().ok());
   const absl::Time give_up = absl::Now() + absl::Seconds(20);
   while (!open() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));

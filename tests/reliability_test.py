@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every test, file and name that a document names exists, and every limit of the server has its
-line in docs/reliability.md."""
+"""Every test, file and name that a document names exists, and every limit of the server has a line
+in docs/reliability.md."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ TEXT = (ROOT / "docs" / "reliability.md").read_text()
 
 
 def tables():
-    """The rows of each table, as lists of cells; the first has the titles."""
+    """Returns the rows of each table, as lists of cells; the first row has the titles."""
     for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
         rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
                 for row in table.splitlines()]
@@ -19,7 +19,7 @@ def tables():
 
 
 def suite(word):
-    """The text of the suite of this name, or None."""
+    """Returns the text of the suite of this name, or None."""
     stem = word.removeprefix("tests/")
     for name in (stem, f"{stem}.py", f"{stem}.cc", f"{stem}/{stem}.cc"):
         path = ROOT / "tests" / name
@@ -60,7 +60,7 @@ class ReliabilityTest(unittest.TestCase):
                         self.assertTrue(word in cases or suite(word) is not None or word in built)
 
     def test_files_and_names_of_the_design_exist(self):
-        """A table's row that names files names what stands in one of them."""
+        """If a row of a table names files and names, each name is in one of these files."""
         path = r"(?:client|deploy|docs|kernels|proto|server|tests)/[\w./-]*\.\w+"
         names = 0
         for document in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]:

@@ -1,4 +1,4 @@
-// Names with homes, and the metadata by which proxies find them.
+// The homes of names, and the metadata by which proxies find them.
 #include "kernels/client_and_server/ring.h"
 
 #include <gmock/gmock.h>
@@ -77,7 +77,7 @@ TEST(Ring, ParseSaysWhichLineIsWrong) {
   EXPECT_EQ(ErrorReason(RingClient::Read("/none").status()), "BAD_RING");
 }
 
-// Notes the route of each call, and answers nothing of use.
+// Records the route of each call, and gives no useful response.
 class Listener final : public grpc::CallbackGenericService {
  public:
   Listener() {
@@ -135,7 +135,7 @@ TEST(Route, TravelsWithCallsThatNameABuffer) {
   ignore(client.Execute(program));
   EXPECT_THAT(listener.Take(),
               ElementsAre("run7/a", "run8", "run9", "out", "from", "here", "up", "down", "steps"));
-  // What names none, and what no header can carry.
+  // Calls that name no buffer, and names that no header can carry.
   ignore(client.ListBuffers());
   ignore(client.Dot(one, one));
   ignore(client.GetBuffer("bad name\n"));

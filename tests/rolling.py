@@ -1,5 +1,5 @@
-"""What the tests of rolling restarts share: servers that are stopped and started again one after
-the other, and callers who go on calling meanwhile."""
+"""Common parts of the tests of rolling restarts: servers that are stopped and restarted one after
+the other, and callers that continue to call in the meantime."""
 
 import pathlib
 import random
@@ -15,13 +15,14 @@ import numpy as np
 
 import outsider as o
 
-# Before a call that was UNAVAILABLE is repeated, as the project's clients do; half of it at least.
+# Pauses before an UNAVAILABLE call is retried, like those of the project's clients: at least half
+# of each.
 PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 
 
 def lasting_address():
-    """Of a free port that no socket gets by chance while its server is away: it is below those that
-    Linux gives away."""
+    """Returns the address of a free port that no socket gets by chance while its server is away: it
+    is below those that Linux assigns."""
     while True:
         with socket.socket() as s:
             try:
@@ -32,8 +33,8 @@ def lasting_address():
 
 
 class Restartable:
-    """A server with TLS that comes back at its address. health: a function of its address that says
-    whether it is SERVING."""
+    """A server with TLS that is restarted at its address. health: a function of its address that
+    says whether it is SERVING."""
 
     def __init__(self, folder, health, *flags):
         self.folder, self.health = folder, health
@@ -46,7 +47,7 @@ class Restartable:
         assert o.eventually(lambda: self.health(self.address), o.START_TIMEOUT_S), self.server.log()
 
     def answered(self):
-        """How many calls it has answered well since it started."""
+        """Returns how many calls it has answered successfully since it started."""
         address = re.search(r"metrics at http://([\d.:]+)/", self.server.log())[1]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
             text = page.read().decode()
@@ -54,7 +55,7 @@ class Restartable:
         return sum(map(int, calls))
 
     def restart(self):
-        """Returns once it is SERVING again."""
+        """Restarts the server; returns once it is SERVING again."""
         end = self.server.stop()
         assert end == 0, f"the server ended with {end}: {self.server.log()[-2000:]}"
         self.start()
@@ -64,16 +65,16 @@ class Restartable:
 
 
 class Load:
-    """Threads that go on calling until end(). makers: for each a function of the load that makes
-    the thread's call: a function that returns once an answer has come and was right, and raises
+    """Threads that call until end(). makers: for each thread a function of the load that makes the
+    thread's call. That is a function that returns once the right response has arrived, and raises
     otherwise."""
 
     def __init__(self, makers):
         self.answered = [0] * len(makers)
-        self.lost = []  # what became of each call that was not answered, or wrongly
-        self.longest_s = 0.0  # that a call took until its answer came, repetitions included
-        self.repeated = 0  # by inline_dots; clients of the project do not tell
-        self.put_again = 0  # arrays that had gone with their server
+        self.lost = []  # the outcome of each call without a response, or with a wrong one
+        self.longest_s = 0.0  # the longest call, including retries
+        self.repeated = 0  # by inline_dots; clients of the project do not report it
+        self.put_again = 0  # arrays that were lost with their server
         self._lock = threading.Lock()
         self._over = threading.Event()
         calls = [make(self) for make in makers]
@@ -100,7 +101,7 @@ class Load:
             setattr(self, what, getattr(self, what) + 1)
 
     def moved(self, calls=10, seconds=o.START_TIMEOUT_S):
-        """Whether each caller makes so many calls from now on."""
+        """Returns whether each caller makes that many calls from now on."""
         want = [count + calls for count in self.answered]
         return o.eventually(lambda: all(a >= b for a, b in zip(self.answered, want)), seconds)
 
@@ -118,7 +119,7 @@ class Load:
 
 
 def inline_dots(connect, metadata=()):
-    """Of a plain client of gRPC: Dots of arrays that travel with the call, repeated where they are
+    """Calls of a plain gRPC client: Dots of arrays that are sent with the call, retried if
     UNAVAILABLE. connect: a function that makes a channel."""
 
     def make(load):
@@ -145,8 +146,8 @@ def inline_dots(connect, metadata=()):
 
 
 def resident_dots(connect, name):
-    """Of the package in client/python, which repeats calls by itself: Dots of a resident array, put
-    again where the server that answers does not have it. connect: a function that makes a
+    """Calls of the package in client/python, which retries by itself: Dots of a resident array,
+    which is put again if the server that answers does not have it. connect: a function that makes a
     client."""
 
     def make(load):
@@ -192,11 +193,12 @@ def commands(command, folder):
 
 
 def restart_one_after_the_other(servers, load, pause_s):
-    """While every caller is answered before, between and after. pause_s: how long it may take,
-    beyond the servers' --drain-delay, until callers or a proxy notice that one is there again."""
+    """Restarts the servers while every caller is answered before, in between and afterwards.
+    pause_s: how long it may take, beyond the servers' --drain-delay, until callers or a proxy
+    notice that a server is back."""
     assert load.moved(), load
     for server in servers:
-        assert server.answered() > 0, "nobody called the server that is to be stopped"
+        assert server.answered() > 0, "no caller has used the server that is to be stopped"
         server.restart()
         time.sleep(pause_s)
         assert load.moved(), load

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A rolling restart without a proxy, by TLS: two servers are stopped and started again one after
-the other, while callers go on calling who know both addresses: plain clients of gRPC, the Python
+"""A rolling restart without a proxy, over TLS: two servers are stopped and restarted one after the
+other, while callers that know both addresses continue to call: plain clients of gRPC, the Python
 client, the command line with the C++ client.
 
 usage: rolling_restart_test.py --server build/bin/tessera-server --cli build/bin/tessera
@@ -21,10 +21,11 @@ import rolling
 from authority import Authority
 
 CLI = None
-# gRPC's longest pause between attempts to connect, and a little, less --drain-delay.
+# gRPC's longest pause between attempts to connect, plus a margin, minus --drain-delay.
 RECONNECT_S = 1
 ts = None  # the package in client/python
-# That of deploy/README.md: gRPC watches the health of both servers, and calls one that is SERVING.
+# The one in deploy/README.md: gRPC watches the health of both servers, and calls one that is
+# SERVING.
 SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": "tessera.v1.ComputeService"},
@@ -57,7 +58,7 @@ class RollingRestartTest(o.FreshCase):
         return o.run(*self.command(address), "--timeout", "5s", "health").returncode == 0
 
     def target(self, servers):
-        """In gRPC's own words."""
+        """Returns the target in gRPC's syntax."""
         return "ipv4:" + ",".join(server.address for server in servers)
 
     def channel(self, servers):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How ./dev test counts what suites have run: failures and skips within suites of Python too."""
+"""How ./dev test counts the suites that have run, including failures and skips within Python
+suites."""
 
 import pathlib
 import subprocess
@@ -19,7 +20,7 @@ CASE = """\t<testcase name="{name}" classname="{name}" time="0.5" status="{statu
 
 
 def counted(*cases, googletest=""):
-    """What the runner prints for suites of (name, status, output)."""
+    """Returns what the runner prints for suites of (name, status, output)."""
     report = REPORT.format(count=len(cases), cases="".join(
         CASE.format(name=name, status=status, output=output) for name, status, output in cases))
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +69,7 @@ class RunnerTest(unittest.TestCase):
             ["4 passed, 1 failed, 5 skipped"])
 
     def test_what_is_run_again(self):
-        """Few suites of fixed inputs that failed for no clear reason."""
+        """A few suites with fixed inputs that failed without a clear reason."""
         def again(log, *names):
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(log)

@@ -19,7 +19,7 @@ import outsider as o
 SCRIPT = o.ROOT / "deploy" / "sbom.sh"
 PROGRAMS = (o.Program.path, o.Program.cli)
 
-# Those of SPDX 2.3 that the script uses.
+# The relations of SPDX 2.3 that the script uses.
 RELATIONS = {
     "DESCRIBES", "CONTAINS", "DEPENDS_ON", "STATIC_LINK", "BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"
 }
@@ -37,7 +37,7 @@ def document(rows, **more):
 
 
 def installed():
-    """{(name, architecture): version} of the package database."""
+    """Returns {(name, architecture): version} of the package database."""
     listed = run(
         "dpkg-query", "-W", "-f",
         "${db:Status-Status} ${Package} ${Architecture} ${Version}\n"
@@ -48,7 +48,7 @@ def installed():
 
 class SbomTest(unittest.TestCase):
     def check(self, spdx):
-        """What the specification requires of a document, and its packages by name."""
+        """Checks what the specification requires of a document; returns its packages by name."""
         self.assertEqual(spdx["spdxVersion"], "SPDX-2.3")
         self.assertEqual(spdx["dataLicense"], "CC0-1.0")
         self.assertEqual(spdx["SPDXID"], "SPDXRef-DOCUMENT")
@@ -72,7 +72,7 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(package["name"])
             self.assertTrue(package["versionInfo"])
             self.assertEqual(package["downloadLocation"], "NOASSERTION")
-            self.assertIs(package["filesAnalyzed"], False)  # so that no files need be listed
+            self.assertIs(package["filesAnalyzed"], False)  # so that files need not be listed
             for field in ("licenseConcluded", "licenseDeclared", "copyrightText"):
                 self.assertEqual(package[field], "NOASSERTION")
             self.assertRegex(package.get("supplier", "Organization: x"), r"^Organization: [^<>]+$")
@@ -92,7 +92,7 @@ class SbomTest(unittest.TestCase):
             for end in ("spdxElementId", "relatedSpdxElement"):
                 self.assertIn(relation[end], ["SPDXRef-DOCUMENT", *ids])
                 related.add(relation[end])
-        self.assertEqual(related, {"SPDXRef-DOCUMENT", *ids}, "a package that nothing is said of")
+        self.assertEqual(related, {"SPDXRef-DOCUMENT", *ids}, "a package without a relation")
         described = [r for r in spdx["relationships"] if r["relationshipType"] == "DESCRIBES"]
         self.assertEqual(
             [(r["spdxElementId"], r["relatedSpdxElement"]) for r in described],
@@ -129,7 +129,7 @@ class SbomTest(unittest.TestCase):
             for r in spdx["relationships"] if r["spdxElementId"] == spdx["packages"][0]["SPDXID"]
         }
         for path in loaded:
-            # The database has /lib for some of what lies in /usr/lib.
+            # For some files in /usr/lib the database has /lib.
             owner = run("dpkg-query", "-S", "*" + str(path).split("/lib", 1)[1]).split(":")[0]
             self.assertIn(owner, packages)
             host = owner in ("libc6", "libstdc++6", "libgcc-s1")

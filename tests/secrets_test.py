@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Secrets stay where they belong: marked tokens and keys go through every method, command and
-client at the most talkative level, and are then looked for in all that anybody could read.
+client at the most verbose level, and then everything that others could read is searched for them.
 
 usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -26,12 +26,13 @@ from python_outsider import PACKAGE
 
 
 def forms(secret):
-    """What a secret looks like where somebody has written it down, all of it or its beginning."""
+    """Returns the forms in which a secret may have been written, completely or only its
+    beginning."""
     raw = secret.encode()
     digest = hashlib.sha256(raw)
     found = {secret, secret[:16], raw.hex(), digest.hexdigest(), digest.hexdigest()[:16]}
     found.add(base64.b64encode(digest.digest()).decode()[:24])
-    # Of a string that it stands in, at any place.
+    # The secret may be at any position of a longer string.
     for before in range(3):
         encoded = base64.b64encode(b"x" * before + raw).decode()
         found.add(encoded[4:20])
@@ -41,7 +42,7 @@ def forms(secret):
 class SecretsTest(o.FreshCase):
     def setUp(self):
         super().setUp()
-        self.said = {}  # everything that was read, by where it was read
+        self.said = {}  # everything that was read, by its source
 
     def say(self, where, text):
         self.said.setdefault(where, []).append(text)
@@ -55,7 +56,7 @@ class SecretsTest(o.FreshCase):
         )  # fmt: skip
 
     def command(self, *arguments, token=None, token_file=None, where="command line"):
-        """Runs the command line, and looks at it as other users can: by ps."""
+        """Runs the command line, and looks at it like other users can: with ps."""
         given = {"TESSERA_TOKEN": token, "TESSERA_TOKEN_FILE": token_file}
         given = {name: str(value) for name, value in given.items() if value is not None}
         process = subprocess.Popen(
@@ -76,7 +77,7 @@ class SecretsTest(o.FreshCase):
             self.assertTrue(text, f"nothing was read of {where}")
             for secret in kept:
                 for form in forms(secret):
-                    # Not with the text: that would print it again.
+                    # The failure does not show the text, because that would print the secret.
                     self.assertFalse(form in text, f"{where} holds a form of {secret[:4]}...")
 
     def test_tokens_stay_out_of_all_that_can_be_read(self):
@@ -88,7 +89,7 @@ class SecretsTest(o.FreshCase):
                 self.call_everything(server, token)
                 self.run_everything(server, token)
                 self.run_python(server, token)
-            # A token where its hash belongs, and one that is not where it should be.
+            # A token in place of its hash, and a malformed one.
             replace(self.folder / "tokens", f"{right} write one\n")
             self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
             page = re.search(r"metrics at (http://[\d.:]+/)", server.log()).group(1)
@@ -112,7 +113,7 @@ class SecretsTest(o.FreshCase):
         for rpc, end in every_method(caller).items():
             answer = "" if end.answer is None else str(end.answer)
             self.say("answers", f"{rpc} {end.code} {end.reason} {end.metadata} {end.text} {answer}")
-        # All metadata that comes back, as bytes.
+        # Returns all response metadata, as bytes.
         request = o.compute.DotRequest(a=o.resident("x"), b=o.resident("nothing"))
         call = caller.c.Dot.future(request, timeout=20)
         call.exception()
@@ -137,7 +138,7 @@ class SecretsTest(o.FreshCase):
         self.command(*at, "ls", token_file=path)
         for arguments in (("--help",), ("ls", "--help"), ("token", "--help"), ("complete", "ls")):
             self.command(*arguments, token=token, where="help")
-        # What refuses the token says nothing of it either.
+        # A refusal of the token does not reveal it either.
         self.command("--server", "gpu.example.org:1", "ls", token=token, where="refused")
         self.command(*at, "ls", token=token + " \u00e9", where="refused")
 
@@ -179,7 +180,7 @@ class SecretsTest(o.FreshCase):
             self.assertEqual(ended == 0, served)
         self.assertNotEqual(self.command(*at, "ls", token="t")[0], 0)
         body = key.read_text().splitlines()[1]
-        # A key where a certificate belongs.
+        # A key in place of a certificate.
         os.replace(key, cert)
         peer = socket.create_connection(tuple(server.address.rsplit(":", 1)), timeout=20)
         peer.close()

@@ -1,5 +1,5 @@
-// Products that select in programs: which steps become one, as their statistics say, and that
-// answers are those of the steps.
+// Products that select in programs: which steps become one, according to their statistics, and that
+// the results are those of the separate steps.
 
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kQueries = 2800, kVectors = 24'600, kDimensions = 64;
 constexpr char kSelects[] = "tensor_bf16_top_k";
 
-// Queries and vectors, |x|^2 - 2 q.x of which all programs find the smallest.
+// Queries and vectors; all programs find the smallest |x|^2 - 2 q.x.
 class SelectionServiceTest : public ServiceTest {
  protected:
   SelectionServiceTest() : ServiceTest(WithRoom(), Devices()) {}
@@ -18,7 +18,7 @@ class SelectionServiceTest : public ServiceTest {
   void SetUp() override {
     TESSERA_NEED_DEVICE(Backend::kCuda);
     if (test::TestDevice(Backend::kCuda)->info().compute_capability != 90)
-      GTEST_SKIP() << "compute capability 9.0 alone";
+      GTEST_SKIP() << "only compute capability 9.0";
     test::Random random(1);
     std::vector<BFloat16> queries(kQueries * kDimensions), vectors(kVectors * kDimensions);
     std::vector<float> norms(kVectors);
@@ -36,14 +36,14 @@ class SelectionServiceTest : public ServiceTest {
     operand.set_step(step);
     return operand;
   }
-  // norms - 2 * product, of these operands.
+  // Returns norms - 2 * product, for these operands.
   static std::string Scores(int norms, int product) {
     return absl::StrCat("expression { nodes { operand: ", norms, " } nodes { real: 2 } ",
                         "nodes { operand: ", product,
                         " } nodes { op: MAP_OP_MULTIPLY args: [1, 2] }",
                         "nodes { op: MAP_OP_SUBTRACT args: [0, 3] } }");
   }
-  // Matmul, Map and TopK.
+  // A program of Matmul, Map and TopK.
   static v1::ExecuteRequest ThreeSteps() {
     auto program = Of<v1::ExecuteRequest>(
         R"(stats: true
@@ -55,7 +55,7 @@ class SelectionServiceTest : public ServiceTest {
     AddTopK(program, 1);
     return program;
   }
-  // The expression within Matmul.
+  // A program whose Matmul has the expression as its epilogue.
   static v1::ExecuteRequest TwoSteps() {
     v1::ExecuteRequest program = ThreeSteps();
     program.mutable_steps()->DeleteSubrange(1, 2);
@@ -81,13 +81,13 @@ class SelectionServiceTest : public ServiceTest {
     return response.results(response.results_size() - 1).top_k();
   }
 
-  // Whether the TopK stands for the steps before it.
+  // Whether the TopK replaces the steps before it.
   bool Selects(const v1::ExecuteRequest& program) {
     const v1::ExecuteResponse response = Run(program);
     return Last(response).stats().strategy() == kSelects;
   }
 
-  // That it does, and that the answer is that of the steps one after the other.
+  // Checks that it does, and that the result is that of the separate steps.
   void ExpectSelects(v1::ExecuteRequest program) {
     const v1::ExecuteResponse found = Run(program);
     EXPECT_EQ(Last(found).stats().strategy(), kSelects);
@@ -135,7 +135,7 @@ TEST_F(SelectionServiceTest, SoDoOtherSteps) {
   TopKOf(program).set_k(5);
   TopKOf(program).set_axis(1);
   ExpectSelects(program);
-  // Norms that the program computes, and time of the whole.
+  // The program computes the norms, and times the whole.
   program.clear_steps();
   *program.add_steps() = Of<v1::Step>(R"(
       reduce { x { buffer: 'vectors' } op: REDUCE_OP_SUM_SQUARES axes: 1 result { scratch: true }
@@ -148,7 +148,7 @@ TEST_F(SelectionServiceTest, SoDoOtherSteps) {
   TopKOf(program).set_timing(true);
   ExpectSelects(program);
   EXPECT_GT(Last(Run(program)).stats().kernel_us(), 0);
-  // Into buffers, twice in one program.
+  // Results go into buffers, twice in one program.
   program = ThreeSteps();
   TopKOf(program).mutable_values()->mutable_buffer()->set_name("values");
   for (const v1::Step& step : two.steps()) *program.add_steps() = step;
@@ -183,7 +183,7 @@ TEST_F(SelectionServiceTest, WhatTheCallerAsksForStays) {
     *map(p).mutable_operands(1) = InView(OfStep(0), 0, {kQueries, kVectors});
   });
   expect_not(TwoSteps(), [&](Program& p) { matmul(p).set_timing(true); });
-  // Others see the product, or the scores.
+  // Other steps also read the product, or the scores.
   for (const std::uint32_t step : {0, 1}) {
     v1::ExecuteRequest program = ThreeSteps();
     *program.add_steps() =

@@ -13,7 +13,8 @@ SHARED = ["upload_shared", "download_shared"]
 SHORT = {"--seconds": "0.05", "--rounds": "2", "--callers": "2", "--transfer-mib": "1"}
 
 def short_run(*flags):
-    """A run of fractions of a second a measurement, unless the flags say otherwise."""
+    """Makes a run with fractions of a second for each measurement, unless the flags say
+    otherwise."""
     short = (word for pair in SHORT.items() if pair[0] not in flags for word in pair)
     return o.run(BENCH, *short, *flags)
 
@@ -30,7 +31,8 @@ class ServiceBenchTest(o.Case):
         cls.socket = f"unix:{cls.folder}/socket"
 
     def measure(self, *flags):
-        """The JSON of a short run; its rows by operation, size, callers, load and target."""
+        """Returns the JSON of a short run; its rows by operation, size, callers, load and
+        target."""
         path = self.folder / "run.json"
         done = short_run("--target", f"us={self.server.address}", "--json", str(path), *flags)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -95,7 +97,7 @@ class ServiceBenchTest(o.Case):
         at_rate = rows["dot", 4096, 2, ("rate", 500), "us"]
         self.assertGreater(at_rate["median"]["late_us"], 0)
         for measured in at_rate["rounds"]:
-            # Of about 200 calls, the last of which may end late.
+            # There are about 200 calls, the last of which may end late.
             self.assertLess(measured["per_second"] * 0.4, 280)
             self.assertGreater(measured["per_second"] * (0.4 + measured["max_us"] * 1e-6), 120)
         closed = rows["dot", 4096, 2, ("closed", 0), "us"]["rounds"]
@@ -165,12 +167,12 @@ class ServiceBenchTest(o.Case):
                 "--rounds")),
             (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,dots,chain,"),
             (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
-            (["--target", "a=x", "--target", "a=y"], 'two are named "a"'),
+            (["--target", "a=x", "--target", "a=y"], 'two targets are named "a"'),
             (["--target", "bare gRPC=x"], 'the name "bare gRPC" is taken'),
             (["--callers", "1,0"], "--callers: Value 0 not in range"),
             (["--rest", "-1"], "--rest: Value -1 not in range"),
             (["--beside", "upload:0"], "needs 1 to 4096 callers"),
-            (["--beside", "nope:2"], '"nope" is none of ping, dot'),
+            (["--beside", "nope:2"], '"nope" is not one of ping, dot'),
             (["--seed", "x"], "--seed"),
             (["--nope"], "--nope"),
             (["serve"], "address is required"),

@@ -1,4 +1,4 @@
-// The services as a client sees them, on the CPU device: what the suites of both share.
+// The services as a client sees them, on the CPU device: common parts of both services' suites.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,14 @@ inline v1::Operand InView(v1::Operand operand, std::int64_t offset,
   return operand;
 }
 
-// The ranges that a buffer lacks: "0-4, 8-12".
+// Returns the ranges that a buffer lacks: "0-4, 8-12".
 inline std::string MissingOf(const v1::GetBufferResponse& got) {
   return absl::StrJoin(got.missing(), ", ", [](std::string* out, const v1::ByteRange& range) {
     absl::StrAppend(out, range.begin(), "-", range.end());
   });
 }
 
-// Of servers whose ends wait for nothing.
+// Options of servers that stop without waiting.
 inline Options Hasty(Options options) {
   options.drain_timeout = absl::ZeroDuration();
   return options;
@@ -72,13 +72,13 @@ class ServiceTest : public testing::Test {
   explicit ServiceTest(const Options& options, std::vector<std::unique_ptr<Device>> devices = {})
       : server_(Hasty(options), std::move(devices)) {}
 
-  // After each error the server must answer as ever.
+  // After each error the server must still answer correctly.
   void TearDown() override {
     const v1::Operand x = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
     ASSERT_EQ(GoodDot(x, x).value().real(), 14);
   }
 
-  // As in TestServer.
+  // Like TestServer::Call.
   template <class... Arguments>
   grpc::Status Call(const Arguments&... arguments) {
     return server_.Call(arguments...);
@@ -150,7 +150,7 @@ class ServiceTest : public testing::Test {
     return status;
   }
 
-  // A message that creates a buffer of so many floats.
+  // Returns a message that creates a buffer of that many floats.
   static v1::UploadRequest First(const std::string& name, std::int64_t floats,
                                  const std::string& data = "") {
     v1::UploadRequest message;
@@ -177,7 +177,7 @@ class ServiceTest : public testing::Test {
   TestServer server_;
 };
 
-// What a message of a download has of data, and one of an upload at most.
+// The data in a download's message, and the most data in an upload's message.
 constexpr std::uint64_t kSlot = Slot::kBytes;
 constexpr std::uint64_t kLargestData = 4 << 20;
 
@@ -193,12 +193,12 @@ class TransferFixture : public ServiceTest {
   }
   std::uint64_t Below(std::uint64_t n) { return random_() % n; }
 
-  // A buffer of so many bytes, an even number, as a draft to be written in ranges.
+  // Makes a draft of that many bytes, an even number, to be written in ranges.
   void Reserve(const std::string& name, std::uint64_t size) {
     Good<v1::CreateBufferResponse>(Of<v1::CreateBufferRequest>(
         absl::StrCat("name: '", name, "' spec { dtype: DTYPE_F16 shape: ", size / 2, " }")));
   }
-  // The bytes as a READY buffer.
+  // Stores the bytes as a READY buffer.
   void Put(const std::string& name, const std::string& bytes) {
     Reserve(name, bytes.size());
     std::vector<v1::UploadRequest> messages;

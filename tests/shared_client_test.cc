@@ -1,5 +1,5 @@
-// The client library with a server that shares memory: it chooses it by itself, and goes on
-// without.
+// The client library with a server that shares memory: the client uses the memory by itself, and
+// continues without it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kMib = std::size_t{1} << 20;
-// Of client/transfers/shared_transfers.cc.
+// Constants of client/transfers/shared_transfers.cc.
 constexpr std::size_t kLeast = 4 * kMib;
 constexpr std::size_t kSlot = 16 * kMib;
 
@@ -71,7 +71,7 @@ class SharedClientTest : public ::testing::Test {
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_TRUE(Get(client_, "new") == data);
   }
-  // What the messages of gRPC have carried since the last time.
+  // Returns how much gRPC's messages have carried since the last call.
   std::uint64_t Wire() {
     const Traffic now = client_.traffic();
     const std::uint64_t all = now.sent_bytes + now.received_bytes;
@@ -146,8 +146,8 @@ TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
   EXPECT_TRUE(Put("x", data).ok());
 }
 
-// In one slot, in several, from memory of the caller, and in one stream and several; where the
-// source fails at the beginning, in the middle or at the end, and where the server does.
+// Uploads in one slot, in several, from memory of the caller, and in one stream and several. The
+// source fails at the beginning, in the middle or at the end, or the server fails.
 TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   const std::string old = Pattern(kLeast), data(3 * kSlot, 'd');
   const auto before = Put("x", old);
@@ -155,7 +155,7 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   Client wire({.server = server_.address(), .shared_memory = false});
   const auto expect_old = [&](const absl::Status& status, std::string_view what) {
     EXPECT_FALSE(status.ok()) << what;
-    // The server may hear of the end of a stream later.
+    // The server may notice the end of a stream later.
     EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(kLeast); })) << what;
     const auto now = client_.GetBuffer("x");
     ASSERT_TRUE(now.ok()) << what << now.status();
@@ -318,7 +318,7 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
   device_->WaitForBlocked(1);
   context.TryCancel();
   caller.join();
-  absl::SleepFor(absl::Milliseconds(100));  // until the server has heard of it
+  absl::SleepFor(absl::Milliseconds(100));  // until the server has noticed it
   device_->Open();
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
   EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);
@@ -332,18 +332,18 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   std::string got(kSlot, '\0');
   EXPECT_FALSE(hasty.Download("old", absl::MakeSpan(got)).ok());
   device_->WaitForBlocked(1);
-  // The server goes on with what nobody waits for any more when the next array is in its slot.
+  // The server still works for the abandoned download when the next array is in its slot.
   ExpectIntactUpload(hasty);
 }
 
-// The same holds for the slot of a part that is fetched ahead when the caller stops reading.
+// The same holds for the slot of a part that is prefetched when the caller stops reading.
 TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
   const std::string old = Pattern(2 * kSlot);
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
   ASSERT_TRUE(Put("old", old).ok());
   const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
     if (bytes.empty()) {
-      device_->Close(FakeDevice::Step::kCopyToHost);  // the first part is here
+      device_->Close(FakeDevice::Step::kCopyToHost);  // the first part has arrived
       return absl::OkStatus();
     }
     device_->WaitForBlocked(1);
@@ -355,7 +355,7 @@ TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
 
 TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
-  // An upload whose source waits until it may go on, when it has filled a slot.
+  // An upload whose source has filled a slot, and then waits for permission to continue.
   struct Held {
     std::promise<void> filled, go_on;
     std::jthread thread;
@@ -378,7 +378,7 @@ TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
   hold(old, 'o');
   device_->Close(FakeDevice::Step::kCopyToHost);
   std::string got(kLeast, '\0');
-  EXPECT_FALSE(hasty.Download("x", absl::MakeSpan(got)).ok()) << "it gives the memory up";
+  EXPECT_FALSE(hasty.Download("x", absl::MakeSpan(got)).ok()) << "it gives up the memory";
   device_->Open();
   std::vector<Held> all(4);
   for (std::size_t i = 0; i < all.size(); ++i) hold(all[i], "abcd"[i]);
@@ -420,7 +420,7 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   }
   const SharedMemory moved = *std::move(memory);
   EXPECT_TRUE(moved.connected());
-  // NOLINTNEXTLINE(bugprone-use-after-move): what that does is the question
+  // NOLINTNEXTLINE(bugprone-use-after-move): this is the behaviour under test
   EXPECT_EQ(ErrorReason(client_.UploadShared("y", DType::kI32, {1}, *memory).status()),
             "BAD_RANGE");
   EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
@@ -442,7 +442,7 @@ TEST(SharedClient, GoesOnWithoutSharedMemoryOrWhereTheServerHasNoRoom) {
     EXPECT_EQ(none.code(),
               shared ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnimplemented);
     EXPECT_EQ(ErrorReason(none), shared ? "SHARED_MEMORY_EXHAUSTED" : "") << none;
-    // Before it allocates what it may not share.
+    // The client fails before it allocates memory that it may not share.
     EXPECT_EQ(absl::StrContains(none.message(), "1048576 bytes at most"), shared) << none;
   }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Shared memory as an outsider sees it: contents against NumPy, the socket's promises, and what is
-left behind by clients that lie, hang, or die.
+"""Shared memory as an outsider sees it: contents against NumPy, the socket's promises, and what
+is left behind by clients that are dishonest, hang, or die.
 
 usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -49,7 +49,7 @@ FLAGS = (
 
 
 def make_file(size, seals=SEALS, allocate=True, flags=os.MFD_ALLOW_SEALING):
-    """A file as the protocol asks for, and its mapping."""
+    """Makes a file as the protocol requires, and its mapping."""
     file = os.memfd_create("region", flags | os.MFD_CLOEXEC)
     os.ftruncate(file, size)
     if allocate and size:
@@ -64,7 +64,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2
 
 
 def fallocate(file, mode, offset, size):
-    """The system's, whose modes Python does not offer."""
+    """Calls the system's fallocate, whose modes Python does not offer."""
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_int(file), ctypes.c_int(mode), ctypes.c_long(offset), ctypes.c_long(size))
     if libc.fallocate(*arguments) != 0:
@@ -83,7 +83,7 @@ def connect(path, timeout=20):
 
 
 def register(path, files, greeting=GREETING):
-    """The connection and the server's answer; None: it has closed."""
+    """Returns the connection and the server's response, which is None if the server has closed."""
     connection = connect(path)
     socket.send_fds(connection, [greeting], files)
     packet = connection.recv(65536)
@@ -91,7 +91,7 @@ def register(path, files, greeting=GREETING):
 
 
 def registers(path):
-    """Whether the server takes a region now."""
+    """Returns whether the server accepts a region now."""
     file, _ = make_file(PAGE)
     try:
         connection, answer = register(path, [file])
@@ -150,7 +150,7 @@ def mapped_regions(server):
 
 
 def is_clean(server, client):
-    """Whether no region is left; the budgets come back with the last byte."""
+    """Returns whether no region is left; the budgets come back with the last byte."""
     return (
         mapped_regions(server) == 0
         and client.budget("shared_memory").used == 0
@@ -168,7 +168,7 @@ def path_of(server):
 
 
 def test_contents_of_every_size(server, client):
-    """Around pages and pieces, at odd places of the region, there and back."""
+    """Sizes around pages and pieces, at odd offsets of the region, in both directions."""
     region = Region(path_of(server), 2 * PIECE + MIB)
     sizes = [0, 1, 3, PAGE - 1, PAGE, PAGE + 1, 5 * MIB + 7]
     sizes += [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1]
@@ -192,7 +192,7 @@ def test_contents_of_every_size(server, client):
 
 
 def test_ranges_of_a_draft(server, client):
-    """Ranges in any order, with those of streams between them; the seal sees every byte."""
+    """Ranges in any order, with ranges of streams in between; sealing sees every byte."""
     region = Region(path_of(server), MIB)
     data = RNG.integers(0, 256, 4 * MIB, np.uint8)
     draft = client.call(
@@ -216,7 +216,7 @@ def test_ranges_of_a_draft(server, client):
     sealed = client.call("SealBuffer", name="d", version=draft.version).buffer
     assert sealed.state == 2
     assert client.download("d") == data.tobytes()
-    # Windows of it.
+    # Downloads windows of it.
     for offset, size in ((0, 1), (4 * MIB - 1, 1), (17, 999_999), (3 * MIB + 1, MIB)):
         region.bytes[:] = 0
         target = region.range(0, size)
@@ -230,7 +230,7 @@ def test_ranges_of_a_draft(server, client):
 
 
 def test_replacing_and_names(server, client):
-    """Names, drafts and ranges are those of Upload and Download."""
+    """Names, drafts and ranges behave as in Upload and Download."""
     region = Region(path_of(server), MIB)
     source = region.range(0, 4)
     bad = "INVALID_ARGUMENT"
@@ -282,7 +282,7 @@ def test_truth_values(server, client):
     outcome = attempt(client, "UploadShared", name="d", offset=10, source=region.range(690, 20))
     refused(outcome, "INVALID_ARGUMENT", "BAD_BOOL", offset=20, value=2)
     assert client.names() == ["b", "d"]
-    # What was refused does not keep the draft from being sealed.
+    # A refused write does not keep the draft from being sealed.
     region.bytes[700] = 0
     call(client, "UploadShared", name="d", source=region.range(0, 1000))
     client.call("SealBuffer", name="d")
@@ -306,7 +306,7 @@ def test_ranges_outside_of_the_region(server, client):
 
 
 def test_tokens(server, client):
-    """Nobody finds a region without its token, or after its end."""
+    """A region cannot be found without its token, or after its end."""
     region = Region(path_of(server), PAGE)
     other = Region(path_of(server), PAGE)
     assert region.token != other.token
@@ -338,7 +338,7 @@ def test_files_that_are_no_region(server, client):
     def check(files, reason="BAD_REGION", field=None, greeting=GREETING):
         connection, answer = register(path, files, greeting)
         rejected(answer, reason, field)
-        assert connection.recv(1) == b"", "a refused connection stays"
+        assert connection.recv(1) == b"", "a refused connection stays open"
         connection.close()
         return answer
 
@@ -383,7 +383,8 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
-    # Memory behind the end makes up for a hole in the count of blocks alone: the server fills it.
+    # Only in the count of blocks, memory after the end makes up for a hole: the server fills the
+    # hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
     punch(tricky, PAGE, 2 * PAGE)
@@ -395,11 +396,11 @@ def test_files_that_are_no_region(server, client):
         call(client, "UploadShared", name="x", spec=spec, source=source)
         assert client.download("x") == b"\0" * 4 * PAGE
     connection.close()
-    region = Region(path, PAGE)  # it serves on
+    region = Region(path, PAGE)  # it still serves
 
 
 def test_nobody_takes_pages_away(server, client):
-    """A registered file can be neither cut nor punched, nor written but through its mapping."""
+    """A registered file cannot be truncated, punched, or written except through its mapping."""
     region = Region(path_of(server), 16 * PAGE)
     region.bytes[:] = 7
 
@@ -433,16 +434,16 @@ def test_garbage_and_silence(server, client):
         answer = connection.recv(65536)
         assert answer == b"" or not o.shared.RegisterRegionResponse.FromString(answer).region
         connection.close()
-    # A registered one that goes on to talk loses its region.
+    # A registered client that sends more loses its region.
     region = Region(path, PAGE)
     region.connection.send(b"hello")
     assert region.connection.recv(1) == b""
     assert eventually(lambda: is_clean(server, client), 5)
-    # Another one that registers twice.
+    # Another client registers twice.
     region = Region(path, PAGE)
     socket.send_fds(region.connection, [GREETING], [region.file] * 100)
     assert region.connection.recv(1) == b""
-    # Silent ones are closed in time, while others are served.
+    # Silent connections are closed in time, while others are served.
     begin = time.monotonic()
     silent = [connect(path) for _ in range(20)]
     Region(path, PAGE).close()
@@ -454,7 +455,8 @@ def test_garbage_and_silence(server, client):
 
 
 def test_many_connections(server, client):
-    """A thousand at once: those beyond the limit are closed, and nobody else notices."""
+    """There are a thousand at the same time: those beyond the limit are closed, and no other caller
+    is affected."""
     path = path_of(server)
     before = o.descriptors(server)
     connections = [connect(path) for _ in range(1000)]
@@ -497,7 +499,7 @@ def test_permissions(server, client):
 
 
 def large_upload(server, client, **spec):
-    """A region of 256 MiB, and a function that begins an upload of it to "x"."""
+    """Returns a region of 256 MiB, and a function that begins an upload of it to "x"."""
     region = Region(path_of(server), 256 * MIB)
     spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], **spec)
     request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
@@ -506,7 +508,7 @@ def large_upload(server, client, **spec):
 
 
 def test_a_region_that_ends_during_a_transfer(server, client):
-    """The transfer goes on to its end; the memory goes with it."""
+    """The transfer continues to its end; the memory is freed with it."""
     region, begin = large_upload(server, client)
     region.bytes[:] = 3
     future = begin()
@@ -519,7 +521,7 @@ def test_a_region_that_ends_during_a_transfer(server, client):
 
 
 def test_cancelled_transfers(server, client):
-    """Callers that leave, and deadlines: nothing stays, and drafts that were created go."""
+    """Callers leave, or deadlines pass: nothing is left, and created drafts are deleted."""
     region, begin = large_upload(server, client, replace=True)
     for i in range(12):
         if i % 2:
@@ -541,8 +543,8 @@ def test_cancelled_transfers(server, client):
     assert eventually(lambda: is_clean(server, client), 5)
 
 
-# A process without threads of its own, which forks clients that register a region and live until
-# they are killed. For each line that it reads it writes a line: pid, and the answer in hexadecimal.
+# A process without threads, which forks clients that register a region and live until they are
+# killed. For each line that it reads it writes a line: the pid, and the response in hexadecimal.
 NURSERY = """
 import fcntl, mmap, os, socket, sys, time
 path, size, greeting = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
@@ -578,11 +580,12 @@ for line in sys.stdin:
 
 
 def test_clients_that_are_killed(server, client):
-    """At any point of a handshake or a transfer: no descriptor, mapping or byte is left."""
+    """They are killed at any point of a handshake or a transfer: no descriptor, mapping or byte is
+    left."""
     before = o.descriptors(server)
     stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
     spec = o.buffers.BufferSpec(dtype=5, shape=[4 * MIB], replace=True)
-    latest = 0.03  # seconds between a request and its client's end, whichever comes first
+    latest = 0.03  # at most these seconds are between a request and its client's end
     outcomes = {True: 0, False: 0}
     arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * MIB), "tessera.v1"]
     pipe = subprocess.PIPE
@@ -620,7 +623,7 @@ def test_clients_that_are_killed(server, client):
 
 
 def test_writers_during_transfers(server, client):
-    """A client that writes all the time gets some of its own bytes, and the server lives."""
+    """A client that writes all the time gets some of its own bytes, and the server survives."""
     region = Region(path_of(server), 32 * MIB)
     stop = threading.Event()
 
@@ -643,7 +646,7 @@ def test_writers_during_transfers(server, client):
 
 
 def test_many_transfers_at_once(server, client):
-    """As many as the limits have, of several regions; the others are told so."""
+    """As many as the limits allow, in several regions; the others are refused."""
     regions = [Region(path_of(server), 8 * MIB) for _ in range(4)]
     wrong, too_many = [], []
 
@@ -679,8 +682,7 @@ def test_no_service_without_the_flag(server, client):
 
 
 def test_restart(server, client):
-    """A socket that a killed server left is taken over; one in use is not. Tokens do not
-    survive."""
+    """A socket that a killed server left is replaced; one in use is not. Tokens do not survive."""
     folder = server.log_path.parent
     path = folder / "restarted.sock"
     flags = ("--shared-memory", path, *FLAGS)
@@ -705,7 +707,7 @@ def test_restart(server, client):
 
 
 def test_drain(server, client):
-    """What is under way ends; nothing else begins, and the socket is gone."""
+    """Running calls end, no others begin, and the socket is removed."""
     _, begin = large_upload(server, client)
     future = begin()
     assert eventually(lambda: client.names() == ["x"], 5, 0.001)
@@ -717,7 +719,7 @@ def test_drain(server, client):
 
 
 def test_few_descriptors(server, client):
-    """A server without descriptors refuses and recovers."""
+    """A server without descriptors refuses clients and recovers."""
     if o.Program.sanitized():
         reason = "UndefinedBehaviorSanitizer needs a descriptor to look at an object's type"
         raise unittest.SkipTest(reason)
@@ -734,7 +736,8 @@ def test_few_descriptors(server, client):
                 socket.send_fds(connection, [GREETING], [file] * 20)
         for connection in held:
             connection.close()
-        # Until it has closed what they sent it cannot even ask how much memory there is.
+        # Until it has closed the descriptors that they sent, it cannot even ask for the amount of
+        # memory.
         one = o.inline(np.ones(1, np.float32))
         assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok, 5)
         assert eventually(lambda: registers(path), 5)

@@ -1,4 +1,4 @@
-// Regions of shared memory: which files become one, what they cost, and when they end.
+// Regions of shared memory: which files are accepted, what they cost, and when they end.
 #include "server/buffers/shared_region.h"
 
 #include <fcntl.h>
@@ -45,7 +45,7 @@ class File {
   void* memory_ = MAP_FAILED;
 };
 
-// How often this process has files of the test mapped, its own mappings included.
+// Returns how often this process has files of the test mapped, including its own mappings.
 int Mappings() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -132,8 +132,8 @@ TEST_F(SharedRegionTest, SealsTheFileAgainstHolesAndNewWriters) {
   EXPECT_NE(madvise(file.data(), kPage, MADV_REMOVE), 0);
   EXPECT_EQ(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   EXPECT_NE(write(fd, "x", 1), 1);
-  file.data()[0] = 'x';  // the mapping that there was still writes
-  EXPECT_EQ(ErrorReason(regions_.Add(file.descriptor()).status()), "BAD_REGION") << "once more";
+  file.data()[0] = 'x';  // the earlier mapping can still write
+  EXPECT_EQ(ErrorReason(regions_.Add(file.descriptor()).status()), "BAD_REGION") << "again";
 }
 
 TEST_F(SharedRegionTest, MemoryAndCountAreBounded) {
@@ -160,18 +160,18 @@ TEST_F(SharedRegionTest, AUserWhoSharesHasHalf) {
   EXPECT_EQ(ErrorReason(regions_.Add(nine.descriptor(), 7).status()), "SHARED_MEMORY_EXHAUSTED");
   const auto first = regions_.Add(eight.descriptor(), 7);
   ASSERT_TRUE(first.ok());
-  // One of three.
+  // A user has one region of three.
   const absl::Status many = regions_.Add(another.descriptor(), 7).status();
   EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
   EXPECT_EQ(ErrorMetadata(many)["used"], "1");
   EXPECT_EQ(ErrorMetadata(many)["limit"], "1");
-  // Others have as much, and who shares nothing the rest.
+  // Other users have as many, and callers that do not share get the rest.
   ASSERT_TRUE(regions_.Add(another.descriptor(), 8).ok());
   ASSERT_TRUE(regions_.Add(third.descriptor()).ok());
   regions_.Remove(*first);
-  EXPECT_TRUE(regions_.Add(nine.descriptor()).ok()) << "what is refused is as it was";
+  EXPECT_TRUE(regions_.Add(nine.descriptor()).ok()) << "a refused file is unchanged";
   EXPECT_EQ(count_.used(), 3);
-  // The only one is everybody's.
+  // Every user can have the only one.
   Budget bytes(16 * kPage), one(1);
   SharedRegions single({&first_}, bytes, one);
   EXPECT_TRUE(single.Add(File(kPage).descriptor(), 7).ok());

@@ -1,4 +1,4 @@
-// What a request may take and when it ends.
+// The memory that a request may take, and when it is returned.
 #include <chrono>
 
 #include "kernels/device/guard.h"
@@ -68,12 +68,12 @@ TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestE
   }
   void* kept = *Scratch(*l.stream, 1);
   ASSERT_TRUE(EndRequest(*l.stream).ok());
-  EXPECT_EQ(*Scratch(*l.stream, kMiB), kept) << "a small request finds the block of the last";
+  EXPECT_EQ(*Scratch(*l.stream, kMiB), kept) << "a small request gets the block of the last one";
   l.stream.reset();
   EXPECT_EQ(l.budget.used(), 0u);
 }
 
-// The stream keeps its own block, whichever was allocated first.
+// The stream keeps its own block, even if another was allocated first.
 TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
   Limited l(GetParam(), 8 * kMiB);
   ASSERT_TRUE(Scratch(*l.stream, 4 * kMiB).ok());
@@ -97,7 +97,7 @@ TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
       taken.push_back(Get(Scratch(*l.stream, bytes)));
     if (round == 0) first = taken;
     EXPECT_EQ(taken, first);
-    EXPECT_EQ(l.budget.used(), 6 * kMiB) << "a block each";
+    EXPECT_EQ(l.budget.used(), 6 * kMiB) << "one block each";
     EXPECT_FALSE(Scratch(*l.stream, 4 * kMiB).ok());
     EXPECT_EQ(*Scratch(*l.stream, 1), static_cast<char*>(taken[2]) + kMiB / 2)
         << "what is refused takes no room";
@@ -143,7 +143,7 @@ TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   for (float value : out.Values()) ASSERT_EQ(value, 6);
 }
 
-// Views of one array of n elements that are not contiguous, of many ranks.
+// Returns views of one array of n elements that are not contiguous, of many ranks.
 std::vector<View> StridedViews(const View& all) {
   const std::int64_t n = all.elements();
   const auto window = [&](std::int64_t offset, std::vector<std::int64_t> shape,
@@ -152,7 +152,7 @@ std::vector<View> StridedViews(const View& all) {
   };
   const std::int64_t side = 200, pitch = 211;
   return {
-      window(n - 1, {n}, {-1}),                         // backwards
+      window(n - 1, {n}, {-1}),                         // reversed
       window(1, {(n - 1) / 2}, {2}),                    // every other
       window(3, {side, side}, {pitch, 1}),              // a pitch
       window(3, {side, side}, {1, pitch}),              // a transpose
@@ -175,7 +175,7 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
         DeviceArray<T> copy(*stream, view.elements());
         ASSERT_TRUE(RunCopy(*stream, view, dtype, copy.data()).ok());
         const View whole = WholeView({dtype, view.shape}, copy.data());
-        // Only what is read in place is within this; a copy of a large view is not.
+        // Operations that read in place need no more than this; a copy of a large view would.
         const Limited small(GetParam(), GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
         for (ReduceOp op : kAllReduceOps)
           ASSERT_EQ(Bits(RunReduce(*small.stream, view, op, {})),
@@ -245,7 +245,8 @@ TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
   }
 }
 
-// The limit would do, and others have it: no other row, whose bits may differ.
+// The call fits the limit, but others hold the memory: it must not use another strategy, whose bits
+// may differ.
 TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
   Limited l(GetParam(), 64 * kMiB);
   const std::int64_t side = 1024;
@@ -378,7 +379,8 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
       [&] { return std::none_of(out_.begin(), out_.end(), [](float x) { return x == 512; }); });
 }
 
-// The slowest strategy on half a minute of work is left in the middle: before its last element.
+// The slowest strategy, with half a minute of work, is stopped in the middle, before its last
+// element.
 TEST_F(StopTest, LongWorkEndsSoon) {
   stop_ = false;
   DeviceArray<float> one(*stream_, std::vector<float>{1}), out(*stream_, 3000 * 3000);
@@ -413,7 +415,7 @@ TEST_F(AcrossTest, CopiesPieceByPiece) {
   DeviceArray<float> plain(*to_, std::ssize(values_));
   ASSERT_TRUE(RunCopyAcross(*from_, array_.view(), DType::kF32, *to_, plain.data()).ok());
   EXPECT_EQ(plain.Values(), values_);
-  EXPECT_EQ(budget_.used(), 0u) << "what is contiguous needs no scratch memory";
+  EXPECT_EQ(budget_.used(), 0u) << "contiguous operands need no scratch memory";
 }
 
 TEST_F(AcrossTest, GathersAndConverts) {

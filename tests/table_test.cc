@@ -1,4 +1,4 @@
-// The list in strategies.cc against the files beside it and against itself.
+// The list in strategies.cc against the files next to it and against itself.
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -58,14 +58,14 @@ void CheckTable() {
         EXPECT_TRUE(files.insert(std::string(backend) + "/" + name).second) << name;
         own |= name == file.path().stem();
       }
-      EXPECT_TRUE(own) << file.path() << " does not define the strategy it is named after";
+      EXPECT_TRUE(own) << file.path() << " does not define the strategy that it is named after";
     }
   }
   EXPECT_EQ(strategies, files) << "strategies of " << operation
                                << " in the table (left) and in its files (right) differ";
 }
 
-// A file defines the strategy it is named after, and perhaps variants of it.
+// A file defines the strategy that it is named after, and perhaps variants of it.
 TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
@@ -112,7 +112,7 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   EXPECT_GT(links, 100);
 }
 
-// Appends what the models of each strategy say of the problem, and its bound for each type.
+// Appends the values of each strategy's models for the problem, and its bound for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
   for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -161,7 +161,7 @@ void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   }
 }
 
-// Refusals, bounds and names are promises: what changes does so in models.txt, too.
+// Refusals, bounds and names are promises: a change of them is a change of models.txt, too.
 TEST(TableTest, ModelsAreThoseOfTheFile) {
   std::vector<std::string> lines;
   AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);
@@ -237,7 +237,7 @@ TEST(ChoiceTest, OnTheCpu) {
 }
 
 #ifdef TESSERA_WITH_CUDA
-// Where the vendor's library, which a machine need not have, is not among those to choose from.
+// The vendor's library, which a machine need not have, is not available here.
 TEST(ChoiceTest, OnHopper) {
   const Described hopper(Backend::kCuda);
   for (DType dtype : kAllDTypes) {
@@ -257,11 +257,12 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 4096, 4096, 4096), hopper), "ozaki_f64");
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 2048, 12288, 1024), hopper), "ozaki_f64");
   EXPECT_NE(Chosen(Matmul(DType::kF64, 512, 512, 512), hopper), "ozaki_f64");
-  // Gigabytes of scratch memory for a product of few results.
+  // It would need gigabytes of scratch memory for a product with few results.
   EXPECT_NE(Chosen(Matmul(DType::kF64, 1024, 1024, 1 << 18), hopper), "ozaki_f64");
 }
 
-// Whatever the trees say: there is a strategy, and it rounds no more than the one that takes all.
+// Whatever the trees say, there is a strategy, and it rounds no more than the one that takes all
+// problems.
 TEST(ChoiceTest, OfRandomProducts) {
   const Described hopper(Backend::kCuda);
   Random random(11);

@@ -1,4 +1,4 @@
-// Sharded memory, and operations that several devices share out: the bits of one device.
+// Sharded memory, and operations that are divided among several devices: the bits of one device.
 #include <numeric>
 #include <random>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace tessera::test {
 namespace {
 
-// Eight CPU devices; all GPUs or, where there is but one, that one twice.
+// Opens eight CPU devices; or all GPUs, and if there is only one, that one twice.
 std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   std::vector<std::unique_ptr<Device>> devices;
   const std::size_t gpus = VisibleDevices().size() - 1;
@@ -34,7 +34,7 @@ class ShardedArray final : public Team {
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
-  // With the values, which the stream of one of the devices copies there in a new request.
+  // An array with values, which the stream of one of the devices copies there in a new request.
   template <class T>
   ShardedArray(const Streams& streams, std::size_t count, const std::vector<T>& values,
                Stream& stream)
@@ -55,7 +55,7 @@ class ShardedArray final : public Team {
     return team;
   }
   void* memory() const { return memory_.data(); }
-  // Of the elements from one on, which are f32.
+  // Returns a view of the f32 elements from `first` on.
   View view(std::initializer_list<std::int64_t> shape, std::int64_t first = 0) const {
     return WholeView({DType::kF32, MakeShape(shape)}, static_cast<float*>(memory_.data()) + first);
   }
@@ -78,7 +78,7 @@ class TeamTest : public BackendTest {
     for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
   }
   bool gpu() const { return GetParam() == Backend::kCuda; }
-  // Several units a device, and enough for them to share; on the CPU too few to wake its cores for.
+  // Several units for each device, and enough to divide; on the CPU too few to wake its cores.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
@@ -86,8 +86,8 @@ class TeamTest : public BackendTest {
     return counts;
   }
 
-  // run(out, options) has a result of that many bytes. Alone and with the team it has the same
-  // bits, which are returned. devices: how many share the work; 0: not more than the team has.
+  // run(out, options) has a result of that many bytes. One device and the team give the same bits,
+  // which are returned. devices: how many share the work; 0: no more than the team has.
   template <class F>
   static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
                                       std::size_t devices, const F& run) {
@@ -109,7 +109,7 @@ class TeamTest : public BackendTest {
     EXPECT_TRUE(got[0] == got[1]);
     return got[0];
   }
-  // The same of a reduction along an axis.
+  // The same for a reduction along an axis.
   static std::string Fold(Stream& stream, Team& team, std::int64_t bytes, std::size_t devices,
                           const View& x, ReduceOp op, int axis, const MapStage* stage = nullptr) {
     return AloneAndTogether(stream, team, static_cast<std::size_t>(bytes), devices,
@@ -117,7 +117,7 @@ class TeamTest : public BackendTest {
                               return RunReduceAxes(stream, x, op, {axis}, out, o, stage);
                             });
   }
-  // The same of an operation with a scalar: run(options).
+  // The same for an operation with a scalar: run(options).
   template <class F>
   static void ScalarAloneAndTogether(Team& team, std::string_view strategy, const F& run) {
     const ScalarResult alone = Get(run(RunOptions{.strategy = strategy})),
@@ -138,7 +138,8 @@ std::vector<float> RandomFloats(std::int64_t n) {
   return values;
 }
 
-// Sums of the first rows leave the range of f32 in a quarter of the row and come back in the next.
+// Sums of the first rows leave the range of f32 in one quarter of the row and come back in the
+// next.
 void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& values) {
   const std::int64_t quarter = columns / 4;
   for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -192,7 +193,7 @@ TEST_P(TeamTest, BytesAcrossTheBoundary) {
     EXPECT_TRUE(fetched(stream, array.memory()) == std::vector<char>(bytes, 'y'));
     ASSERT_TRUE(CopyToDevice(stream, array.memory(), in.data(), bytes).ok());
     EXPECT_TRUE(fetched(stream, array.memory()) == in);
-    // From range to range, by a stream of its own device and to another one.
+    // Copies from array to array with a stream of the array's own device, and to another device.
     ShardedArray copy(streams_, devices_.size(), bytes);
     ASSERT_TRUE(RunCopy(stream, view, DType::kF32, copy.memory()).ok());
     EXPECT_TRUE(fetched(stream, copy.memory()) == in);
@@ -254,7 +255,7 @@ TEST_P(TeamTest, ColumnsHaveTheBitsOfOneDevice) {
   struct Case {
     std::int64_t length, inner, offset;
   };
-  // Of more columns than one launch has blocks for, and of so few that the axis is cut.
+  // There are more columns than one launch has blocks for, or so few that the axis is cut.
   const std::int64_t n = Floats() - 3;
   for (const Case& c : {Case{3, n / 3, 0}, Case{n / 2048, 2048, 0}, Case{n / 1029, 1029, 3},
                         Case{n / 1111, 1111, 1}, Case{1, n / 2, 2}}) {
@@ -277,7 +278,7 @@ void ExpectFinite(const std::string& bytes) {
   for (float sum : sums) EXPECT_TRUE(std::isfinite(sum));
 }
 
-// What leaves the range of f32 in a column of one device's does not in those of the others.
+// The sums of a column on one device leave the range of f32, and those of other devices do not.
 TEST_P(TeamTest, ColumnsOutOfRange) {
   const std::int64_t rows = 41, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
@@ -293,7 +294,7 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
 
 // Arrays just above a gigabyte are folded along the outermost axis in slabs
 // (kernels/team/axis_slabs.h) on GPUs. Sums of some columns leave the range of f32, in or between
-// slabs, and come back; the extremes of other columns stand in the rows that are left over.
+// slabs, and come back; the extremes of other columns are in the remaining rows.
 class SlabTest : public TeamTest {
  protected:
   static constexpr std::int64_t kRows = 1000 * kSlabs + 5;
@@ -334,7 +335,7 @@ class SlabTest : public TeamTest {
     for (std::size_t c = 0; c < columns; ++c) {
       float value = 0;
       std::memcpy(&value, &got[c * sizeof value], sizeof value);
-      // Sums are chains of at most 64 additions in f32. A magnitude may be beyond its range.
+      // Sums are chains of at most 64 additions in f32. A magnitude may be beyond the range of f32.
       const float bound = op == ReduceOp::kSum        ? 0x1p-17f * magnitudes[c]
                           : op == ReduceOp::kVariance ? 2e-6f * want[c]
                                                       : 0;
@@ -345,7 +346,7 @@ class SlabTest : public TeamTest {
 };
 
 TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
-  // Rows of whole vectors, and others that no vector is aligned with.
+  // Rows of whole vectors, and rows that are not aligned for any vector.
   for (const std::int64_t offset : {0, 1}) {
     const std::int64_t columns = kColumns / 4 * 4 + offset;
     std::vector<float> values = Values(columns);
@@ -359,7 +360,7 @@ TEST_P(SlabTest, LargeColumnsHaveTheBitsOfOneDeviceAndAreRight) {
         SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op))));
         ExpectRight(Fold(stream, array, columns * 8, count, x, op, 0), host, op);
       }
-      // The same bytes as other types, and rows that are all in whole slabs.
+      // The same bytes as other types, and rows that fill the slabs exactly.
       for (const auto& [dtype, op] :
            {std::pair(DType::kI32, ReduceOp::kMean), std::pair(DType::kI32, ReduceOp::kSum),
             std::pair(DType::kF64, ReduceOp::kSum), std::pair(DType::kF64, ReduceOp::kVariance)}) {
@@ -388,7 +389,7 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
-  TearDown();  // before the budgets go
+  TearDown();  // before the budgets are destroyed
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
@@ -396,7 +397,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), Bac
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
-  // The same with an operation that no kernel folds as it goes.
+  // The same with an operation that no kernel computes while it folds.
   Nodes tangents = nodes;
   tangents.push_back(Op(MapOp::kTanh, {3}));
   const Nodes greater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
@@ -424,7 +425,7 @@ TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   }
 }
 
-// Sums that leave the range of f32 on their way, in rows of one device's only.
+// Partial sums leave the range of f32 only in rows of one device.
 TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
@@ -441,9 +442,9 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   ExpectFinite(Fold(stream, array, rows * 4, devices_.size(), x, ReduceOp::kSum, 1, &stage));
 }
 
-// Each device computes pieces in scratch memory, and takes no share where it has no room.
+// Each device computes pieces in scratch memory, and takes no share if it has no room.
 TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
-  // A row is more than the memory that a stream has of its own.
+  // A row is larger than a stream's own memory.
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
   std::vector<float> values = RandomFloats(rows * columns);
   LeaveRange(rows, columns, values);
@@ -456,7 +457,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     return RunReduceAxes(stream, array.view({rows, columns}), ReduceOp::kSum, {1}, out.data(),
                          {.team = team}, &stage);
   };
-  // Pieces take a quarter of a budget: a row each here.
+  // A piece takes a quarter of a budget, which is one row here.
   const std::uint64_t row = static_cast<std::uint64_t>(columns) * sizeof(float);
   Budget plenty(7 * row);
   const auto start = [&](Budget* own, Budget* other) {
@@ -478,10 +479,10 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
-  TearDown();  // before the budgets go
+  TearDown();  // before the budgets are destroyed
 }
 
-// All columns come in whole rounds but for the last ones.
+// All columns except the last ones come in whole rounds.
 TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
   const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
     std::vector<std::int64_t> found;
@@ -531,9 +532,9 @@ struct ProductCase {
   DType dtype, out_dtype;
   std::int64_t m, n, k;
   bool transpose_b;
-  // Rows of a and of b are longer than what is multiplied of them.
+  // Rows of a and of b are longer than their multiplied part, by this number of elements.
   std::int64_t gap;
-  std::string_view strategy;  // empty: the one that is chosen
+  std::string_view strategy;  // empty: the default
   bool leaves_range = false;  // f32: sums of some rows are infinities
 };
 
@@ -549,7 +550,7 @@ std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
 
 class TeamProductTest : public TeamTest {
  protected:
-  // Memory over the first devices, or of the last of them alone.
+  // Memory over the first devices, or only on the last of them.
   struct Place {
     Place(TeamProductTest& test, std::size_t count, bool divided, std::uint64_t bytes) {
       if (divided) {
@@ -563,7 +564,7 @@ class TeamProductTest : public TeamTest {
     Memory plain;
   };
 
-  // b and the result lie over the devices of a or on the last one. matmul_test checks values.
+  // b and the result are on the devices of a or on the last one. matmul_test checks values.
   void Compare(const ProductCase& c, std::mt19937& random) {
     SCOPED_TRACE(absl::StrCat(Absl(Name(c.dtype)), " ", c.m, " x ", c.n, " x ", c.k, " b' ",
                               c.transpose_b, " gap ", c.gap, " ", Absl(c.strategy)));
@@ -622,7 +623,7 @@ TEST_P(TeamProductTest, ProductsHaveTheBitsOfOneDevice) {
     const auto [dtype, out_dtype] = kTypes[i % 6];
     ProductCase c{dtype, out_dtype, 0, 0, 0, i % 4 >= 2, i % 3 == 2 ? between(1, 9) : 0, ""};
     if (gpu()) {
-      // Enough to be shared out. Half of the results have rows that TMA can write in pieces.
+      // Large enough to be divided. Half of the results have rows that TMA can write in pieces.
       c.m = between(2000, 2400), c.k = between(1100, 1300), c.n = between(250, 300) * 8 + i % 2 * 3;
     } else {
       c.m = between(1, 400), c.k = between(1, 150), c.n = between(1, 300);
@@ -638,7 +639,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
     if (strategy->launch_shared == nullptr || strategy->backend != GetParam() ||
         !Missing(*strategy, *devices_[0]).empty())
       continue;
-    // What is enough to be shared out of a k of 8 are gigabytes.
+    // With a k of 8, a product that is large enough to be divided has gigabytes.
     if (gpu() && strategy->name == "outer_product") continue;
     for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
       if (!strategy->dtypes.Contains(dtype)) continue;
@@ -651,7 +652,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   EXPECT_GE(compared, 3);
 }
 
-// Tiles of tensor_f32x3 are computed again, and no sum of another share changes.
+// Tiles of tensor_f32x3 are computed again, and the sums of other shares do not change.
 TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   std::mt19937 random(13);
   ProductCase c{DType::kF32, DType::kF32, 200, 70, 90, false, 0, "", /*leaves_range=*/true};
@@ -659,7 +660,7 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   Compare(c, random);
 }
 
-// Products by ozaki_f64, whose GPUs tell each other whether their rows are for integers.
+// Products by ozaki_f64, whose GPUs tell each other whether their rows fit integers.
 class TeamIntegersTest : public TeamTest {
  protected:
   static constexpr std::int64_t kM = 4096, kN = 2048, kK = 600;
@@ -667,13 +668,13 @@ class TeamIntegersTest : public TeamTest {
   void SetUp() override {
     TeamTest::SetUp();
     if (IsSkipped()) return;
-    if (devices_[0]->info().compute_capability != 90) GTEST_SKIP() << "wgmma is of 9.0 alone";
+    if (devices_[0]->info().compute_capability != 90) GTEST_SKIP() << "only 9.0 has wgmma";
     std::mt19937 random(14);
     std::uniform_real_distribution<double> any(-1, 1);
     for (double& x : a_) x = any(random);
     for (double& x : b_) x = any(random);
   }
-  // The result's bytes, by the first `count` GPUs for the stream of one of them.
+  // Returns the result's bytes, computed by the first `count` GPUs for the stream of one of them.
   std::string Run(std::size_t count, std::size_t own) {
     Stream& stream = *streams_[own];
     const ShardedArray right(streams_, count, b_, stream);
@@ -694,7 +695,7 @@ class TeamIntegersTest : public TeamTest {
   std::vector<double> b_ = std::vector<double>(static_cast<std::size_t>(kK * kN));
 };
 
-// First all rows are for integers, then the last one is not, which is in the last share.
+// First all rows fit integers; then the last row, which is in the last share, does not.
 TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   std::string before;
   for (bool spoiled : {false, true}) {
@@ -704,7 +705,7 @@ TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
       EXPECT_TRUE(Run(count, 0) == alone) << spoiled << " " << count;
       EXPECT_TRUE(Run(count, count - 1) == alone) << spoiled << " " << count;
     }
-    // The other way of adding up shows in rows that are what they were.
+    // The other order of addition shows in rows that have not changed.
     const std::string first = alone.substr(0, 1 << 20);
     if (spoiled) {
       EXPECT_NE(first, before);
@@ -713,7 +714,7 @@ TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   }
 }
 
-// A GPU that has memory for its share and not for a copy of b reads that where it is.
+// A GPU that has memory for its share but not for a copy of b reads b where it is.
 TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   const std::string alone = Run(1, 0);
   const Strategy<MatmulProblem>* ozaki = nullptr;
@@ -726,7 +727,7 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   streams_[0]->SetScratchBudget(&plenty);
   streams_[1]->SetScratchBudget(&enough);
   EXPECT_TRUE(Run(2, 0) == alone);
-  TearDown();  // before the budgets go
+  TearDown();  // before the budgets are destroyed
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);

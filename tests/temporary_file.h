@@ -1,4 +1,4 @@
-// A file of a test's own.
+// A temporary file of a test.
 #pragma once
 
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace tessera {
 // A path that no other process uses, and that is removed after the test.
 class TemporaryFile {
  public:
-  // Writes the file, unless it is to be empty.
+  // Writes the file, unless it is supposed to be empty.
   explicit TemporaryFile(const std::string& content = {})
       : path_(std::filesystem::temp_directory_path() /
               ("tessera-test-" + std::to_string(::getpid()) + "-" + std::to_string(++count_))) {

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own."""
+"""A program on its own terminal."""
 
 import fcntl
 import os
@@ -13,12 +13,12 @@ import outsider as o
 
 class Terminal:
     def __init__(self, *command, rows=24, columns=80, cwd=None, **variables):
-        """variables: of its environment, which has no others of this project's."""
+        """variables: those of its environment, which has no others of this project."""
         self.mine, theirs = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(theirs)
-        # setsid, which is then the program, and not preexec_fn: what Python does between fork and
-        # exec may wait for a thread of gRPC, of which the child has none.
+        # setsid, which then becomes the program, instead of preexec_fn: the code that Python runs
+        # between fork and exec may wait for a thread of gRPC, which the child does not have.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
             cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))
@@ -34,7 +34,7 @@ class Terminal:
             seconds = 0
 
     def wait_for(self, text, seconds=60):
-        """Reads until it is there, and forgets what was before its end."""
+        """Reads until the text has appeared, and discards everything up to its end."""
         def there():
             self.read(0.05)
             return text in self.text
@@ -48,7 +48,7 @@ class Terminal:
         os.write(self.mine, text)
 
     def wait(self, seconds=60):
-        """The exit code."""
+        """Returns the exit code."""
         def over():
             self.read()
             return self.process.poll() is not None

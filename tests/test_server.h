@@ -1,4 +1,4 @@
-// A server inside the test's process, stubs to call it, and the errors it answers with.
+// A server inside the test's process, stubs to call it, and its errors.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@
 
 namespace tessera {
 
-// Waits until what happens after an answer, or beside it, has happened.
+// Waits until the condition is true, for effects that come after a response or independently of it.
 template <class Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {
@@ -38,7 +38,7 @@ bool Eventually(Condition condition) {
   return false;
 }
 
-// A message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
+// Makes a message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
 template <class Message>
 Message Of(const std::string& text) {
   Message message;
@@ -53,12 +53,12 @@ inline Options TestOptions() {
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
-  options.warm_up = false;  // a fake device may fail at its first work
+  options.warm_up = false;  // a fake device may fail in its first operation
   options.drain_timeout = absl::Seconds(10);
   return options;
 }
 
-// Those with a change.
+// Returns them with a change.
 template <class Change>
 Options With(const Change& change) {
   Options options = TestOptions();
@@ -70,7 +70,7 @@ Options With(const Change& change) {
 struct UploadStream {
   explicit UploadStream(v1::BufferService::Stub& stub) : writer(stub.Upload(&context, &response)) {}
   bool Write(const v1::UploadRequest& message) { return writer->Write(message); }
-  // After the last message.
+  // Ends the upload after the last message.
   grpc::Status Finish() {
     writer->WritesDone();
     return writer->Finish();
@@ -102,10 +102,10 @@ class TestServer {
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
   v1::BufferService::Stub& buffers() { return *buffers_; }
   v1::ComputeService::Stub& compute() { return *compute_; }
-  // Of the first --listen.
+  // The address of the first --listen.
   const std::string& address() { return server_->addresses().front(); }
 
-  // Calls the unary method that takes such a request.
+  // Calls the unary method that takes this type of request.
   template <class Request, class Response>
   grpc::Status Call(const Request& request, Response* response, grpc::ClientContext& context) {
     const google::protobuf::Descriptor& type = *Request::descriptor();
@@ -124,7 +124,7 @@ class TestServer {
     grpc::ByteBuffer ignored;
     return Call(request, &ignored);
   }
-  // The response to a request that succeeds.
+  // Returns the response to a request that must succeed.
   template <class Response, class Request>
   Response Good(const Request& request) {
     Response response;
@@ -158,7 +158,7 @@ class TestServer {
     return upload.Finish();
   }
 
-  // The bytes of a buffer; limit 0: to the end.
+  // Gets the bytes of a buffer; limit 0: to the end.
   grpc::Status Fetch(const std::string& name, std::string* data, std::uint64_t offset = 0,
                      std::uint64_t limit = 0) {
     grpc::ClientContext context;
@@ -183,12 +183,12 @@ class TestServer {
   std::unique_ptr<v1::ComputeService::Stub> compute_;
 };
 
-// What an error says to a program.
+// The machine-readable part of an error.
 struct ErrorDetails {
   std::string reason;
   std::string domain;
   std::map<std::string, std::string> metadata;
-  bool retry = false;  // whether it says when to try again
+  bool retry = false;  // whether it says when to retry
 };
 
 inline ErrorDetails DetailsOf(const grpc::Status& status) {
@@ -212,13 +212,13 @@ inline ErrorDetails DetailsOf(const grpc::Status& status) {
   return details;
 }
 
-// What a buffer of so many bytes counts against the limit of a device.
+// Returns the bytes that a buffer of this size counts against the limit of a device.
 inline std::uint64_t Charged(std::uint64_t bytes) {
   static const std::unique_ptr<Device> device = *OpenDevice("cpu");
   return device->AllocationBytes(static_cast<std::size_t>(bytes));
 }
 
-// The code that goes with a reason; of all others it is INVALID_ARGUMENT.
+// Returns the code that goes with a reason; reasons that are not listed have INVALID_ARGUMENT.
 inline grpc::StatusCode CodeOf(const std::string& reason) {
   static const std::map<std::string, grpc::StatusCode> codes = {
       {"BAD_CHECKSUM", grpc::StatusCode::DATA_LOSS},
@@ -240,8 +240,8 @@ inline grpc::StatusCode CodeOf(const std::string& reason) {
   return it == codes.end() ? grpc::StatusCode::INVALID_ARGUMENT : it->second;
 }
 
-// ExpectError(status, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata: these among others, and "*"
-// for any value.
+// ExpectError(status, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata: these entries must be
+// present; "*" stands for any value.
 inline void ExpectError(const grpc::Status& status, const std::string& reason,
                         const std::map<std::string, std::string>& metadata = {}) {
   const ErrorDetails details = DetailsOf(status);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""TLS from outside: certificates made by openssl, clients of grpcio, files replaced under a server
-that runs, and what is refused at the start.
+"""TLS from outside: certificates made by openssl, clients of grpcio, files replaced while a
+server runs, and what is refused at the start.
 
 usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -25,7 +25,7 @@ DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "dem
 
 
 def replace(path, content):
-    """As certificates are renewed: another file under the same name."""
+    """Replaces a file like a renewed certificate: another file gets the same name."""
     fresh = path.with_suffix(".fresh")
     fresh.write_bytes(content)
     os.replace(fresh, path)
@@ -51,7 +51,7 @@ class TlsTest(o.FreshCase):
         return super().serve("--tls-cert", self.cert, "--tls-key", self.key, *flags)
 
     def dot(self, server, ca=None, pair=None):
-        """How a call ends on a connection of its own."""
+        """Returns the outcome of a call on a separate connection."""
         files = [(ca or self.ca).cert, *(pair[::-1] if pair else ())]
         channel = grpc.secure_channel(
             server.address,
@@ -82,7 +82,7 @@ class TlsTest(o.FreshCase):
         self.assertEqual(self.dot(server, pair=expired), "UNAVAILABLE")
 
     def test_chains_of_certificates(self):
-        """The server's and the client's own certificate come first, and others behind them."""
+        """The server's and the client's own certificate come first, followed by others."""
         between, signed = Authority(self.folder, "between"), self.folder / "signed.pem"
         extensions = self.folder / "extensions"
         extensions.write_text("basicConstraints=critical,CA:TRUE\n")
@@ -110,7 +110,7 @@ class TlsTest(o.FreshCase):
             for pair in (client, self.client_pair, self.foreign.issue("of_another")):
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 self.assertEqual(command_line(pair, ca=cas), 0)
-        # Without those in between, no client finds the CA.
+        # Without the intermediate certificates, no client finds the CA.
         self.assertEqual(self.dot(server, pair=other), "UNAVAILABLE")
         self.assertEqual(command_line(client), 0)
         self.assertNotEqual(command_line(other, timeout="1s"), 0)
@@ -118,7 +118,7 @@ class TlsTest(o.FreshCase):
         self.assertEqual(self.dot(server, pair=client), "UNAVAILABLE")
         self.install((joined("pair.pem", self.pair[0], self.ca.cert), self.pair[1]))
         self.assertEqual(self.dot(server, pair=client), "OK")
-        # A chain whose first certificate is not the key's.
+        # The first certificate of this chain does not match the key.
         mixed = joined("mixed.pem", signed, own[0])
         said = o.refused("--listen", "127.0.0.1:0", "--tls-cert", mixed, "--tls-key", own[1])
         self.assertIn(f"it is not the key of {mixed}", said)
@@ -175,7 +175,7 @@ class TlsTest(o.FreshCase):
         self.assertTrue(86400 < left() <= 2 * 86400, left())
         self.assertEqual(metric("tessera_certificate_life_seconds"), 2 * 86400)
         self.install(self.ca.issue("late", days=-1))
-        # The server notices without a connection.
+        # The server notices it without a connection.
         self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log(), 20))
         self.assertEqual(self.dot(server), "OK")
         self.assertEqual(metric("tessera_file_unusable"), 1)
@@ -200,7 +200,7 @@ class TlsTest(o.FreshCase):
         self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))
 
     def test_imports(self):
-        """They go by the certificate of the server that asks, with its caller's token."""
+        """They use the certificate of the server that imports, with its caller's token."""
         tokens = self.folder / "tokens"
         tokens.write_text(line_of("secret") + "\n")
         tokens.chmod(0o600)
@@ -234,7 +234,7 @@ class TlsTest(o.FreshCase):
         get = o.buffers.DownloadRequest(name="y")
         got = b"".join(part.data for part in stub(near).Download(get, timeout=20))
         self.assertEqual(got, x.tobytes())
-        # The file is read for each of them.
+        # The file is read for each import.
         ask.name = "z"
         ca.unlink()
         end = outcome(token)
@@ -282,7 +282,7 @@ class TlsTest(o.FreshCase):
                 self.assertEqual(self.dot(server, pair=stranger), "OK")
                 said = f"cannot use {clients} for TLS"
                 self.assertTrue(o.eventually(lambda: server.log().count(said) == count, 5))
-        # Of the server's own chain, too.
+        # This includes certificates of the server's own chain.
         replace(self.cert, self.pair[0].read_bytes() + foreign[: len(foreign) // 2])
         self.assertEqual(self.dot(server, pair=stranger), "OK")
         self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log(), 5))
@@ -306,7 +306,7 @@ class TlsTest(o.FreshCase):
                 few.send(*calls[:16])
                 many.send(*calls)
                 many.socket.settimeout(5)
-                # The server's settings, no answers; the end says nothing of TLS.
+                # The server's settings, but no responses; the end is not an orderly end of TLS.
                 with contextlib.suppress(ssl.SSLEOFError):
                     while many.socket.recv(65536):
                         pass
@@ -314,7 +314,7 @@ class TlsTest(o.FreshCase):
                 self.assertTrue(o.eventually(lambda: said in server.log(), 5), server.log())
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 few.send(o.frame(o.PING, 0, 0, b"answered"))
-                self.assertIsNotNone(few.find_frame(o.PING, 5), "it has ended as well")
+                self.assertIsNotNone(few.find_frame(o.PING, 5), "it has also ended")
 
     def test_keys_stay_out_of_the_log(self):
         server = self.serve()

@@ -1,4 +1,4 @@
-// Every strategy of TopK, from the table, against a sort by values and indices.
+// Every strategy of TopK in the table, against a sort by values and indices.
 #include <array>
 #include <numeric>
 
@@ -9,13 +9,13 @@ namespace {
 
 enum class Values {
   kNormal,
-  kFew,        // five different ones
+  kFew,        // five different values
   kEqual,      // all the same
-  kAscending,  // as long as the type tells neighbours apart
+  kAscending,  // as far as the type can distinguish neighbours
   kDescending,
   kSpecial,    // NaNs, infinities, zeros of both signs, the ends of the integers
-  kMostlyNan,  // or, of integers, mostly the same
-  kOutliers,   // a few among many that are equal
+  kMostlyNan,  // or, for integers, mostly the same value
+  kOutliers,   // a few among many equal values
 };
 constexpr std::array kAllValues = {Values::kNormal,    Values::kFew,        Values::kEqual,
                                    Values::kAscending, Values::kDescending, Values::kSpecial,
@@ -28,7 +28,7 @@ Bytes<T> BytesOf(T element) {
   return std::bit_cast<Bytes<T>>(element);
 }
 
-// A NaN of one of several patterns, of either sign.
+// Returns a NaN of one of several patterns, of either sign.
 template <class T>
 T NanOf(std::uint64_t bits) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -66,7 +66,7 @@ std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
       if constexpr (FloatElement<T>) return NanOf<T>(random.Bits());
       return Element<T>(1);
     }
-    // Of halves there are few: they rise in steps.
+    // There are few halves, so they rise in steps.
     const double step = static_cast<double>(i) / 16 - 1000;
     return Element<T>(values == Values::kFew          ? static_cast<double>(random.Bits() % 5)
                       : values == Values::kEqual      ? 3
@@ -80,7 +80,7 @@ std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
   return all;
 }
 
-// The first k indices; equal elements come in order, and NaNs are above all numbers.
+// Returns the first k indices; equal elements are in order, and NaNs are above all numbers.
 template <class T>
 std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool smallest) {
   std::vector<std::int64_t> order(row.size());
@@ -98,7 +98,7 @@ std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool
 
 class TopKTest : public StrategyTest<TopKProblem> {
  protected:
-  // Whether it would take more than a second: a thread or a block reads a long row alone.
+  // Whether it would take more than a second, because a thread or a block alone reads a long row.
   bool TooSlow(std::int64_t rows, std::int64_t n, std::int64_t k) {
     const TopKProblem problem{.dtype = GetParam().dtype, .rows = rows, .n = n, .k = k};
     return GetParam().backend == Backend::kCuda && strategy().cost(problem).depth > 400'000;
@@ -146,7 +146,7 @@ class TopKTest : public StrategyTest<TopKProblem> {
     }
   }
 
-  // Rows without gaps, `offset` elements off any alignment.
+  // Checks rows without gaps, `offset` elements off any alignment.
   template <class T>
   void CheckRows(const std::vector<T>& host, std::int64_t rows, std::int64_t k, bool smallest,
                  std::size_t offset = 0, Launch launch = {}) {
@@ -202,7 +202,8 @@ TEST_P(TopKTest, RandomShapes) {
   });
 }
 
-// Nearly every element is better than all before it, or equal to many; rows are one tile or many.
+// Nearly every element is better than all elements before it, or equal to many; rows are one tile
+// or many.
 TEST_P(TopKTest, OrdersAndTies) {
   ForType([&]<class T>(T) {
     for (Values values : kAllValues) {
@@ -277,7 +278,8 @@ TEST_P(TopKTest, Large) {
 
 TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);
 
-// The shortest row that all strategies which cut rows cut into parts, whatever TESSERA_LARGEST is.
+// The shortest row that all strategies with several parts cut into parts, whatever TESSERA_LARGEST
+// is.
 TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
   for (Values values : {Values::kNormal, Values::kFew})
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);

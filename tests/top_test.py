@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`tessera top` from outside: what it prints against what the server and its metrics say, pages of
-metrics that are wrong, and a terminal that is as it was before whatever ends it.
+"""`tessera top` from outside: its output compared with the server and its metrics, wrong pages of
+metrics, and a terminal that is restored however the program ends.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ BOUNDS = (0.001, 0.01, 0.1, float("inf"))
 
 
 def histogram(rpc, *counts):
-    """counts: of each bucket."""
+    """counts: those of each bucket."""
     lines = []
     for i, bound in enumerate(BOUNDS):
         le = "+Inf" if i == len(BOUNDS) - 1 else bound
@@ -115,7 +115,7 @@ tessera_errors_total{code="INVALID_ARGUMENT",reason="BAD_NAME"} 3
 
 @contextlib.contextmanager
 def page_of(content, chunked=False):
-    """The address of a server of HTTP whose page is what content() gives."""
+    """Yields the address of an HTTP server whose page is the result of content()."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -150,7 +150,8 @@ def page_of(content, chunked=False):
 
 class RatesTest(TopCase):
     def rates(self, first, second, chunked=False):
-        """What it makes of these pages, one after the other, and the seconds that it takes."""
+        """Returns what it makes of these pages, one after the other, and the seconds that it
+        takes."""
         pages = [first, second]
         begin = time.monotonic()
         with page_of(lambda: pages.pop(0), chunked) as metrics:
@@ -177,11 +178,12 @@ class RatesTest(TopCase):
             document, seconds = self.rates(before, after, chunked)
             dot, add = document["calls"]
             self.assertEqual((dot["rpc"], add["rpc"]), ("Dot", "Add"))
-            # Of 100 calls between the two pages.
+            # There were 100 calls between the two pages.
             self.assertGreater(dot["per_second"], 100 / seconds)
             self.assertLess(dot["per_second"], 100 / 1e-4)
             self.assertAlmostEqual(dot["failed_per_second"] / dot["per_second"], 0.5)
-            # 20 calls from 1 to 10 ms and 80 from 10 to 100 ms: the 50th and the 99th of 100.
+            # With 20 calls from 1 to 10 ms and 80 from 10 to 100 ms, these are the 50th and the
+            # 99th of 100.
             self.assertAlmostEqual(dot["p50_seconds"], 0.01 + 0.09 * 30 / 80)
             self.assertAlmostEqual(dot["p99_seconds"], 0.01 + 0.09 * 79 / 80)
             self.assertEqual((add["per_second"], add["p50_seconds"]), (0, "NaN"))
@@ -224,7 +226,7 @@ class RatesTest(TopCase):
     def test_a_server_that_was_started_again(self):
         fresh = PAGE.replace(" 1000", " 2000")
         document, seconds = self.rates(PAGE.replace(" 5", " 500"), fresh)
-        # It has answered 5 calls since then; the difference is negative.
+        # It has answered 5 calls since its restart; the difference is negative.
         self.assertGreater(document["calls"][0]["per_second"], 5 / seconds)
         self.assertGreater(document["refusals"][0]["per_second"], 0)
 
@@ -263,14 +265,14 @@ class RatesTest(TopCase):
         well = b"HTTP/1.1 200 OK\r\n"
         chunked = well + b"Transfer-Encoding: chunked\r\n\r\n"
         answers = {
-            b"": "not one of HTTP/1.1",
-            b"SSH-2.0-OpenSSH\r\n": "not one of HTTP/1.1",
+            b"": "not HTTP/1.1",
+            b"SSH-2.0-OpenSSH\r\n": "not HTTP/1.1",
             b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
-            well + b"Content-Length: 9\r\n\r\nshort": "not whole",
-            chunked + b"5\r\nab": "not whole",
-            chunked + b"ffffffffffffffff\r\n": "not whole",
-            chunked + b"x\r\n": "not whole",
-            None: "no answer in time",
+            well + b"Content-Length: 9\r\n\r\nshort": "incomplete",
+            chunked + b"5\r\nab": "incomplete",
+            chunked + b"ffffffffffffffff\r\n": "incomplete",
+            chunked + b"x\r\n": "incomplete",
+            None: "no response in time",
         }
         for answer, text in answers.items():
             with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listener:
@@ -279,7 +281,7 @@ class RatesTest(TopCase):
                     with connection:
                         connection.recv(65536)
                         if answer is None:
-                            connection.recv(1)  # until it has given up
+                            connection.recv(1)  # until the client has given up
                         else:
                             connection.sendall(answer)
 
@@ -323,7 +325,7 @@ class LiveTest(TopCase):
         terminal.wait_for(ENTER)
         terminal.wait_for(b"tessera-server ")
         self.assertFalse(terminal.as_before())
-        terminal.key(b"x\x1b[A\r\n")  # No keys of it.
+        terminal.key(b"x\x1b[A\r\n")  # None of these is one of its keys.
         self.client.put("new_one", ONES)
         terminal.wait_for(b"new_one")
         terminal.wait_for(b"Upload ")
@@ -407,7 +409,7 @@ class LiveTest(TopCase):
         terminal = self.start(server, "--timeout", "1s")
         terminal.wait_for(b"q: quit")
         server.kill()
-        terminal.wait_for(b"127.0.0.1")  # of the error
+        terminal.wait_for(b"127.0.0.1")  # the address in the error
         self.serve("--listen", server.address)
         terminal.wait_for(b"q: quit", 30)
         self.quits(terminal)

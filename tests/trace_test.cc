@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kId = "4bf92f3577b34da6a3ce929d0e0e4736";
 constexpr std::string_view kParent = "00f067aa0ba902b7";
 
-// A header, with the ids in the places of ID and PARENT.
+// Returns a header with the ids in place of ID and PARENT.
 std::string Header(const std::string& text) {
   return absl::StrReplaceAll(text, {{"ID", std::string(kId)}, {"PARENT", std::string(kParent)}});
 }
@@ -57,7 +57,7 @@ TEST(TraceTest, WhatIsMalformedNamesNone) {
   EXPECT_FALSE(ParseTraceparent(std::string(4096, '0')).known);
 }
 
-// Whatever is done to one character, the answer is that of the grammar.
+// Whatever is done to one character, the result follows the grammar.
 TEST(TraceTest, EachCharacterMatters) {
   const std::string text = Header("00-ID-PARENT-01");
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Traces from outside: which calls are answered with their trace and logged with it, what is said
-of slow calls, and spans in a file, whatever becomes of that.
+"""Traces from outside: which calls are answered and logged with their trace, what is said about
+slow calls, and spans in a file, whatever happens to that file.
 
 usage: traces_test.py --server build/bin/tessera-server [test ...]
 """
@@ -36,7 +36,7 @@ def with_trace(value, *more):
 
 
 def stream(client, path, requests=(), metadata=()):
-    """(code, trailing metadata) of a call of any kind."""
+    """Returns (code, trailing metadata) of a call of any kind."""
     call = client.channel.stream_stream(path)(
         iter(requests), metadata=metadata, timeout=o.CALL_TIMEOUT_S
     )
@@ -66,7 +66,7 @@ class TracesCase(o.FreshCase):
         return server
 
     def serve_tenant(self, *flags):
-        """A server that knows the token "secret"."""
+        """Starts a server that knows the token "secret"."""
         tokens = self.folder / "tokens"
         tokens.write_text(line_of("secret", "read", "vision") + "\n")
         return self.serve("--tokens", tokens, *flags)
@@ -189,7 +189,7 @@ class AnswersTest(TracesCase):
 
     def test_json_lines_have_it_as_a_field(self):
         server = self.serve("--log-format", "json", "--slow-call", "1ns")
-        text = b'\x1e"quoted'  # what a name of a buffer cannot be
+        text = b'\x1e"quoted'  # not a valid name of a buffer
         get = f"/{BUFFERS}/GetBuffer"
         self.client.put("x", ONES)
         unary(self.client, get, b"\x0a\x01x", with_trace(SAMPLED))
@@ -261,7 +261,7 @@ class SlowCallsTest(TracesCase):
         made = 300
         for _ in range(made):
             self.client.dot_of_ones()
-        seconds = int(time.monotonic() - begin) + 2  # that it may have touched
+        seconds = int(time.monotonic() - begin) + 2  # the seconds that it may have touched
         self.assertLessEqual(server.log().count(" slow: "), 10 * seconds)
         text = ""
 
@@ -301,7 +301,7 @@ class SpansTest(TracesCase):
         )
 
     def spans(self, count):
-        """So many, in the order in which they were written."""
+        """Returns this number of spans, in the order in which they were written."""
         def enough():
             try:
                 lines = self.file.read_text().splitlines()
@@ -414,14 +414,14 @@ class SpansTest(TracesCase):
         self.assertEqual(old % 3, 0)
 
     def assert_dropped(self, server):
-        """Calls go well, and their spans are counted as dropped."""
+        """Checks that calls succeed, and that their spans are counted as dropped."""
         before = metrics(server)
         for _ in range(5):
             self.assertEqual(self.sampled_dot()[0], "OK")
         self.assertTrue(eventually(
             lambda: metrics(server)["dropped"] == before["dropped"] + 15, 10), metrics(server))
         self.assertEqual(metrics(server)["written"], before["written"])
-        # The line of the log follows the count.
+        # The line in the log comes after the count.
         said = lambda: server.log().count("spans are dropped until")  # noqa: E731
         self.assertTrue(eventually(lambda: said() > 0, 10))
         self.assertEqual(said(), 1)
@@ -480,7 +480,7 @@ class SpansTest(TracesCase):
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
         self.assert_written_again(server)
-        # The reader takes nothing: the pipe is soon full.
+        # The reader takes nothing, so the pipe is soon full.
         before = metrics(server)["dropped"]
 
         def full():

@@ -1,4 +1,4 @@
-// Uploads and downloads while they are under way: what is read, copied, held and counted when.
+// Uploads and downloads in progress: what is read, copied, held and counted when.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -36,10 +36,10 @@ using grpc::StatusCode;
 using Step = FakeDevice::Step;
 using Kind = DeviceError::Kind;
 
-// What a download may hold, and gRPC has not sent.
+// The most slots that a download may hold that gRPC has not sent.
 constexpr int kSlotsADownload = 3;
 
-// A stream of messages of 1000 bytes to a buffer, from a thread of its own.
+// Sends messages of 1000 bytes to a buffer, from a separate thread.
 class Sender {
  public:
   Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false,
@@ -59,7 +59,7 @@ class Sender {
     upload_.context.TryCancel();
     Finish();
   }
-  // How many messages the server has read.
+  // The number of messages that the server has read.
   int sent() const { return sent_; }
   grpc::Status Finish() {
     if (thread_.joinable()) thread_.join();
@@ -87,11 +87,11 @@ class TransferTest : public TransferFixture {
   std::uint64_t Committed(const std::string& name) {
     return Found(name).buffer().committed_bytes();
   }
-  // Lets other calls go through the server, so that it has seen what had arrived before them.
+  // Makes other calls, after which the server has seen everything that arrived before them.
   void Settle() {
     for (int i = 0; i < 100; ++i) (void)Used("uploads");
   }
-  // Sends messages to "x", of which the first is being copied and the second has arrived.
+  // Sends messages to "x"; the first one is being copied and the second one has arrived.
   std::unique_ptr<Sender> SendTwo(int messages, bool damage_last = false) {
     Reserve("x", 10'000);
     device_.Close(Step::kCopyToDevice);
@@ -117,7 +117,7 @@ class TransferTest : public TransferFixture {
   FakeDevice& device_;
 };
 
-// --- Uploads under way --------------------------------------------------------------------------
+// --- Uploads in progress ------------------------------------------------------------------------
 
 TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
   const std::string bytes = Random(300'000);
@@ -144,12 +144,12 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   const auto sender = SendTwo(6);
   EXPECT_EQ(sender->sent(), 2) << "a third message is read";
-  // The memory of a call before may be returned a moment later.
+  // The memory of an earlier call may be returned slightly later.
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 2 * TestOptions().max_message; }));
   device_.Open();
   EXPECT_TRUE(sender->Finish().ok());
   EXPECT_EQ(Committed("x"), 6000u);
-  // The server may not know yet that its answer to the question before has been taken.
+  // The server may not know yet that its response to the previous request has been taken.
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));
 }
 
@@ -161,7 +161,7 @@ TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
   EXPECT_TRUE(upload.Finish().ok());
 }
 
-// The second is here when the first has been copied: they arrive together.
+// The second message has arrived before the first has been copied: they count at the same time.
 TEST_F(TransferTest, NothingCountsBeforeItHasArrived) {
   const auto sender = SendTwo(2);
   const int before = device_.Count(Step::kSynchronize);
@@ -182,7 +182,7 @@ TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
   device_.Open();
   ExpectError(sender->Finish(), "CUDA_ERROR");
   EXPECT_EQ(device_.Count(Step::kSynchronize), before + 1);
-  EXPECT_EQ(Committed("x"), 0u) << "what was there is overwritten, with nobody knows what";
+  EXPECT_EQ(Committed("x"), 0u) << "the old bytes are overwritten with unknown ones";
   ASSERT_TRUE(Upload({At("x", 0, Random(10'000))}).ok());
   EXPECT_TRUE(Seal("x").ok()) << "a write seems to be in flight";
 }
@@ -230,7 +230,7 @@ TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
 }
 
-// Two messages that are copied one right after the other.
+// Two messages that are copied immediately one after the other.
 TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
     device_.Close(Step::kCopyToDevice);
@@ -305,7 +305,7 @@ TEST_F(OneTransferWorker, UploadsTakeTurns) {
   for (const std::string& name : names) Reserve(name, 10'000);
   device_.Close(Step::kCopyToDevice);
   std::vector<std::unique_ptr<Sender>> senders;
-  int sent = 0;  // by all, of which each has one message read and one behind it
+  int sent = 0;  // by all; each has one message read and one waiting
   const auto all_sent = [&] {
     int sum = 0;
     for (const auto& sender : senders) sum += sender->sent();
@@ -354,8 +354,8 @@ TEST_F(ThreeTransferWorkers, CopyAtOnce) {
   }
 }
 
-// Lets so much time pass, slowly enough that the server looks at its streams meanwhile, and does
-// not take itself for a process that was stopped.
+// Advances the clock by this time, slowly enough that the server checks its streams in between, and
+// does not take itself for a suspended process.
 void Pass(absl::Duration time) {
   constexpr absl::Duration kStep = absl::Milliseconds(100);
   for (; time > absl::ZeroDuration(); time -= kStep) {
@@ -373,7 +373,7 @@ class LittlePatience : public TransferTest {
         })) {}
 };
 
-// Memory takes longer to find than a client may pause for, and then the worker is busy for longer.
+// An allocation takes longer than a client may pause, and then the worker is busy for even longer.
 TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
   constexpr absl::Duration kLong = absl::Seconds(6);
   UploadStream upload(server_.buffers());
@@ -433,7 +433,7 @@ TEST_F(LittlePatience, IsForReadersThatPause) {
   EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
 }
 
-// Although there is always one of them in hand.
+// The patience ends although one of these messages is always being handled.
 TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   UploadStream upload(server_.buffers());
   EXPECT_TRUE(upload.Write(First("a", 2, "abcd")));
@@ -453,7 +453,7 @@ class LittleHostMemory : public TransferTest {
         })) {}
 };
 
-// Half of the memory is for streams that have none yet.
+// Half of the memory is for streams that hold none yet.
 TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
   Reserve("x", 10'000);
   UploadStream other(server_.buffers());
@@ -477,12 +477,12 @@ TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
               {{"requested", "3145728"}, {"total", "3145727"}});
 }
 
-// --- Downloads under way ------------------------------------------------------------------------
+// --- Downloads in progress ----------------------------------------------------------------------
 
 TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
   const std::string bytes = Random(10 * kSlot);
   Put("x", bytes);
-  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // the answers to Put are gone
+  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // Put's responses are gone
   grpc::ClientContext context;
   auto reader = Download(context, "name: 'x' checksums: true");
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
@@ -522,7 +522,7 @@ TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
 
 TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
   Put("x", Random(6 * kSlot));
-  const int slots = device_.Count(Step::kStaging);  // that are there from the beginning
+  const int slots = device_.Count(Step::kStaging);  // the ones that exist from the start
   grpc::ClientContext contexts[2];
   std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> others;
   for (grpc::ClientContext& context : contexts) others.push_back(Download(context));
@@ -619,7 +619,7 @@ class UnreadDownload : public TransferTest {
   UnreadDownload() : TransferTest(With(HaveLittlePatience)) {}
 };
 
-// The reader leaves after the server has found the call idle, and before it cancels the call.
+// The reader leaves after the server has found the call idle, but before it cancels the call.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
   Put("x", Random(8 * kSlot));
   std::atomic<bool> done{false};
@@ -659,7 +659,7 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
   (*pool)->Trim();
   use(4);
   EXPECT_EQ(device.Count(Step::kStaging), 5) << "nothing was unused";
-  (*pool)->Trim();  // one has been
+  (*pool)->Trim();  // now one has been unused
   use(5);
   EXPECT_EQ(device.Count(Step::kStaging), 6);
   (*pool)->Trim();

@@ -1,4 +1,5 @@
-// fixed_tree and compensated: the same bits everywhere, and digits where plain sums have none.
+// fixed_tree and compensated: the same bits everywhere, and correct digits where plain sums have
+// none.
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -51,7 +52,7 @@ TEST(TreeShape, IsAFunctionOfTheLength) {
       EXPECT_LE(FixedTree(n, size).chunks, kTreeMaxChunks);
 }
 
-// Multiples of 2^-20 in [-8, 8), without any rounding that a compiler could change.
+// Returns multiples of 2^-20 in [-8, 8), without any rounding that a compiler could change.
 std::vector<float> GoldenInput(std::int64_t n, std::uint64_t seed) {
   Random random(seed);
   std::vector<float> x(static_cast<std::size_t>(n));
@@ -62,7 +63,7 @@ std::vector<float> GoldenInput(std::int64_t n, std::uint64_t seed) {
 
 class TreeTest : public BackendTest {};
 
-// Whoever changes these bits changes everybody's results.
+// A change of these bits changes the results of all users.
 TEST_P(TreeTest, GoldenBits) {
   struct Golden {
     std::int64_t n;
@@ -91,7 +92,7 @@ TEST_P(TreeTest, GoldenBits) {
   }
 }
 
-// One element again and again, as often as makes chunks of two segments.
+// One repeated element, as often as is needed for chunks of two segments.
 TEST_P(TreeTest, LargestChunks) {
   constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
@@ -150,7 +151,7 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
 
 class TreeOnCudaTest : public TreeTest {};
 
-// Chunks of more than one segment, which the fixed tree has in the longest arrays only.
+// Chunks of more than one segment, which occur only in the longest arrays of the fixed tree.
 TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&]<class T>(T) {
@@ -173,7 +174,7 @@ TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   }
 }
 
-// Large terms that cancel, and 1: the condition number is about large * 1e5.
+// Large terms that cancel, and a one: the condition number is about large * 1e5.
 TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   const auto check = [&]<class T>(T one, double large) {
     SCOPED_TRACE(large);
@@ -182,7 +183,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
     Random random(5);
     for (std::size_t i = 0; i + 1 < kN; i += 2)
       x[i] = static_cast<T>(large * (0.5 + random.Uniform()));
-    // What takes x[i] back is somewhere else in the tree.
+    // The element that cancels x[i] is somewhere else in the tree.
     for (std::size_t i = 0; i + 1 < kN; i += 2) x[kN - 2 - i] = -x[i];
     x.back() = one;
     DeviceArray<T> a(stream(), x), b(stream(), ones);
@@ -202,7 +203,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   for (double large : {1e15, 1e18, 1e20}) check(1.0, large);
 }
 
-// The same of products that round: (a + b) (a - b) - a^2 + b^2, term by term, is 0.
+// The same for products that round: (a + b) (a - b) - a^2 + b^2, term by term, is 0.
 TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   std::vector<double> x, y;
   Random random(6);

@@ -1,4 +1,4 @@
-// Messages of uploads as UploadMessage reads them, against protobuf's own parser.
+// Upload messages as UploadMessage reads them, compared with protobuf's own parser.
 #include "server/transfers/upload_message.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ class UploadMessageTest : public testing::Test {
     return text;
   }
 
-  // A field of any number and wire type, unless it is known to fail.
+  // Returns a field of any number and wire type, unless it is known to fail.
   std::string Field(int depth = 0) {
     const std::uint64_t number = OneOf(4) ? 1 + Below(1 << 20) : 1 + Below(9);
     const std::size_t type =
@@ -64,7 +64,7 @@ class UploadMessageTest : public testing::Test {
     }
   }
 
-  // A message as clients write it, and more.
+  // Returns a message as clients write it, and with other fields.
   std::string Message() {
     std::string bytes;
     for (std::size_t parts = 1 + Below(3); parts > 0; --parts) {
@@ -100,7 +100,7 @@ class UploadMessageTest : public testing::Test {
     return grpc::ByteBuffer(slices.data(), slices.size());
   }
 
-  // Whether protobuf takes the message, as UploadMessage must.
+  // Returns whether protobuf accepts the message, as UploadMessage must.
   bool Check(const std::string& bytes) {
     v1::UploadRequest expected;
     const bool valid = expected.ParseFromString(bytes);
@@ -121,14 +121,14 @@ class UploadMessageTest : public testing::Test {
     return valid;
   }
 
-  // Iterations, of which TESSERA_FUZZ asks for more.
+  // Returns the number of iterations, which TESSERA_FUZZ increases.
   static int Rounds(int usual) {
     const char* factor = std::getenv("TESSERA_FUZZ");
     return usual * (factor == nullptr ? 1 : std::atoi(factor));
   }
 
   std::mt19937_64 random_{1};
-  // What is wrong with a text is no news here.
+  // Protobuf's log messages about invalid text are not needed here.
   google::protobuf::LogSilencer silence_;
 };
 
@@ -189,7 +189,7 @@ TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
   EXPECT_TRUE(Check(data + std::string("\x22\x02", 2) + "de")) << "the last one counts";
   EXPECT_TRUE(Check(data + std::string("\x22\x00", 2)));
   EXPECT_TRUE(Check(std::string("\x20\x05", 2) + data)) << "a varint of data's number";
-  EXPECT_TRUE(Check(std::string("\xa2\x00\x01x", 4))) << "a tag that is longer than it has to be";
+  EXPECT_TRUE(Check(std::string("\xa2\x00\x01x", 4))) << "a tag that is longer than necessary";
   EXPECT_TRUE(Check(std::string("\xa2\x80\x80\x80\x00\x01x", 7)));
   EXPECT_TRUE(Check(std::string("\x22\x81\x80\x80\x80\x00x", 7)));
   EXPECT_FALSE(Check(std::string("\x22\x81\x80\x80\x80\x80\x00x", 8)));
@@ -197,10 +197,10 @@ TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
   EXPECT_FALSE(Check(std::string("\x02\x00", 2))) << "field 0";
   EXPECT_FALSE(Check(data + "\x22\x04xyz")) << "data that is cut off";
   EXPECT_FALSE(Check("\x22")) << "data without a length";
-  EXPECT_FALSE(Check("\x0a\x02\xff\xfe")) << "a name that is no UTF-8";
+  EXPECT_FALSE(Check("\x0a\x02\xff\xfe")) << "a name that is not UTF-8";
   EXPECT_TRUE(Check("\x23\x22\x01x\x24")) << "a group of data's number with a field of it inside";
   EXPECT_FALSE(Check("\x23\x22\x01x\x2c")) << "a group that ends as another one";
-  EXPECT_FALSE(Check("\x24")) << "the end of no group";
+  EXPECT_FALSE(Check("\x24")) << "the end of a group that has not begun";
   EXPECT_FALSE(Check("\x7e")) << "wire type 6";
   EXPECT_TRUE(Check(std::string("\x78") + std::string(9, '\xff') + '\1'))
       << "a varint of ten bytes";

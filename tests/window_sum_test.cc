@@ -1,4 +1,4 @@
-// Every strategy of WindowSum, from the table, against exact sums with the strategy's own bound.
+// Every strategy of WindowSum in the table, against exact sums with the strategy's own bound.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -6,8 +6,8 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Elements, and exact sums of them. Integers wrap; others count in units of 2^-95, or larger ones
-// beside large elements.
+// Elements, and exact sums of them. Integers wrap; other types count in units of 2^-95, or in
+// larger units if there are large elements.
 template <class T>
 class Array {
  public:
@@ -20,7 +20,7 @@ class Array {
       : values(x), sums_(x.size() + 1), magnitudes_(x.size() + 1) {
     long double largest = 0;
     for (T element : x) largest = std::max(largest, std::abs(Exact(element)));
-    // What the sum of all magnitudes leaves of 127 bits.
+    // The bits of 127 that the sum of all magnitudes leaves.
     const int room = 124 - std::ilogb(std::max(largest, 1.0L)) - std::ilogb(x.size() + 1.0);
     unit_ = std::ldexp(1.0L, -std::min(95, room));
     for (std::size_t i = 0; i < x.size(); ++i) {
@@ -79,7 +79,7 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
     EXPECT_LE(stats.roundoff, std::is_integral_v<T> ? 0 : 1e-3);
     const std::vector<O> got = out.Values();
 
-    // Everywhere, or, of the largest arrays, at both ends and at random places.
+    // Checks all sums, or, for the largest arrays, both ends and random places.
     const std::int64_t checks = std::min<std::int64_t>(n, 1 << 22);
     Random random(42);
     for (std::int64_t check = 0; check < checks; ++check) {
@@ -128,7 +128,7 @@ TEST_P(WindowSumTest, SizesAndRadii) {
   });
 }
 
-// Around the extents in which rows divide their work: warps, blocks, chunks, pieces.
+// Radii around the extents by which strategies divide their work: warps, blocks, chunks, pieces.
 TEST_P(WindowSumTest, RadiiAroundTiles) {
   ForType([&]<class T>(T) {
     for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
@@ -167,11 +167,11 @@ TEST_P(WindowSumTest, StridedViews) {
 
 TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 
-// A sum that runs on by adding and subtracting would not forget the large element.
+// A running sum that adds and subtracts would not forget the large element.
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   ForType([&]<class T>(T) {
     std::vector<T> x = NormalVector<T>(9000, 5);
-    for (T& element : x)  // few digits, which Array holds next to the large ones
+    for (T& element : x)  // few digits, so that Array holds them next to the large ones
       element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
     const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
     x[3000] = Element<T>(large);
@@ -217,7 +217,7 @@ TEST_P(WindowSumTest, Large) {
   });
 }
 
-// On the CPU. Strategies of CUDA add 16 bits in f32.
+// Only on the CPU: strategies of CUDA add 16 bits in f32.
 TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row, DType dtype) {
   return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
 });

@@ -95,7 +95,7 @@ class BareServer::Buffers final : public v1::BufferService::CallbackService {
                                                      v1::UploadResponse* response) override {
     return new ReadAll(*response);
   }
-  // limit: the bytes to send.
+  // request->limit() is the number of bytes to send.
   grpc::ServerWriteReactor<v1::DownloadResponse>* Download(
       grpc::CallbackServerContext*, const v1::DownloadRequest* request) override {
     return new WriteAll(request->limit());

@@ -1,4 +1,5 @@
-// What gRPC itself takes: a server that answers the calls of service_bench and does nothing else.
+// Measures the cost of gRPC itself: a server that answers the calls of service_bench and does
+// nothing else.
 #pragma once
 
 #include <memory>
@@ -11,12 +12,12 @@
 
 namespace tessera::bench {
 
-// A callback server: Dot and Reduce answer 0, Execute as many zeros, Matmul answers without a
-// product, Health is gRPC's own, uploads are read and forgotten, downloads send one message of 1
-// MiB again and again. Thread safe.
+// A callback server. Dot and Reduce return 0, Execute returns zeros, Matmul returns no product, and
+// Health is gRPC's own. Uploads are read and discarded. Downloads send one message of 1 MiB
+// repeatedly. Thread safe.
 class BareServer {
  public:
-  // Port 0 picks one. Ends the process where it cannot listen.
+  // Port 0 picks a port. Ends the process if it cannot listen.
   explicit BareServer(std::vector<std::string> addresses);
   ~BareServer();
   const std::vector<std::string>& addresses() const { return addresses_; }

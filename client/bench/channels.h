@@ -15,26 +15,26 @@
 
 namespace tessera::bench {
 
-// Ends the process with "service_bench: WHAT" on standard error and exit code 1, at once: other
-// threads may be in the midst of calls.
+// Ends the process immediately, because other threads may be in calls. Prints "service_bench: WHAT"
+// to standard error and exits with code 1.
 [[noreturn]] void Die(const std::string& what);
 [[noreturn]] void Die(const std::string& what, const grpc::Status& status);
 
 struct Target {
   enum class Kind { kTessera, kBare, kNaive };
   std::string name;
-  std::string address;  // as gRPC takes it: host:port, unix:/path, unix-abstract:name
+  std::string address;  // in gRPC's form: host:port, unix:/path, unix-abstract:name
   Kind kind = Kind::kTessera;
 };
 
-// Whether an address is that of a unix socket.
+// Whether an address is that of a Unix socket.
 bool IsUnix(std::string_view address);
 
-// Connections to one server for so many callers, at most 16 callers a connection: a channel hands
-// its answers out one after the other. Thread safe.
+// Connections to one server for a number of callers. At most 16 callers share a connection, because
+// a channel delivers its responses one after the other. Thread safe.
 class Channels {
  public:
-  // Connects. Ends the process when nobody answers within ten seconds.
+  // Connects. Ends the process if the server does not respond within ten seconds.
   Channels(const Target& target, int callers);
 
   const Target& target() const { return target_; }
@@ -53,10 +53,10 @@ class Channels {
   std::vector<Stubs> stubs_;
 };
 
-// A name for a buffer on the server that no other run of service_bench uses.
+// Returns a name for a buffer on the server that no other run of service_bench uses.
 std::string BufferName(const std::string& what, std::int64_t number);
 
-// Deletes every buffer that BufferName has named.
+// Deletes every buffer whose name comes from BufferName.
 void DeleteBuffers(const Target& target);
 
 }  // namespace tessera::bench

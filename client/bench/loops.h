@@ -1,4 +1,4 @@
-// Callers: those that wait for their answers, those that do not, and one that has rested.
+// Callers: some wait for their responses, some do not, and one has rested.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 
 namespace tessera::bench {
 
-// Counts calls that the server refused for want of room; ends the process for any other failure.
-// Thread safe.
+// Counts calls that the server refused for lack of room, and ends the process for any other
+// failure. Thread safe.
 class Verdicts {
  public:
   explicit Verdicts(const Operation& operation) : operation_(operation) {}
@@ -35,13 +35,14 @@ struct Callers {
   int first = 0;  // the number of the first one
 };
 
-// Callers that each make their next call when they have their answer, from the constructor until
-// Stop. The channels must outlive it.
+// Callers that each make their next call when the last response arrives, from the constructor until
+// Stop. The channels must outlive the loop.
 class ClosedLoop {
  public:
   ClosedLoop(Channels& channels, const Operation& operation, std::int64_t size, Callers callers);
 
-  // Waits for the calls under way and gives all of them. To be called once, before destruction.
+  // Waits for the calls under way and returns the sample of all calls. Must be called once, before
+  // destruction.
   Sample Stop();
 
  private:
@@ -63,9 +64,10 @@ class ClosedLoop {
   std::deque<Caller> callers_;
 };
 
-// Calls that start by a Poisson process of so many a second, whether or not earlier ones have
-// ended; a latency counts from the time at which the call was to start. More than kMostUnderWay
-// calls at once are not made: further ones wait for one to end, and their latency counts the wait.
+// Calls that start by a Poisson process of a given rate, whether or not earlier ones have ended. A
+// latency counts from the time at which the call was to start. At most kMostUnderWay calls are
+// under way at the same time: further ones wait for one to end, and their latency includes the
+// wait.
 class OpenLoop {
  public:
   static constexpr std::size_t kMostUnderWay = 4096;
@@ -73,7 +75,7 @@ class OpenLoop {
   OpenLoop(Channels& channels, const Operation& operation, std::int64_t size)
       : channels_(channels), operation_(operation), size_(size), verdicts_(operation) {}
 
-  // To be called once. The seed decides about all starts. Waits for the last answer.
+  // Waits for the last response. Must be called once. The seed determines all start times.
   Sample Run(double calls_per_second, double seconds, std::uint64_t seed);
 
  private:
@@ -95,7 +97,7 @@ class OpenLoop {
   std::vector<double> microseconds_;  // guarded by mutex_
 };
 
-// The latency of one call of caller 0 after so many seconds without any.
+// Returns the latency of one call of caller 0 after this many seconds without calls.
 Sample CallAfterRest(Channels& channels, const Operation& operation, std::int64_t size,
                      double seconds);
 

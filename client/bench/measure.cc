@@ -11,10 +11,11 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kWarmUpSeconds = 0.1;
-// Above the numbers of measured callers: results of loops beside them have names of their own.
+// Above the numbers of measured callers, so that concurrent loops have separate names for their
+// results.
 constexpr int kFirstBeside = 1 << 20;
 
-// One round of one target: a sample for each load of the group.
+// Measures one round of one target. Returns a sample for each load of the group.
 std::vector<Sample> Measure(const Target& target, const Group& group, std::uint64_t seed,
                             const Options& options) {
   const Operation& operation = *group.operation;
@@ -50,7 +51,7 @@ std::vector<Sample> Measure(const Target& target, const Group& group, std::uint6
   return samples;
 }
 
-// The same with loops beside it.
+// Does the same while other loops run.
 std::vector<Sample> MeasureBeside(const Target& target, const Group& group, std::uint64_t seed,
                                   const Options& options) {
   if (!options.beside.has_value()) return Measure(target, group, seed, options);

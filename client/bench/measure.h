@@ -21,11 +21,11 @@ struct Row {
   Load load;
   std::string target;
   std::vector<Sample> rounds;
-  std::vector<Sample> bare;  // of the bare server in the same rounds, over the same transport
+  std::vector<Sample> bare;  // the bare server's, in the same rounds and over the same transport
 };
 
-// All rounds of all servers that have the operation, in random order: a row for each load and
-// server. Leaves no buffers behind.
+// Measures all rounds of all servers that have the operation, in random order. Returns a row for
+// each load and server. Leaves no buffers behind.
 std::vector<Row> MeasureGroup(const Servers& servers, const Group& group, std::mt19937_64& random,
                               const Options& options);
 

@@ -22,8 +22,8 @@ void Check(bool ok, const char* call) {
 #define NAIVE_CUDA(expr) Check((expr) == cudaSuccess, #expr)
 #define NAIVE_CUBLAS(expr) Check((expr) == CUBLAS_STATUS_SUCCESS, #expr)
 
-// What a thread needs while it computes. gRPC's threads come and go, so they share a stock of it:
-// to make a handle takes milliseconds.
+// What a thread needs while it computes. gRPC's threads come and go, so they share a pool of
+// workers: making a handle takes milliseconds.
 struct Worker {
   explicit Worker(const CublasApi& api) : cublas(api) {
     NAIVE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -58,7 +58,7 @@ class Cuda final : public NaiveDevice {
   }
   float Dot(const float* a, const float* b, std::int64_t elements) override {
     std::unique_ptr<Worker> worker = Take();
-    float result = 0;  // cuBLAS waits for it, since it is in host memory
+    float result = 0;  // cuBLAS waits for the result, because it is in host memory
     NAIVE_CUBLAS(cublas_.sdot(worker->handle, elements, a, 1, b, 1, &result));
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(worker));

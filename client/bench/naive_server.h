@@ -1,4 +1,4 @@
-// What people write first: a synchronous gRPC server, one thread and one kernel a call.
+// A server as a beginner would write it: synchronous gRPC, with one thread and one kernel per call.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 namespace tessera::bench {
 
 // Serves Upload of f32, Dot of two buffers, Health, and GetServerInfo, which names the device.
-// Keeps every array until another replaces it. Thread safe.
+// Keeps every array until another one replaces it. Thread safe.
 class NaiveServer {
  public:
-  // Ends the process where it cannot listen. On the first GPU where there is one.
+  // Uses the first GPU if there is one. Ends the process if it cannot listen.
   explicit NaiveServer(std::vector<std::string> addresses);
   ~NaiveServer();
   const std::vector<std::string>& addresses() const { return addresses_; }

@@ -11,7 +11,7 @@
 namespace tessera::bench {
 namespace {
 
-// method(stub, ...) calls a method of the stub, and that of the same name of stub.async().
+// method(stub, ...) calls a method of the stub, or the method of the same name of stub.async().
 template <class Stub, class Request, class Response, class Method>
 class UnaryCall final : public Call {
  public:
@@ -86,7 +86,7 @@ std::unique_ptr<Call> Matmul(Channels& channels, int caller, std::int64_t side) 
       [](auto& stub, auto&&... of_call) { return stub.Matmul(of_call...); });
 }
 
-// A program of so many Dots of 4096 elements, no two on the same memory in a row.
+// A program of `steps` Dots of 4096 elements. Consecutive Dots have different operands.
 constexpr std::int64_t kProgramElements = 4096;
 
 void PutForPrograms(Channels& channels, std::int64_t) { PutVectors(channels, kProgramElements); }
@@ -107,7 +107,7 @@ std::unique_ptr<Call> Dots(Channels& channels, int caller, std::int64_t steps) {
   return Program(channels, caller, std::move(request));
 }
 
-// Ten operations, each on the result of the one before: nine sums and what they add up to.
+// A program of ten operations, each on the result of the previous one: nine sums and their total.
 std::unique_ptr<Call> Chain(Channels& channels, int caller, std::int64_t) {
   v1::ExecuteRequest request;
   const std::string buffer = BufferName("a", kProgramElements);

@@ -20,7 +20,7 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// NAME=ADDRESS, or an address alone, which is then the name as well.
+// Parses NAME=ADDRESS, or an address alone, which is then also the name.
 Target ParseTarget(const std::string& text) {
   const std::size_t equals = text.find('=');
   const Target target = equals == std::string::npos
@@ -39,18 +39,19 @@ std::vector<Target> ParseTargets(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     targets.push_back(ParseTarget(text));
     if (!names.insert(targets.back().name).second)
-      throw CLI::ValidationError("--target", "two are named \"" + targets.back().name + "\"");
+      throw CLI::ValidationError("--target",
+                                 "two targets are named \"" + targets.back().name + "\"");
   }
   return targets;
 }
 
-// OPERATION:CALLERS.
+// Parses OPERATION:CALLERS.
 Beside ParseBeside(const std::string& text) {
   const std::size_t colon = text.find(':');
   Beside beside{.operation = text.substr(0, colon)};
   const std::string names = Joined(OperationNames());
   if ((", " + names + ",").find(", " + beside.operation + ",") == std::string::npos)
-    throw CLI::ValidationError("--beside", "\"" + beside.operation + "\" is none of " + names);
+    throw CLI::ValidationError("--beside", "\"" + beside.operation + "\" is not one of " + names);
   if (colon == std::string::npos ||
       !CLI::detail::lexical_cast(text.substr(colon + 1), beside.callers) || beside.callers < 1 ||
       beside.callers > 4096)
@@ -58,7 +59,7 @@ Beside ParseBeside(const std::string& text) {
   return beside;
 }
 
-// A list of numbers from least to most, separated by commas.
+// Adds a list of numbers from `least` to `most`, separated by commas.
 template <class T, class Bound>
 void AddList(CLI::App& app, const std::string& flag, std::vector<T>& values,
              const std::string& help, Bound least, Bound most) {
@@ -79,26 +80,26 @@ void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--operations", options.operations, Joined(names))
       ->delimiter(',')
       ->check(CLI::IsMember(names));
-  AddList(app, "--callers", options.callers, "calls at once", 1, 4096);
+  AddList(app, "--callers", options.callers, "concurrent calls", 1, 4096);
   AddList(app, "--elements", options.elements, "f32 of each vector", 1, 1 << 30);
   AddList(app, "--side", options.side, "of the matrices of a product, f32", 1, 1 << 15);
   AddList(app, "--steps", options.steps, "of a program of Dots", 1, 4096);
   AddList(app, "--transfer-mib", options.transfer_mib, "of one upload or download", 1, 1 << 16);
-  AddList(app, "--rate", options.rate, "open loop: so many calls a second", 0.1, 1e7);
+  AddList(app, "--rate", options.rate, "open loop: this many calls per second", 0.1, 1e7);
   AddList(app, "--load", options.load,
           "open loop: this share of the rate of closed loops, which are measured as well", 0.01,
           10.0);
-  AddList(app, "--rest", options.rest, "the first call after so many seconds without any", 0.0,
+  AddList(app, "--rest", options.rest, "the first call after this many seconds without calls", 0.0,
           3600.0);
-  add_text("--beside", "OPERATION:CALLERS that run all the while, as upload:16",
+  add_text("--beside", "OPERATION:CALLERS that run during the measurements, such as upload:16",
            [&](const std::vector<std::string>& texts) { options.beside = ParseBeside(texts[0]); })
       ->expected(1);
   app.add_option("--seconds", options.seconds, "of a measurement")->check(CLI::Range(0.01, 600.0));
-  app.add_option("--rounds", options.rounds, "measurements of each target, in turns")
+  app.add_option("--rounds", options.rounds, "measurements of each target, interleaved")
       ->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed, "of the order of targets and of open loops");
   app.add_option("--json", options.json,
-                 "file for the results, written anew after each kind of measurement");
+                 "file for the results, written again after each kind of measurement");
 }
 
 }  // namespace tessera::bench

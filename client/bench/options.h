@@ -11,7 +11,7 @@
 
 namespace tessera::bench {
 
-// Loops of one operation that run beside what is measured.
+// Loops of one operation that run during the measurements.
 struct Beside {
   std::string operation;
   int callers = 0;
@@ -27,8 +27,8 @@ struct Options {
   std::vector<std::int64_t> side = {128};
   std::vector<std::int64_t> steps = {1000};
   std::vector<std::int64_t> transfer_mib = {64};
-  std::vector<double> rate;  // calls a second
-  std::vector<double> load;  // shares of the rate of closed loops
+  std::vector<double> rate;  // calls per second
+  std::vector<double> load;  // shares of the closed loops' rate
   std::vector<double> rest;  // seconds
   std::optional<Beside> beside;
   double seconds = 1;
@@ -37,7 +37,7 @@ struct Options {
   std::string json;
 };
 
-// The flags of a measurement. Texts that stand for nothing are errors of the parser.
+// Adds the flags of a measurement. The parser rejects texts that mean nothing.
 void AddOptions(CLI::App& app, Options& options);
 
 }  // namespace tessera::bench

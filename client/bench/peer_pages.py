@@ -7,7 +7,7 @@ from pages import MEASURED, markdown, time_text
 
 
 class Peers:
-    """docs/measured/NAME.json, which may be missing: then it is unmeasured."""
+    """docs/measured/NAME.json. It has no rows if the file is missing."""
 
     def __init__(self, name):
         path = MEASURED / f"{name}.json"
@@ -36,7 +36,7 @@ PLOTTED = ("dot", "gelu", "matmul")
 
 
 def table(run, sizes):
-    """A line for each expression and number of elements, a column for each server."""
+    """Returns a line for each expression and number of elements, and a column for each server."""
     servers = run.unique("server")
     lines = []
     for expression in run.unique("expression"):
@@ -49,7 +49,7 @@ def table(run, sizes):
 
 
 def full(name):
-    """All sizes, and plots."""
+    """Returns a table of all sizes, and plots."""
     run = Peers(name)
     if not run.rows:
         return unmeasured(name)
@@ -62,7 +62,7 @@ def full(name):
 
 
 def brief(name):
-    """The largest arrays alone."""
+    """Returns a table of only the largest arrays."""
     run = Peers(name)
     return table(run, [max(run.unique("elements"))]) if run.rows else unmeasured(name)
 
@@ -75,7 +75,8 @@ TABLES = {"full": full, "brief": brief}
 
 
 def plot(name, expression):
-    """Times over the number of elements, a line for each server."""
+    """Returns a plot of times over the number of elements, with a line for each server."""
+
     run = Peers(name)
     sizes = sorted(run.unique("elements"))
     lines = [

@@ -1,4 +1,4 @@
-// What is measured: the table's rows, in groups.
+// The measurements of a run: the table's rows, in groups.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace tessera::bench {
 
-// How calls come.
+// When calls are made.
 struct Load {
   enum class Kind {
-    kClosed,  // each caller makes its next call when it has its answer
-    kRate,    // so many calls a second
-    kShare,   // this share of the rate of the closed loops
-    kRest,    // one call after so many seconds without any
+    kClosed,  // each caller makes its next call when the last response arrives
+    kRate,    // this many calls per second
+    kShare,   // this share of the closed loops' rate
+    kRest,    // one call after this many seconds without calls
   };
   Kind kind = Kind::kClosed;
   double value = 0;
@@ -26,10 +26,10 @@ struct Group {
   const Operation* operation = nullptr;
   std::int64_t size = 0;
   int callers = 1;
-  std::vector<Load> loads;  // a share of the closed loops' rate comes after the closed loops
+  std::vector<Load> loads;  // shares of the closed loops' rate come after the closed loops
 };
 
-// The sizes that the options give for an operation, at least one.
+// Returns the sizes that the options give for an operation, at least one.
 const std::vector<std::int64_t>& SizesOf(const Operation& operation, const Options& options);
 
 std::vector<Group> GroupsOf(const Options& options);

@@ -62,14 +62,14 @@ const char* Name(SizeUnit unit) {
   return "";
 }
 
-// Five digits tell more than two runs have in common.
+// Two runs agree in fewer than five digits.
 double Rounded(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.5g", value);
   return std::strtod(text, nullptr);
 }
 
-// Without the figures that are 0.
+// Leaves out metrics that are 0.
 json ToJson(const Sample& sample) {
   json object = json::object();
   for (const Figure& figure : kFigures)
@@ -77,7 +77,7 @@ json ToJson(const Sample& sample) {
   return object;
 }
 
-// What follows `key` and a colon in the first such line of a file; empty: none.
+// Returns what follows `key` and a colon in the first such line of a file; empty: none.
 std::string Field(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -87,7 +87,7 @@ std::string Field(const char* path, const std::string& key) {
   return "";
 }
 
-// "580.159.04" of NVIDIA's driver; empty: none.
+// Returns a version such as "580.159.04" of NVIDIA's driver; empty: none.
 std::string DriverVersion() {
   std::istringstream words(Field("/proc/driver/nvidia/version", "NVRM version"));
   for (std::string word; words >> word;) {
@@ -147,7 +147,7 @@ void Print(const Row& row) {
               static_cast<long long>(row.size), row.callers, Text(row.load).c_str(),
               row.target.c_str());
   if (row.load.kind == Load::Kind::kRest) {
-    // The rounds have one call each.
+    // Each round has one call.
     const std::vector<double> calls = Column(row.rounds, &Sample::max_us);
     std::printf("%12s %6s %9.1f %6.2f %9s %9s %9s %9.1f", "-", "-", median.p50_us, ratio.p50_us,
                 "-", "-", "-", *std::max_element(calls.begin(), calls.end()));

@@ -1,4 +1,4 @@
-// Results on standard output and as JSON.
+// Writes results to standard output and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,10 +14,11 @@ namespace tessera::bench {
 void PrintHead();
 void Print(const Row& row);
 
-// What a document says beside its rows. Asks every server but the bare ones what it runs on.
+// Returns the parts of a document other than its rows. Asks every server but the bare ones about
+// its device.
 nlohmann::ordered_json Describe(const Options& options, const std::vector<Target>& targets);
 
-// One document; a row a line.
+// Writes one document, with one row per line.
 void Write(std::ostream& file, const nlohmann::ordered_json& description,
            const std::vector<Row>& rows);
 

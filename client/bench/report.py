@@ -3,24 +3,24 @@
 docs/measured/python.md from runs of service_bench and client/python/peers.py.
 
   report.py render [--check]
-      Fills in what the pages ask for, from docs/measured/FILE.json, each written by service_bench
-      --json FILE. With --check it writes nothing, names the files that it would change, and exits
+      Fills in the pages' tables and plots from docs/measured/FILE.json, which service_bench --json
+      FILE writes. With --check, it writes nothing, names the files that it would change, and exits
       with 1 if there are any.
 
-A page asks for a table between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
+A page's table is between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
   closed         closed loops: rates, their ratios to the bare server's, latencies
   open           open loops, at a rate and at a share of the closed loops' rate: latencies
   rest           the first call after a rest
-  brief          the servers of this project alone, a line for each operation, size and load; FILE
-                 and OPERATION may be lists, separated by commas
+  brief          only the servers of this project, with a line for each operation, size and load;
+                 FILE and OPERATION may be lists, separated by commas
 
-A table of a file that client/python/peers.py wrote stands between <!-- peers: FILE WHAT --> and
-<!-- end -->: "unmeasured" as long as FILE.json is missing. WHAT is `full`, with plots, or `brief`,
-the largest arrays alone.
+A table of a file that client/python/peers.py wrote is between <!-- peers: FILE WHAT --> and
+<!-- end -->. It says "unmeasured" if FILE.json is missing. WHAT is `full`, with plots, or `brief`,
+with only the largest arrays.
 
-A plot ![...](FILE_OPERATION_WHAT.svg) of a page in docs/measured is drawn, over the callers of
-closed loops and for the first size that was measured. WHAT is
-  rate           calls a second in thousands, or GB/s of transfers
+A plot ![...](FILE_OPERATION_WHAT.svg) on a page in docs/measured shows closed loops, over the
+number of callers, for the first size that was measured. WHAT is
+  rate           thousands of calls per second, or GB/s of transfers
   latency        p50 and, dashed, p99
 """
 
@@ -83,7 +83,7 @@ class Run:
 
 
 def scale(row):
-    """What a rate of the row is divided by, and the unit of the quotient."""
+    """Returns the divisor of the row's rates, and the unit of the quotient."""
     return SCALE["bytes" if row["size_unit"] == "MiB" else "calls"]
 
 
@@ -127,7 +127,7 @@ def rate_cells(row):
 
 
 def extras(run, rows):
-    """Columns that only some tables have: {head: text of a row}."""
+    """Returns the columns that only some tables have: {head: function of a row}."""
 
     def has(figure):
         return any(figure in row["median"] for row in rows)
@@ -190,7 +190,7 @@ def latency_text(row, quantile):
 
 
 def brief_cells(run, row, bare):
-    """The columns of one server in a brief table: {head: text}."""
+    """Returns the columns of one server in a brief table: {head: text}."""
     divisor, unit = scale(row)
     name = "" if row["target"] == "tessera" else ", unix socket"
     if row["load"]["kind"] == "rest":
@@ -206,7 +206,7 @@ def brief_cells(run, row, bare):
 
 
 def brief_note(runs):
-    """What Run.note says, once for all runs."""
+    """Returns the text of Run.note, once for all runs."""
 
     def each(values):
         return " and ".join(dict.fromkeys(values))
@@ -218,7 +218,7 @@ def brief_note(runs):
 
 
 def brief_table(names, operations):
-    """A line for each operation, size and load, with the columns of all servers of this project."""
+    """Returns lines by operation, size and load, with the columns of this project's servers."""
     heads, found = ["operation", "size", "load", "callers"], {}
     runs = [Run(name) for name in names.split(",")]
     for operation in operations.split(","):
@@ -238,13 +238,13 @@ def brief_table(names, operations):
     lines = [[*key, *(cells.get(head, "-") for head in heads[4:])] for key, cells in found.items()]
     shown = [i for i in range(len(heads)) if i >= 4 or len({line[i] for line in lines}) > 1]
     if len({line[0] for line in lines}) == len({(line[0], line[1]) for line in lines}):
-        shown = [i for i in shown if i != 1]  # one size for each operation: the page names it
+        shown = [i for i in shown if i != 1]  # the page names the only size
     lines = [[line[i] for i in shown] for line in lines]
     return markdown([heads[i] for i in shown], lines, brief_note(runs))
 
 
 def without_blank_sizes(head, lines, note):
-    """A table without its first column where the operation has no sizes."""
+    """Returns a table, without its first column if the operation has no sizes."""
     if not any(line[0] for line in lines):
         head, lines = head[1:], [line[1:] for line in lines]
     return markdown(head, lines, note)
@@ -288,7 +288,7 @@ def plot(run, operation, what):
 
 
 def rendered(page):
-    """The text of a page with all its tables made again."""
+    """Returns the text of a page with all its tables updated."""
 
     def filled(match):
         begin, name, operation, load, end = match.groups()

@@ -1,4 +1,4 @@
-// What one measurement gives, and what follows from several.
+// The result of one measurement, and statistics of several.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@ inline Clock::duration Ticks(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// One measurement of one target. Latencies are those of calls that succeeded.
+// One measurement of one target. The latencies are those of successful calls.
 struct Sample {
   double per_second = 0;  // calls, or bytes of transfers
   double p50_us = 0, p90_us = 0, p99_us = 0, p999_us = 0, max_us = 0;
   double refused = 0;            // calls that the server answered with RESOURCE_EXHAUSTED
-  double late_us = 0;            // open loops: p99 of how long after its time a call was made
-  double beside_per_second = 0;  // what runs beside: calls, or bytes of transfers
+  double late_us = 0;            // open loops: the p99 delay of calls after their start times
+  double beside_per_second = 0;  // the concurrent loops' calls, or bytes of transfers
 };
 
-// The figures of a sample under the names that JSON has for them.
+// The names of a sample's metrics in JSON.
 struct Figure {
   const char* name;
   double Sample::*value;
@@ -42,25 +42,26 @@ inline constexpr std::array kFigures = {
     Figure{"beside_per_second", &Sample::beside_per_second},
 };
 
-// The smallest value that a share q of all values, in ascending order, does not exceed; 0 without
-// values.
+// Returns the smallest value that is at least as large as a share q of all values; 0 without
+// values. The values are in ascending order.
 double Quantile(const std::vector<double>& sorted, double q);
 
-// The mean of the two in the middle of an even number; 0 without values.
+// Returns the median, which is the mean of the middle two of an even number of values; 0 without
+// values.
 double Median(std::vector<double> values);
 
-// A measurement of so many seconds from the latencies of its calls, in microseconds. work: of a
-// call, 1 or its bytes.
+// Makes a sample of a measurement of this many seconds from the latencies of its calls, in
+// microseconds. work: one call's, 1 or its bytes.
 Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t work);
 
-// One figure of many samples.
+// Returns one metric of many samples.
 std::vector<double> Column(const std::vector<Sample>& samples, double Sample::*value);
 
-// The medians of every figure.
+// Returns the median of every metric.
 Sample Medians(const std::vector<Sample>& samples);
 
-// The medians of every figure's ratio to that of the peer's sample of the same round; 0 where the
-// peer has none.
+// Returns the median of every metric's ratio to that of the peer's sample of the same round; 0 if
+// the peer has none.
 Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers);
 
 }  // namespace tessera::bench

@@ -1,4 +1,4 @@
-// How the servers of service_bench listen, and processes for them.
+// Starts the servers of service_bench, and processes for them.
 #pragma once
 
 #include <sys/types.h>
@@ -12,17 +12,18 @@
 
 namespace tessera::bench {
 
-// Starts a server of these services and of gRPC's health service, with what gRPC has by default but
-// for messages of up to 8 MiB. Puts the port that was chosen in place of port 0. Ends the process
-// where it cannot listen.
+// Starts a server of these services and of gRPC's health service, with gRPC's defaults except for
+// messages of up to 8 MiB. Replaces port 0 with the port that was chosen. Ends the process if it
+// cannot listen.
 std::unique_ptr<grpc::Server> Serve(std::vector<std::string>& addresses,
                                     const std::vector<grpc::Service*>& services);
 
-// A server in a process of its own, which ends with this one. To be made before this process uses
+// A server in a separate process, which ends with this one. Must be made before this process uses
 // gRPC.
 class ServerProcess {
  public:
-  // In the new process: starts a server there, gives the addresses it listens on, and keeps it.
+  // Runs in the new process: starts a server there, keeps it, and returns the addresses on which it
+  // listens.
   using Start = std::function<std::vector<std::string>()>;
   explicit ServerProcess(const Start& start);
   ~ServerProcess();

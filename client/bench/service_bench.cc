@@ -1,18 +1,18 @@
-// What callers get of a server: calls a second, latencies and transfer rates, beside a bare gRPC
-// server that does nothing, in turns.
+// Measures what callers get from a server: calls per second, latencies and transfer rates.
+// Measurements are interleaved with those of a bare gRPC server that does nothing.
 //
 //   service_bench --target 127.0.0.1:50051 [--target NAME=unix:/path ...] [--callers 1,4,16,64]
 //                 [--operations ping,dot,reduce,matmul,upload,download] [--json FILE] ...
 //   service_bench serve ADDRESS...         the bare server alone
 //   service_bench serve-naive ADDRESS...   the naive server alone
 //
-// Callers are closed loops, each of which makes its next call when it has its answer, unless --rate
-// or --load asks for open loops, whose calls come at random whether or not earlier ones have ended,
-// or --rest for the first call after a rest. Every round times every target once, in random order;
-// the table has medians of the rounds and of the ratios to the bare server in the same round. A
-// target with a unix address is compared with the bare server over a unix socket. Without --target
-// only the bare server is timed; --bare ADDRESS takes one that runs elsewhere, instead of one in a
-// process of its own.
+// By default, callers are closed loops, each of which makes its next call when the last response
+// arrives. With --rate or --load, they are open loops, whose calls come at random whether or not
+// earlier ones have ended. --rest measures the first call after a rest. Every round times every
+// target once, in random order. The table has medians of the rounds, and of the ratios to the bare
+// server in the same round. A target with a Unix address is compared with the bare server over a
+// Unix socket. Without --target, only the bare server is timed. --bare ADDRESS takes one that runs
+// elsewhere instead of starting one in a separate process.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -35,9 +35,9 @@ namespace tessera::bench {
 namespace {
 
 int Run(const Options& options) {
-  // Before anything is measured: a file that cannot be written should cost no time.
+  // Checked first, so that no time is spent on measurements that cannot be written.
   if (!options.json.empty() && !std::ofstream(options.json)) Die("cannot write " + options.json);
-  const Servers servers(options);  // before gRPC begins in this process
+  const Servers servers(options);  // before this process uses gRPC
   const nlohmann::ordered_json description = Describe(options, servers.targets());
   std::mt19937_64 random(options.seed);
   std::vector<Row> rows;
@@ -47,7 +47,7 @@ int Run(const Options& options) {
       Print(row);
       rows.push_back(std::move(row));
     }
-    // After every group, so that a run that is stopped keeps what it has measured.
+    // Written after every group, so that a run that is stopped keeps its measurements.
     if (options.json.empty()) continue;
     std::ofstream file(options.json);
     Write(file, description, rows);
@@ -68,7 +68,7 @@ int ServeForEver(const std::vector<std::string>& listening) {
 namespace bench = tessera::bench;
 
 int main(int argc, char** argv) {
-  CLI::App app("What callers get of a server, beside a bare gRPC server");
+  CLI::App app("Measures what callers get from a server, compared with a bare gRPC server");
   bench::Options options;
   bench::AddOptions(app, options);
   std::vector<std::string> addresses;

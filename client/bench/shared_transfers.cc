@@ -14,7 +14,7 @@ namespace {
 
 std::size_t BytesOf(std::int64_t mib) { return static_cast<std::size_t>(mib) << 20; }
 
-// One caller's memory, and the connection over which the server learns of it.
+// One caller's memory, and the connection that registers it with the server.
 struct Sharing {
   Sharing(const Target& target, std::int64_t mib) : client(OptionsFor(target)) {
     absl::StatusOr<SharedMemory> made = client.MakeSharedMemory(BytesOf(mib));

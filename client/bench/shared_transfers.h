@@ -9,9 +9,9 @@
 
 namespace tessera::bench {
 
-// Of so many MiB; as Operation::make. In place of a bare server, which shares no memory, stands
-// what such a transfer cannot be faster than: a copy between page-locked memory and the GPU by its
-// runtime, in this process. Without a GPU it is a memcpy. Ends the process where a server shares no
+// Transfers of this many MiB; as Operation::make. A bare server shares no memory, so the peer is a
+// lower bound on such a transfer's time: the GPU runtime's copy between page-locked memory and the
+// GPU, in this process. Without a GPU it is a memcpy. Ends the process if a server shares no
 // memory.
 std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);

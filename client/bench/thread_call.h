@@ -1,4 +1,4 @@
-// A call that is a function which waits for its end.
+// A call that is made by a blocking function.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 
 namespace tessera::bench {
 
-// Runs the function on a thread of its own.
+// Runs the function on a separate thread.
 class ThreadCall final : public Call {
  public:
   explicit ThreadCall(std::function<grpc::Status()> call)

@@ -1,4 +1,4 @@
-// bench: the strategies of an operation beside each other.
+// bench: compares the strategies of an operation.
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct BenchFlags {
   std::string expression;
   std::vector<std::string> operands;
 
-  // Of one call; its result goes to a buffer of the run.
+  // Returns the options of one call, whose result goes to a buffer of the run.
   OperationOptions Options(const std::string& strategy) const {
     OperationOptions options;
     options.cancel = InterruptScope::token();
@@ -50,7 +50,7 @@ struct BenchFlags {
   }
 };
 
-// One run of `tessera bench`: what all operations share.
+// One run of `tessera bench`, with what all operations share.
 class Bench {
  public:
   Bench(Session& session, const BenchFlags& flags, const v1::GetServerInfoResponse& info)
@@ -59,7 +59,7 @@ class Bench {
   }
 
   absl::StatusOr<Input> Resolve(const std::string& text) { return ResolveInput(session_, text); }
-  // Both operands; one that is named twice is read once.
+  // Returns both operands. One that is named twice counts as read once.
   absl::StatusOr<std::pair<Input, Input>> ResolveBoth() {
     auto a = Resolve(flags_.a);
     if (!a.ok()) return a.status();
@@ -69,7 +69,7 @@ class Bench {
     return std::make_pair(*std::move(a), *std::move(b));
   }
 
-  // The answer of a call whose result went to Target().
+  // Returns the result of a call that was stored in Target().
   template <class Response>
   absl::StatusOr<BenchAnswer> ArrayAnswer(const absl::StatusOr<Response>& response,
                                           bool with_values) {
@@ -87,8 +87,9 @@ class Bench {
   ResultBuffer Target(std::string_view name = "result") { return scratch_.Target(name); }
   absl::StatusOr<BenchValues> Fetch(const v1::Buffer& buffer) { return scratch_.Fetch(buffer); }
 
-  // The square root of the sum of squares, with room for its own rounding: by Cauchy and Schwarz
-  // the sums of magnitudes that error bounds refer to are at most products of such norms.
+  // Returns the square root of the sum of squares, with a margin for its own rounding. By the
+  // Cauchy-Schwarz inequality, the sums of magnitudes in the error bounds are at most products of
+  // such norms.
   absl::StatusOr<BenchValues> Norms(const Operand& x, const std::vector<int>& axes) {
     constexpr long double kRoom = 1.01L;
     OperationOptions options;
@@ -147,14 +148,14 @@ class Bench {
 
  private:
   void AddStrategy(const std::string& name) {
-    // A name may stand for a strategy on each kind of device. The last place counts: strategies of
-    // the CPU come first, and without the others their order is the same.
+    // A name may stand for a strategy on each kind of device. The last position counts: the CPU's
+    // strategies are listed first, and without GPUs the order does not change.
     auto& names = problem.strategies;
     names.erase(std::remove(names.begin(), names.end(), name), names.end());
     names.push_back(name);
   }
 
-  // The vendor library's rate on the same problem. list: of the operation's strategies.
+  // Returns the vendor library's rate on the same problem. list: the operation's strategies.
   BenchCeiling VendorRate(const BenchReport& report, const std::vector<v1::Strategy>& list,
                           const v1::Device& device) {
     const auto library = std::find_if(list.begin(), list.end(), [&](const v1::Strategy& s) {
@@ -238,7 +239,7 @@ absl::Status BenchReduce(Bench& bench, const BenchFlags& flags) {
         IsDeviation(op))
       return [](std::size_t, long double value) { return std::abs(value); };
     if (op == ReduceOp::kProduct) {
-      // Partial products of very small or large ones leave the range in one order and not in
+      // Partial products of very small or large factors may leave the range in one order but not in
       // another.
       const long double small = x->dtype == DType::kF64 ? 1e-290L : 1e-30L;
       return [small](std::size_t, long double value) {
@@ -272,7 +273,7 @@ absl::Status BenchMatmul(Bench& bench, const BenchFlags& flags) {
       absl::StrCat("matmul of ", a.text, flags.transpose_a ? " transposed" : "", " and ", b.text,
                    flags.transpose_b ? " transposed" : "", ", ", a.type(), " and ", b.type());
   std::int64_t columns = 1;
-  if (a.shape.size() == 2 && b.shape.size() == 2) {  // else the server refuses them
+  if (a.shape.size() == 2 && b.shape.size() == 2) {  // otherwise, the server refuses them
     const double m = static_cast<double>(a.shape[flags.transpose_a ? 1 : 0]);
     const double k = static_cast<double>(a.shape[flags.transpose_a ? 0 : 1]);
     columns = b.shape[flags.transpose_b ? 0 : 1];
@@ -314,7 +315,7 @@ absl::Status BenchAdd(Bench& bench, const BenchFlags& flags) {
     options.target = bench.Target();
     return bench.ArrayAnswer(bench.client().Add(a.operand, b.operand, options), with_values);
   };
-  // One rounding, the same for all.
+  // There is a single rounding, which is the same for all strategies.
   bench.problem.scale = []() -> absl::StatusOr<BenchScale> { return ConstantScale(0); };
   return bench.Report(Bench::Ceiling::kMemory);
 }
@@ -334,7 +335,8 @@ absl::Status BenchWindowSum(Bench& bench, const BenchFlags& flags) {
   };
   bench.problem.scale = [&]() -> absl::StatusOr<BenchScale> {
     if (IsInteger(x->dtype) || x->elements() == 0) return ConstantScale(0);
-    // The magnitudes of a window: at most its width times the largest, and at most those of all.
+    // The magnitudes in a window add up to at most its width times the largest, and to at most the
+    // total.
     long double largest = 0;
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       const auto response = bench.client().Reduce(op, x->operand);
@@ -355,7 +357,7 @@ absl::Status BenchMap(Bench& bench, const BenchFlags& flags) {
   for (const std::string& text : flags.operands) {
     const auto x = bench.Resolve(text);
     if (!x.ok()) return x.status();
-    // One that is named twice is read once.
+    // An operand that is named twice counts as read once.
     const auto before = flags.operands.begin() + static_cast<std::ptrdiff_t>(operands.size());
     if (std::find(flags.operands.begin(), before, text) == before)
       bench.problem.operand_bytes += x->bytes();
@@ -370,7 +372,7 @@ absl::Status BenchMap(Bench& bench, const BenchFlags& flags) {
     options.target = bench.Target();
     return bench.ArrayAnswer(bench.client().Map(operands, *expression, options), with_values);
   };
-  // Every strategy of a device computes a node alike.
+  // All strategies of a device compute a node in the same way.
   bench.problem.scale = []() -> absl::StatusOr<BenchScale> { return ConstantScale(0); };
   return bench.Report(Bench::Ceiling::kMemory);
 }
@@ -412,17 +414,18 @@ void AddBench(CLI::App& app, Command& chosen) {
       "bench", "Compare the strategies of an operation on arrays that the server holds");
   bench->require_subcommand(1);
   bench->footer(
-      std::string("The strategies are called in turn and timed by the device. Array results stay\n"
-                  "on the server and are deleted at the end. One that has used 5 s of device time\n"
-                  "is not called again. Gathering strided operands counts as part of the call.\n\n"
-                  "Rates count each operand read once and the result written once; of matmul its\n"
-                  "2 M N K operations. The ceiling is measured on the same device in the same\n"
-                  "run: of matmul the vendor library (cublas, cpu_library) on this very problem,\n"
-                  "of the others how fast the server's dot reads arrays too large for caches.\n"
-                  "What fits the caches may pass it.\n\n"
-                  "Answers must agree within the sum of the error bounds that the strategies\n"
-                  "state, else the exit code is 1. Of large arrays, up to 1048576 evenly spaced\n"
-                  "elements are compared.\n\n") +
+      std::string(
+          "The strategies' calls are interleaved and timed by the device. Array results\n"
+          "stay on the server and are deleted at the end. A strategy that has used 5 s of\n"
+          "device time is not called again. Gathering strided operands is part of a call.\n\n"
+          "Rates count each operand read once and the result written once; for matmul,\n"
+          "they count its 2 M N K operations. The ceiling is measured on the same device\n"
+          "in the same run. For matmul, it is the rate of the vendor library (cublas,\n"
+          "cpu_library) on the same problem; for the others, it is how fast the server's\n"
+          "dot reads arrays too large for caches. Arrays that fit in caches may exceed it.\n\n"
+          "Results must agree within the sum of the error bounds that the strategies\n"
+          "state, or the exit code is 1. Up to 1048576 evenly spaced elements of large\n"
+          "arrays are compared.\n\n") +
       std::string(ExitCodesText()));
   const auto add = [&](const char* name, const char* description,
                        absl::Status (*run)(Bench&, const BenchFlags&)) {
@@ -483,7 +486,7 @@ void AddBench(CLI::App& app, Command& chosen) {
       ->check(Fits<std::int64_t>());
 
   auto [map, map_flags] = add("map", "An expression for each element", BenchMap);
-  map->add_option("expression", map_flags->expression, "As of 'tessera map'")->required();
+  map->add_option("expression", map_flags->expression, "As for 'tessera map'")->required();
   map->add_option("operands", map_flags->operands, "a, b, ... of the expression; broadcast")
       ->type_name("OPERAND")
       ->required()

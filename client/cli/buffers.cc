@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// The file's stem with every character that a name may not have replaced.
+// Returns the file's stem, with every character replaced that a name may not have.
 std::string NameOfFile(const std::string& path) {
   std::string name = std::filesystem::path(path).stem().string();
   for (char& c : name) {
@@ -82,7 +82,7 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   options.device = flags.device;
   options.placement = flags.placement;
   options.checksums = !flags.no_checksums;
-  // Several connections pay for large arrays.
+  // Several connections are worthwhile for large arrays.
   constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
   constexpr int kStreams = 4;
   options.streams = flags.streams > 0 ? flags.streams : *bytes >= kLarge ? kStreams : 1;
@@ -111,13 +111,13 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
-// --device and --placement, of which a command has one or the other.
+// Adds --device and --placement, which exclude each other.
 template <class Flags>
 void AddWhere(CLI::App& command, const std::string& device_help, Flags& flags) {
   auto* device = command.add_option("--device", flags.device, device_help)->type_name("DEVICE");
   command
       .add_option("--placement", flags.placement,
-                  "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
+                  "Devices among which it is divided, such as cuda:0,cuda:1; all: every device")
       ->type_name("DEVICES")
       ->delimiter(',')
       ->excludes(device);
@@ -171,7 +171,7 @@ void AddGet(CLI::App& app, Command& chosen) {
       ->type_name("FILE")
       ->required();
   command->add_flag("--no-checksums", flags->no_checksums,
-                    "Do not ask for a CRC-32C of the bytes, and check none");
+                    "Do not request or check a CRC-32C of the bytes");
   command->callback([flags, &chosen] {
     chosen = [flags](Session& session) {
       if (absl::Status status = CheckOutput(session, flags->file); !status.ok()) return status;
@@ -220,17 +220,18 @@ absl::Status List(Session& session, const std::string& prefix) {
 void AddLs(CLI::App& app, Command& chosen) {
   auto prefix = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("ls", "List buffers");
-  command->add_option("prefix", *prefix, "Only names that begin so")->type_name("BUFFER");
+  command->add_option("prefix", *prefix, "Only names with this prefix")->type_name("BUFFER");
   command->callback(
       [prefix, &chosen] { chosen = [prefix](Session& s) { return List(s, *prefix); }; });
 }
 
 namespace {
 
-// Removes as many as it can; the first error is the result. version 0: all of each name.
+// Removes as many buffers as it can and returns the first error. version 0: all versions of each
+// name.
 absl::Status Remove(Session& session, const std::vector<std::string>& names,
                     std::uint64_t version) {
-  if (version != 0 && names.size() > 1) return BadOption("--version goes with one name");
+  if (version != 0 && names.size() > 1) return BadOption("--version takes exactly one name");
   absl::Status first;
   Json& removed = session.document["removed"] = Json::array();
   for (const std::string& name : names) {
@@ -253,13 +254,13 @@ void AddRm(CLI::App& app, Command& chosen) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
-      app.add_subcommand("rm", "Delete buffers, with what is being uploaded to them");
+      app.add_subcommand("rm", "Delete buffers, including uploads that have not ended");
   command->add_option("names", flags->names, "Names of the buffers")
       ->type_name("BUFFER")
       ->required();
   command
       ->add_option("--version", flags->version,
-                   "Delete this version alone, a buffer or a draft; 'tessera info NAME' lists them")
+                   "Delete only this version, a buffer or a draft; 'tessera info NAME' lists them")
       ->check(CLI::PositiveNumber)
       ->check(Fits<std::uint64_t>());
   command->callback([flags, &chosen] {
@@ -349,7 +350,8 @@ absl::Status Import(Session& session, const ImportFlags& flags) {
 void AddImport(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<ImportFlags>();
   CLI::App* command = app.add_subcommand(
-      "import", "Let the server fetch a buffer from another server, which it has to be allowed");
+      "import",
+      "Let the server fetch a buffer from another server, if its --import-from allows it");
   command->add_option("from", flags->server, "The other server, as the server reaches it")
       ->type_name("HOST:PORT")
       ->required();

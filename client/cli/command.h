@@ -1,4 +1,5 @@
-// What the subcommands of `tessera` share: the session they run in, values of options, interrupts.
+// What the subcommands of `tessera` share: the session in which they run, option values,
+// interrupts.
 #pragma once
 
 #include <fcntl.h>
@@ -29,13 +30,13 @@
 
 namespace tessera {
 
-// What a subcommand works with. With json set it prints nothing and fills the document.
+// The state of a subcommand. If json is set, the subcommand prints nothing and fills the document.
 struct Session {
   Client& client;
   bool json = false;
   Json document = Json::object();
 
-  // Of the server, asked for once.
+  // Returns the server's limits, which are requested once.
   absl::StatusOr<v1::Limits> Limits() {
     if (!limits) {
       const auto info = client.GetServerInfo();
@@ -55,25 +56,26 @@ inline absl::Duration Since(Clock::time_point start) {
 
 using Command = std::function<absl::Status(Session&)>;
 
-// Options that do not go together in a way that the parser cannot see.
+// Returns the error for a combination of options that the parser cannot reject.
 absl::Status BadOption(std::string_view what);
 
-// An operation as the protocol names it, of the name of its command: "top_k" of "topk".
+// Returns the protocol's name of a command's operation: "top_k" for "topk".
 std::string OperationName(const std::string& command);
 
-// Of a buffer that this process deletes itself, unless it ends before: as long as the server
-// allows, at most an hour.
+// The ttl of a buffer that this process deletes itself unless it ends earlier: as long as the
+// server allows, at most an hour.
 absl::Duration TemporaryTtl(const v1::Limits& limits);
 
 // --- Values of options ---------------------------------------------------------------------------
 
-// "90" (seconds), "90s", "10m", "1h30m", "inf"; nothing unless it is above 0.
+// Parses "90" (seconds), "90s", "10m", "1h30m" or "inf". Returns nullopt unless it is above 0.
 std::optional<absl::Duration> ParseDuration(const std::string& text);
 
-// endless: whether "inf" is taken.
+// endless: whether "inf" is accepted.
 CLI::Validator DurationCheck(bool endless = false);
 
-// Refuses whole numbers that T, of 64 bits, does not hold: the parser would take the nearest one.
+// Rejects whole numbers that T, of 64 bits, cannot hold, because the parser would take the nearest
+// one.
 template <class T>
 CLI::Validator Fits() {
   static_assert(sizeof(T) == sizeof(long long));
@@ -90,7 +92,7 @@ CLI::Validator Fits() {
       "");
 }
 
-// The names of kAllDTypes, kArrayDTypes or kAllReduceOps.
+// Returns the names of kAllDTypes, kArrayDTypes or kAllReduceOps.
 template <class Values>
 std::vector<std::string> NamesOf(const Values& values) {
   std::vector<std::string> names;
@@ -104,7 +106,7 @@ auto Parse(const Values& values, std::string_view text) {
   return *std::find_if(values.begin(), values.end(), [&](auto v) { return Name(v) == text; });
 }
 
-// Takes the value as if it stood on the command line. Throws CLI::ParseError if it is a bad one.
+// Sets the value as if it were on the command line. Throws CLI::ParseError if it is invalid.
 inline void SetOption(CLI::Option& option, const std::string& value) {
   option.clear();
   option.add_result(value);
@@ -114,7 +116,8 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 // --- Interrupts ----------------------------------------------------------------------------------
 
 // While an instance exists, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its
-// token, which undoes transfers; the second one kills the process. Only one may exist at a time.
+// token, which undoes transfers. The second signal kills the process. Only one instance may exist
+// at a time.
 class InterruptScope {
  public:
   InterruptScope() {
@@ -131,7 +134,7 @@ class InterruptScope {
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], nullptr, &before_[i]);
-      // What nohup has set to be ignored stays so.
+      // Signals that nohup has set to be ignored stay ignored.
       if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
     }
   }
@@ -146,7 +149,7 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  // For CallOptions::cancel and the same field of other options.
+  // The token for CallOptions::cancel and the same field of other options.
   static std::stop_token token() { return interrupted_.get_token(); }
   static absl::Status Check() {
     return interrupted_.stop_requested() ? absl::CancelledError("interrupted") : absl::OkStatus();
@@ -161,7 +164,7 @@ class InterruptScope {
     if (n > 0) interrupted_.request_stop();
   }
 
-  static inline volatile std::sig_atomic_t signalled_ = -1;  // the end of the pipe to write to
+  static inline volatile std::sig_atomic_t signalled_ = -1;  // the write end of the pipe
   std::array<int, 2> pipe_{};
   static inline std::stop_source interrupted_;
   std::thread watcher_;
@@ -171,7 +174,7 @@ class InterruptScope {
 
 // --- Subcommands ---------------------------------------------------------------------------------
 
-// Each declares a subcommand, or a few, that set `chosen` to what they run.
+// Each of these declares one or a few subcommands, which set `chosen` to what they run.
 void AddPut(CLI::App& app, Command& chosen);
 void AddGet(CLI::App& app, Command& chosen);
 void AddLs(CLI::App& app, Command& chosen);

@@ -30,7 +30,7 @@ double Median(absl::Span<const double> sorted) {
   return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-// Why a strategy takes no part; empty: the error is none of the strategy's.
+// Returns why a strategy is skipped, or "" if the error is not about the strategy.
 std::string Refusal(const absl::Status& error) {
   const std::string reason = ErrorReason(error);
   if (reason == "STRATEGY_UNSUPPORTED") return "needs " + ErrorMetadata(error)["needs"];
@@ -72,7 +72,7 @@ bool Agree(long double a, long double b, double roundoff_a, double roundoff_b, l
            DType dtype) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return true;
   if (scale == 0) return false;
-  // Partial sums may overflow in one order of additions and not in another.
+  // Partial sums may overflow in one order of additions but not in another.
   if (!std::isfinite(a) || !std::isfinite(b)) {
     const long double largest = dtype == DType::kF16 ? 65504.0L : 0x1p127L;
     return !(scale < largest);
@@ -84,7 +84,7 @@ bool Agree(long double a, long double b, double roundoff_a, double roundoff_b, l
   return !(std::abs(a - b) > bound);
 }
 
-// Compares every strategy with the one of the tightest bound.
+// Compares every strategy with the one that has the tightest bound.
 absl::Status Compare(const BenchProblem& problem, const std::vector<BenchAnswer>& answers,
                      BenchReport& report) {
   const auto best = static_cast<std::size_t>(
@@ -143,7 +143,7 @@ absl::StatusOr<BenchReport> RunBench(const BenchProblem& problem) {
                     : static_cast<double>(problem.operand_bytes + answers[0].result_bytes);
   if (absl::Status status = Compare(problem, answers, report); !status.ok()) return status;
 
-  // In turn, so that a clock that sinks or a neighbour that wakes up meets all of them.
+  // Calls are interleaved, so that a falling clock or another process affects all strategies alike.
   std::vector<double> used_us(report.rows.size(), 0);
   for (int round = 0; round < problem.repeat; ++round) {
     for (std::size_t r = 0; r < report.rows.size(); ++r) {
@@ -183,7 +183,7 @@ BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
       ttl_(TemporaryTtl(limits)) {}
 
 BenchScratch::~BenchScratch() {
-  // Those that no result has reached do not exist.
+  // Buffers that no result has reached do not exist.
   for (const std::string& name : names_) client_.DeleteBuffer(name).IgnoreError();
 }
 
@@ -224,7 +224,7 @@ absl::StatusOr<BenchValues> BenchScratch::Fetch(const v1::Buffer& buffer) {
 
 BenchSample SampleOf(std::uint64_t elements) {
   if (elements <= kBenchSample) return {0, 1, elements};
-  // Odd, so that the sample does not keep in step with tiles.
+  // An odd step keeps the sample from aligning with tiles.
   const std::uint64_t step = ((elements - 1) / kBenchSample + 1) | 1u;
   return {(elements - 1) % step, step, (elements - 1) / step + 1};
 }
@@ -278,7 +278,8 @@ absl::StatusOr<double> MeasureRate(Client& client, BenchScratch& scratch, const 
 }  // namespace
 
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device) {
-  // Several times what caches hold, but never more than a part of what is free.
+  // The arrays are several times as large as the caches, but never more than a part of the free
+  // memory.
   const std::uint64_t most = std::uint64_t{device.backend() == "cpu" ? 128u : 256u} << 20;
   constexpr std::uint64_t kLeast = std::uint64_t{32} << 20;
   const std::uint64_t used = std::min(device.buffer_used_bytes(), device.buffer_limit_bytes());
@@ -291,8 +292,8 @@ BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::D
   const auto rate =
       MeasureRate(client, scratch, device, static_cast<std::int64_t>(bytes / sizeof(float)));
   if (!rate.ok()) return {0, absl::StrCat("not measured: ", rate.status().message())};
-  return {*rate, absl::StrCat("reading, as the server's dot of two arrays of ", HumanBytes(bytes),
-                              " does in the same run")};
+  return {*rate, absl::StrCat("read by the server's dot of two arrays of ", HumanBytes(bytes),
+                              " in the same run")};
 }
 
 // --- Output --------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ double Share(const BenchReport& report, const BenchReport::Row& row) {
   return row.rate / report.ceiling.rate;
 }
 
-// A power of ten and its prefix that suit rates up to this one.
+// Returns a power of ten and its prefix that suit the report's rates.
 std::pair<double, std::string> Prefix(const BenchReport& report) {
   double largest = report.ceiling.rate;
   for (const BenchReport::Row& row : report.rows) largest = std::max(largest, row.rate);
@@ -359,13 +360,13 @@ Json ToJson(const BenchReport& report) {
 
 std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8) {
   const auto [factor, unit] = Prefix(report);
-  std::string text = absl::StrCat(Printable(report.title), " on ", Printable(report.device),
-                                  "\nmedian device time of ", report.repeat,
-                                  report.repeat == 1 ? " call" : " calls in turn", "\nceiling: ");
+  std::string text = absl::StrCat(
+      Printable(report.title), " on ", Printable(report.device), "\nmedian device time of ",
+      report.repeat, report.repeat == 1 ? " call" : " interleaved calls", "\nceiling: ");
   if (report.ceiling.rate > 0)
     absl::StrAppendFormat(&text, "%.1f %s, ", report.ceiling.rate / factor, unit);
   absl::StrAppend(&text, Printable(report.ceiling.source), "\n\n");
-  // The figures first, so that the bars get what they leave.
+  // The numbers come first, so that the bars get the remaining width.
   Table table({"STRATEGY", ">TIME us", ">" + unit, ">CEILING"});
   double longest = 0;
   for (const BenchReport::Row& row : report.rows) {
@@ -395,7 +396,7 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
     }
     text += '\n';
   }
-  // Strategies with one reason share a line.
+  // Strategies that were skipped for the same reason share a line.
   std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
   for (const BenchReport::Skipped& skipped : report.skipped) {
     auto it = std::find_if(reasons.begin(), reasons.end(),

@@ -1,5 +1,5 @@
-// Compares the strategies of one operation on operands that a server holds: device time of each,
-// the rate that makes, its share of what the device can do, and whether the answers agree.
+// Compares the strategies of one operation on operands that a server holds: the device time of
+// each, the resulting rate, its share of the device's ceiling, and whether the results agree.
 #pragma once
 
 #include <cstddef>
@@ -21,25 +21,25 @@
 
 namespace tessera {
 
-// Which elements of a large array are compared: offset, offset + step, ... to the last one.
+// The elements of a large array that are compared: offset, offset + step, ... up to the last one.
 struct BenchSample {
   std::uint64_t offset = 0;
   std::uint64_t step = 1;
   std::uint64_t count = 0;
 };
 inline constexpr std::uint64_t kBenchSample = std::uint64_t{1} << 20;
-// All of them up to kBenchSample, else at most so many.
+// Returns all elements if there are at most kBenchSample, and otherwise at most that many.
 BenchSample SampleOf(std::uint64_t elements);
 
-// Of a result, the elements of SampleOf in row-major order. Wide enough for every double and every
-// 64-bit integer.
+// The elements of a result that SampleOf selects, in row-major order. The type can hold every
+// double and every 64-bit integer.
 using BenchValues = std::vector<long double>;
 
 struct BenchAnswer {
   v1::ExecutionStats stats;
-  BenchValues values;              // when they were asked for
-  std::uint64_t result_bytes = 0;  // of an array result
-  DType dtype = DType::kF64;       // that the values are rounded to
+  BenchValues values;              // if they were requested
+  std::uint64_t result_bytes = 0;  // the size of an array result
+  DType dtype = DType::kF64;       // the type to which the values are rounded
 };
 
 // The scale of the rounding error of the value at index i of BenchValues: error <= roundoff *
@@ -47,23 +47,23 @@ struct BenchAnswer {
 using BenchScale = std::function<long double(std::size_t i, long double value)>;
 
 struct BenchProblem {
-  std::string title;                    // of the report: "reduce sum of x, f32 [1000]"
+  std::string title;                    // the report's title: "reduce sum of x, f32 [1000]"
   std::string operation;                // as ListStrategies spells it
-  std::vector<std::string> strategies;  // to be timed, in the order of the report
-  std::uint64_t operand_bytes = 0;      // each operand once
-  double operations = 0;                // > 0: the rate counts arithmetic, else bytes of memory
-  std::string unit = "B/s";             // of the rate
-  int repeat = 20;                      // timed calls of a strategy
-  // Calls the operation once, with timing. May be called with any name.
+  std::vector<std::string> strategies;  // those to time, in the report's order
+  std::uint64_t operand_bytes = 0;      // each operand counts once
+  double operations = 0;                // > 0: the rate counts arithmetic, otherwise bytes
+  std::string unit = "B/s";             // the unit of the rate
+  int repeat = 20;                      // timed calls per strategy
+  // Calls the operation once, with timing. `strategy` may be any name.
   std::function<absl::StatusOr<BenchAnswer>(const std::string& strategy, bool with_values)> run;
-  // Asked for once, when there are answers to compare.
+  // Returns the scale. Called once, if there are results to compare.
   std::function<absl::StatusOr<BenchScale>()> scale;
 };
 
 // What a share of 100 % means.
 struct BenchCeiling {
-  double rate = 0;     // bytes or operations a second; 0: not known
-  std::string source;  // how it was found, or why not
+  double rate = 0;     // bytes or operations per second; 0: not known
+  std::string source;  // how it was found, or why it was not
 };
 
 struct BenchReport {
@@ -71,9 +71,9 @@ struct BenchReport {
     std::string strategy;
     std::vector<double> kernel_us;  // one per call, sorted
     double median_us = 0;
-    double rate = 0;  // bytes or operations a second
+    double rate = 0;  // bytes or operations per second
     double roundoff = 0;
-    long double difference = 0;  // the largest from the reference's value
+    long double difference = 0;  // the largest difference from the reference's values
     bool agrees = true;
   };
   struct Skipped {
@@ -84,38 +84,40 @@ struct BenchReport {
   std::string title;
   std::string operation;
   std::string device;
-  std::string unit;  // of rates
-  double work = 0;   // of one call, in that unit times seconds
+  std::string unit;  // the unit of rates
+  double work = 0;   // one call's work, in that unit times seconds
   int repeat = 0;
   BenchCeiling ceiling;
-  std::string reference;  // the strategy that the others are compared with
+  std::string reference;  // the strategy with which the others are compared
   std::vector<Row> rows;
   std::vector<Skipped> skipped;
 };
 
-// Calls every strategy once to warm it up and to have its answer, then times them in turn. What the
-// server refuses as unsupported, with the launch given, or for taking too long is skipped; any
-// other error ends the run, and so does a run without a strategy, with the first refusal. A
-// strategy that has been called three times and has used kBenchPatience of device time is not
-// called again.
+// Calls every strategy once to warm it up and to get its result, then times the strategies with
+// interleaved calls. A strategy is skipped if the server refuses it as unsupported, refuses its
+// launch, or takes too long. Any other error ends the run. If no strategy is left, the run ends
+// with the first refusal. A strategy is not called again once it has had three timed calls and used
+// kBenchPatience of device time.
 absl::StatusOr<BenchReport> RunBench(const BenchProblem& problem);
 inline constexpr absl::Duration kBenchPatience = absl::Seconds(5);
 
-// RESULTS_DISAGREE when some strategy differs from the reference by more than both bounds allow.
+// Returns RESULTS_DISAGREE if a strategy differs from the reference by more than both bounds allow.
 absl::Status CheckAgreement(const BenchReport& report);
 
-// Buffers of one run, deleted when it ends.
+// Buffers of one run, which are deleted when it ends.
 class BenchScratch {
  public:
-  // They expire after TemporaryTtl(limits), should this process end before it deletes them.
+  // The buffers expire after TemporaryTtl(limits), in case this process ends before it deletes
+  // them.
   BenchScratch(Client& client, const v1::Limits& limits);
   ~BenchScratch();
   BenchScratch(const BenchScratch&) = delete;
   BenchScratch& operator=(const BenchScratch&) = delete;
 
-  // A target that the run owns; the same one for the same name, replaced by each result.
+  // Returns a target that the run owns. A name always means the same buffer, which each result
+  // replaces.
   ResultBuffer Target(std::string_view name);
-  // The elements of such a buffer.
+  // Returns the elements of such a buffer.
   absl::StatusOr<BenchValues> Fetch(const v1::Buffer& buffer);
 
  private:
@@ -127,13 +129,13 @@ class BenchScratch {
 
 BenchValues ToValues(const v1::Scalar& value);
 
-// The rate at which the server's own Dot reads arrays too large for the device's caches. They are
-// made on the server from a single element; none of their bytes travel.
+// Returns the rate at which the server's Dot reads arrays too large for the device's caches. The
+// server makes them from a single element, so none of their bytes are sent.
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device);
 
 Json ToJson(const BenchReport& report);
-// A bar per strategy, at most so many columns wide. Blocks of an eighth of a column with utf8, else
-// '#'.
+// Returns a chart with one bar per strategy, at most `columns` columns wide. Its blocks are eighths
+// of a column with utf8, and '#' otherwise.
 std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8);
 
 }  // namespace tessera

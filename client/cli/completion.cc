@@ -1,5 +1,5 @@
-// completion, and complete, which the scripts of completion call: what may stand where the cursor
-// is.
+// completion, and complete, which the completion scripts call: the candidates for the word at the
+// cursor.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -26,16 +26,16 @@ struct Candidate {
   std::string description;
 };
 
-// The last word of a command line, and where it stands.
+// The last word of a command line and its position.
 struct Place {
-  CLI::App* command = nullptr;         // the innermost subcommand before it
-  const CLI::Option* value = nullptr;  // the option or positional argument that it is a value of
-  bool may_be_option = true;           // no "--" came before it
+  CLI::App* command = nullptr;         // the innermost subcommand before the word
+  const CLI::Option* value = nullptr;  // the option or positional argument whose value the word is
+  bool may_be_option = true;           // no "--" precedes it
   std::string before;                  // "--dtype=" of "--dtype=f"
   std::string word;                    // "f" of "--dtype=f"
 };
 
-// An option of the command or of those around it, by "-o" or "--output"; nullptr: none.
+// Finds "-o" or "--output" among the options of the command and its parents; nullptr: none.
 CLI::Option* FindOption(CLI::App* command, const std::string& name) {
   for (; command != nullptr; command = command->get_parent()) {
     if (CLI::Option* option = command->get_option_no_throw(name)) return option;
@@ -43,7 +43,7 @@ CLI::Option* FindOption(CLI::App* command, const std::string& name) {
   return nullptr;
 }
 
-// nullptr: none.
+// Returns nullptr if there is none.
 CLI::App* FindSubcommand(CLI::App& command, const std::string& name) {
   const auto found = command.get_subcommands([&](CLI::App* a) { return a->get_name() == name; });
   return found.empty() ? nullptr : found.front();
@@ -51,29 +51,28 @@ CLI::App* FindSubcommand(CLI::App& command, const std::string& name) {
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
-// What an option of the program itself, such as --server, says is true of the calls made to
-// complete the line.
+// Applies an option of the program itself, such as --server, to the calls that complete the line.
 void Apply(const CLI::App& app, CLI::Option* option, const std::string& value) {
   const auto options = app.get_options();
   if (std::find(options.begin(), options.end(), option) == options.end()) return;
   try {
     SetOption(*option, value);
-  } catch (const CLI::ParseError&) {  // the line will be refused, but not here
+  } catch (const CLI::ParseError&) {  // the line will be rejected, but not here
   }
 }
 
-// The positional argument with this number; the last one takes all that follow if it can.
+// Returns the positional argument with this number. The last one takes all that follow if it can.
 const CLI::Option* Positional(const CLI::App& command, std::size_t number) {
   const auto all = command.get_options([](const CLI::Option* o) { return o->get_positional(); });
   if (number < all.size()) return all[number];
   return !all.empty() && all.back()->get_items_expected_max() > 1 ? all.back() : nullptr;
 }
 
-// REQUIRES: words are not empty.
+// REQUIRES: there is at least one word.
 Place FindPlace(CLI::App& app, const std::vector<std::string>& words) {
   Place place{.command = &app, .before = "", .word = words.back()};
   std::size_t positionals = 0;
-  CLI::Option* waiting = nullptr;  // for its value
+  CLI::Option* waiting = nullptr;  // the option that waits for its value
   for (std::size_t i = 0; i + 1 < words.size(); ++i) {
     const std::string& word = words[i];
     if (waiting != nullptr) {
@@ -154,7 +153,7 @@ std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
   return found;
 }
 
-// operation: as the command line calls it; empty: the names of operations.
+// operation: the command line's name for it; empty: returns the names of operations.
 std::vector<Candidate> Strategies(Session& session, const std::string& operation) {
   std::vector<Candidate> found;
   const auto strategies = session.client.ListStrategies(OperationName(operation));
@@ -180,7 +179,7 @@ std::vector<Candidate> Devices(Session& session) {
   return found;
 }
 
-// The values that an option or a positional argument takes, as far as they can be listed.
+// Returns the values that an option or a positional argument accepts, as far as they can be listed.
 std::vector<Candidate> Values(Session& session, const Place& place, std::string_view type) {
   if (const std::size_t begin = type.find('{'); begin != type.npos) {
     std::vector<Candidate> found;
@@ -197,8 +196,9 @@ std::vector<Candidate> Values(Session& session, const Place& place, std::string_
   return {};
 }
 
-// A line "files", where the shell shall offer files, or "words", then "TEXT\tDESCRIPTION" for each
-// word that begins as the last one does. A server that does not answer has nothing to offer.
+// Prints "files" if the shell should offer files, and "words" otherwise. Then prints a line
+// "TEXT\tDESCRIPTION" for each word that begins like the last one. A server that does not respond
+// contributes nothing.
 absl::Status Complete(Session& session, const Place& place) {
   std::string type = place.value == nullptr ? "" : place.value->get_type_name();
   std::vector<Candidate> candidates;
@@ -238,10 +238,10 @@ void AddCompletion(CLI::App& app, Command& chosen) {
 
   auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* complete =
-      app.add_subcommand("complete", "What may stand in place of the last word")->group("");
+      app.add_subcommand("complete", "Print the candidates for the last word")->group("");
   complete->add_option("words", *words, "The words of a command line after 'tessera'")->required();
   complete->callback([words, &app, &chosen] {
-    // Nobody waits longer for a suggestion.
+    // A user does not wait longer than this for a suggestion.
     SetOption(*app.get_option("--timeout"), "1s");
     chosen = [place = FindPlace(app, *words)](Session& s) { return Complete(s, place); };
   });

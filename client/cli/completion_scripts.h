@@ -1,4 +1,4 @@
-// Scripts that connect a shell's completion with `tessera complete`, which knows the rest.
+// Scripts that connect a shell's completion with `tessera complete`, which does the rest.
 #pragma once
 
 #include <string_view>
@@ -12,8 +12,8 @@ fish   tessera completion fish > ~/.config/fish/completions/tessera.fish
 
 Names of buffers, strategies and devices come from the server.)sh";
 
-// readline splits words at '=' and ':' and replaces what follows them; `tessera` is asked for whole
-// words, so what precedes the last piece is taken off its answers again.
+// readline splits words at '=' and ':' and replaces what follows them. `tessera` receives whole
+// words, so the part before the last piece is removed from its candidates.
 inline constexpr std::string_view kBashCompletion = R"sh(# Completes tessera in bash.
 _tessera() {
   local line=${COMP_LINE:0:COMP_POINT} words answers answer word piece kept
@@ -72,7 +72,7 @@ end
 complete -c tessera -f -a '(__tessera_complete)'
 )sh";
 
-// shell: bash, zsh or fish.
+// Returns the script for a shell: bash, zsh or fish.
 inline std::string_view CompletionScript(std::string_view shell) {
   if (shell == "bash") return kBashCompletion;
   return shell == "zsh" ? kZshCompletion : kFishCompletion;

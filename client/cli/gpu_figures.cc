@@ -15,7 +15,7 @@ void WriteGpus(const MetricsSample& sample, std::ostream& out) {
                ">ECC ERRORS", "SLOWED BY"});
   for (const auto& entry : sample.gpus) {
     const MetricsSample::Gpu& gpu = entry.second;
-    // The figure in a unit; "-": the driver does not tell it.
+    // Returns the metric with its unit, or "-" if the driver does not report it.
     const auto figure = [&](const char* name, const auto& text) -> std::string {
       const auto found = gpu.figures.find(name);
       return found == gpu.figures.end() || !std::isfinite(found->second) ? "-"

@@ -1,4 +1,5 @@
-// What a driver tells of a server's GPUs, by the server's page of metrics, for `tessera top`.
+// The metrics of a server's GPUs from their driver, read from the server's metrics page, for
+// `tessera top`.
 #pragma once
 
 #include <ostream>
@@ -8,10 +9,10 @@
 
 namespace tessera {
 
-// A table of them, behind an empty line; nothing where there are none.
+// Writes an empty line and a table of the GPUs, or nothing if there are none.
 void WriteGpus(const MetricsSample& sample, std::ostream& out);
 
-// A list of objects, which have only what the driver tells.
+// Returns a list of objects, which contain only what the driver reports.
 Json GpusJson(const MetricsSample& sample);
 
 }  // namespace tessera

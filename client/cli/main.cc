@@ -1,4 +1,4 @@
-// The command line client, `tessera`: global options, one subcommand, and what its end looks like.
+// The command-line client, `tessera`: global options, one subcommand, and the exit code.
 #include <malloc.h>
 #include <openssl/crypto.h>
 
@@ -22,14 +22,14 @@
 namespace tessera {
 namespace {
 
-// Removes a byte order mark and blanks at both ends, which files and variables may contain
-// unnoticed.
+// Removes a byte order mark and blanks at both ends, which may be in files and variables without
+// being noticed.
 std::string Trimmed(const std::string& text) {
   const std::string_view rest = BehindByteOrderMark(text);
   return std::string(absl::StripAsciiWhitespace({rest.data(), rest.size()}));
 }
 
-// Returns what is wrong with the addresses of servers, or "" if all are valid.
+// Returns what is wrong with the servers' addresses, or "" if all are valid.
 std::string CheckServers(const std::string& servers) {
   for (const absl::string_view address : absl::StrSplit(Trimmed(servers), ',')) {
     const absl::Status status = CheckAddress(Trimmed(std::string(address)));
@@ -38,7 +38,7 @@ std::string CheckServers(const std::string& servers) {
   return "";
 }
 
-// What is wrong with a line without a command; "": it ends where one is missing.
+// Returns what is wrong with a line without a command, or "" if only the command is missing.
 std::string UnknownCommand(const CLI::App& app) {
   const CLI::App* parent = &app;
   std::string words = "tessera";
@@ -51,18 +51,18 @@ std::string UnknownCommand(const CLI::App& app) {
   if (parent->get_require_subcommand_min() == 0) {
     if (!absl::StartsWith(rest.front(), "-")) return "";
     return absl::StrCat("'", Absl(Printable(rest.front())),
-                        "' is no option; behind -- it is an argument");
+                        "' is not an option; after --, it is an argument");
   }
   std::vector<std::string> names;
   for (const CLI::App* command : parent->get_subcommands([](const CLI::App*) { return true; }))
     if (!command->get_group().empty()) names.push_back(command->get_name());
   if (absl::StartsWith(rest.front(), "-"))
-    return absl::StrCat("'", Absl(Printable(rest.front())), "' is no option");
+    return absl::StrCat("'", Absl(Printable(rest.front())), "' is not an option");
   return absl::StrCat("'", Absl(Printable(words + " " + rest.front())),
-                      "' is no command; there are ", absl::StrJoin(names, ", "));
+                      "' is not a command; the commands are ", absl::StrJoin(names, ", "));
 }
 
-// What comes before the command.
+// The options before the command.
 struct GlobalOptions {
   ClientOptions client;
   std::string timeout = "60s";
@@ -73,15 +73,16 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
   app.add_option(
          "-s,--server", options.client.server,
          "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
-         "buffers: the first that answers")
+         "buffers: the first one that responds")
       ->check(CheckServers)
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
   app.add_option("--tls-ca", options.client.tls_ca,
-                 "CA of the server's certificate, in PEM: connects by TLS")
+                 "CA of the server's certificate, in PEM: connects over TLS")
       ->type_name("FILE")
       ->envname("TESSERA_CLIENT_TLS_CA");
-  app.add_option("--tls-cert", options.client.tls_cert, "Certificate to show to the server, in PEM")
+  app.add_option("--tls-cert", options.client.tls_cert,
+                 "Certificate to present to the server, in PEM")
       ->type_name("FILE")
       ->envname("TESSERA_CLIENT_TLS_CERT");
   app.add_option("--tls-key", options.client.tls_key, "Key of --tls-cert, in PEM")
@@ -91,10 +92,10 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
                  "Name that the server's certificate is for, unless it is the host of --server")
       ->type_name("NAME")
       ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
-  // A token itself is no option: a command line is there for all processes to see.
+  // The token itself is not an option, because all processes can see a command line.
   app.add_option("--token-file", options.client.token_file,
-                 "File with the token that says who calls; without it TESSERA_TOKEN of the\n"
-                 "environment is the token")
+                 "File with the caller's token; without it, the token is TESSERA_TOKEN of the\n"
+                 "environment")
       ->type_name("FILE")
       ->envname("TESSERA_TOKEN_FILE");
   app.add_option("--timeout", options.timeout,
@@ -106,7 +107,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       "Print one JSON document. Its integers are exact; some readers round those beyond 2^53");
 }
 
-// The options of a client, once the command line has been read.
+// Returns the client's options. The command line must have been parsed.
 ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   ClientOptions client = options.client;
   for (std::string* text : {&client.server, &client.tls_ca, &client.tls_cert, &client.tls_key,
@@ -117,8 +118,8 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
     client.token = token;
   client.timeout = *ParseDuration(options.timeout);
   client.stall_timeout = client.timeout;
-  // A server that has just been started needs a moment; a person should not wait for one that is
-  // not there.
+  // A server that has just started needs some time, but a person should not wait long for one that
+  // is not there.
   client.connect_timeout = std::min(client.timeout, absl::Seconds(5));
   return client;
 }
@@ -179,14 +180,13 @@ int Main(int argc, char** argv) {
   if (options.json) {
     session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
                                    {"received_bytes", client.traffic().received_bytes}};
-    // Names in error messages may be any bytes. ASCII, so that no terminal takes a part for a
-    // command.
+    // Names in error messages may contain any bytes. The output is ASCII, so that no terminal takes
+    // a part of it for a control sequence.
     std::cout << session.document.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
   }
   std::cout.flush();
   if (!std::cout && status.ok()) return 1;
-  // Without gRPC's shutdown, which waits up to 10 s for a connection that has failed while it was
-  // being written to.
+  // Skips gRPC's shutdown, which waits up to 10 s for a connection that failed during a write.
   if (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status) || absl::IsCancelled(status))
     std::_Exit(ExitCode(status));
   return ExitCode(status);
@@ -196,12 +196,12 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  // As in the server: glibc would map and unmap memory for every large message.
+  // As in the server, keeps glibc from mapping and unmapping memory for every large message.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
-  // OpenSSL would free its state at exit, while threads of gRPC may still use it.
+  // OpenSSL would free its state at exit, when gRPC's threads may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  // The error of a call already says what gRPC would log about a connection.
+  // A call's error already contains what gRPC would log about a connection.
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   return tessera::Main(argc, argv);
 }

@@ -1,4 +1,4 @@
-// map: expressions for each element.
+// map: computes expressions for each element.
 #include <memory>
 #include <string>
 #include <vector>

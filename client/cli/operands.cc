@@ -91,10 +91,11 @@ absl::StatusOr<Input> ResolveInput(Session& session, const std::string& text) {
 }
 
 void AddLaunch(CLI::App& command, Launch& launch) {
-  command.add_option("--block-size", launch.block_size, "Threads a block; default: the strategy's");
+  command.add_option("--block-size", launch.block_size,
+                     "Threads per block; default: the strategy's");
   command.add_option("--grid-size", launch.grid_size, "Blocks; default: the strategy's");
   command.add_option("--items-per-thread", launch.items_per_thread,
-                     "Elements a thread handles; default: the strategy's");
+                     "Elements per thread; default: the strategy's");
 }
 
 absl::StatusOr<std::vector<int>> ParseAxes(const std::string& text) {

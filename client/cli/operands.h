@@ -12,17 +12,17 @@
 
 namespace tessera {
 
-// NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. Asks the server for the shape
-// that slices refer to.
+// Parses NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. Asks the server for the
+// shape to which slices refer.
 absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text);
 
-// An operand and what is known of it beforehand. REQUIRES: no result of a step.
+// An operand and its properties. REQUIRES: the operand is not a result of a step.
 struct Input {
   Operand operand;
   std::string text;
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
-  std::uint64_t version = 0;  // of the buffer; 0: there is none
+  std::uint64_t version = 0;  // the buffer's version; 0: there is no buffer
 
   std::int64_t elements() const {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -44,7 +44,7 @@ struct OperationFlags {
   void Add(CLI::App& command) {
     command
         .add_option("--strategy", strategy,
-                    "Algorithm, of 'tessera strategies'; default: the fastest")
+                    "Algorithm from 'tessera strategies'; default: the fastest")
         ->type_name("STRATEGY");
     AddLaunch(command, launch);
     command.add_flag("--timing", timing,
@@ -84,7 +84,7 @@ struct ResultFlags {
     command
         .add_option("--placement", placement,
                     "Devices among which the buffer of --out is divided, such as cuda:0,cuda:1; "
-                    "all: all there are")
+                    "all: every device")
         ->type_name("DEVICES")
         ->delimiter(',')
         ->needs(name);
@@ -92,7 +92,7 @@ struct ResultFlags {
   bool given() const { return !out.empty() || !file.empty(); }
 };
 
-// "0,-1"; empty: none.
+// Parses "0,-1". An empty text means no axes.
 absl::StatusOr<std::vector<int>> ParseAxes(const std::string& text);
 
 }  // namespace tessera

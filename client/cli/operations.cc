@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Both operands of a command, and its options.
+// The two operands and the options of a command.
 struct BinaryFlags {
   std::string a;
   std::string b;
@@ -65,7 +65,7 @@ struct ExpressionFlags {
         ->needs(text)
         ->expected(1, 7);
   }
-  // Sets those two of the options.
+  // Sets `expression` and `with` of the options.
   absl::Status Set(Session& session, OperationOptions& options) const {
     if (expression.empty()) return absl::OkStatus();
     const absl::StatusOr<Expr> parsed = ParseExpression(expression);
@@ -200,7 +200,7 @@ struct TopKFlags {
     command.add_option("--ttl", ttl, "How long the buffers live, such as 10m")
         ->check(DurationCheck());
   }
-  // Of a result; no name: in the answer.
+  // Returns the target of a result; without a name, the response carries the result.
   std::optional<ResultBuffer> Target(const std::string& name) const {
     if (name.empty()) return std::nullopt;
     return ResultBuffer{name, ParseDuration(ttl), replace};
@@ -225,7 +225,7 @@ absl::Status TopK(Session& session, const TopKFlags& flags) {
   auto start = Clock::now();
   auto response = run();
   if (ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
-    // What goes to files may be too much for one message.
+    // Results that are saved to files may be too large for one message.
     const auto move = [&](const std::string& file, std::optional<ResultBuffer>& target,
                           const char* suffix) -> absl::Status {
       if (file.empty()) return absl::OkStatus();
@@ -276,8 +276,8 @@ void AddOperations(CLI::App& app, Command& chosen) {
   command->add_option("--axes", reduce->axes,
                       "Axes to fold, as in 0,1 or -1; default: all, to one number");
   command->add_flag("--keep-dims", reduce->keep_dims, "Keep folded axes with extent 1");
-  reduce->expression.Add(*command,
-                         "What is folded, of the operand as a, as in '(a - b) ** 2' --with y");
+  reduce->expression.Add(
+      *command, "Fold this expression of the operand, which is a, as in '(a - b) ** 2' --with y");
   reduce->operation.Add(*command);
   reduce->result.Add(*command);
   command->callback(
@@ -290,8 +290,8 @@ void AddOperations(CLI::App& app, Command& chosen) {
   flags->result.Add(*matmul);
   matmul->add_flag("--transpose-a", flags->transpose_a, "Use the transpose of the first");
   matmul->add_flag("--transpose-b", flags->transpose_b, "Use the transpose of the second");
-  expression->Add(*matmul,
-                  "What becomes of the product, which is a, as in 'tanh(a + b)' --with bias");
+  expression->Add(
+      *matmul, "Apply this expression to the product, which is a, as in 'tanh(a + b)' --with bias");
   matmul->add_option("--out-dtype", flags->out_dtype, "Type of the product; default: the operands'")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 
@@ -311,7 +311,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
 
   auto topk = std::make_shared<TopKFlags>();
   command = app.add_subcommand(
-      "topk", "The largest or smallest elements along an axis, sorted, and where they stand");
+      "topk", "The largest or smallest elements along an axis, sorted, and their positions");
   topk->Add(*command);
   command->callback([topk, &chosen] { chosen = [topk](Session& s) { return TopK(s, *topk); }; });
 }

@@ -36,8 +36,8 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
                           absl::UTCTimeZone());
 }
 
-// f(the value) of element i of the tensor: double for the floating-point types, bool, else
-// std::int64_t.
+// Calls f with element i of the tensor: double for the floating-point types, bool for bool, and
+// std::int64_t for the other types.
 template <class F>
 decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
   if (tensor.dtype() == v1::DTYPE_BOOL) return f(tensor.data()[i] != 0);
@@ -59,7 +59,7 @@ std::string ElementText(const v1::Tensor& tensor, std::size_t i) {
       return absl::StrCat(value);
     } else {
       std::string text = absl::StrFormat("%.8g", value);
-      // A point tells a whole floating-point number from an integer.
+      // A point distinguishes a whole floating-point number from an integer.
       if (text.find_first_of(".en") == std::string::npos) text += '.';
       return text;
     }
@@ -76,7 +76,7 @@ class ArrayPrinter {
 
   std::string Print() {
     if (tensor_.shape_size() == 0) return ElementText(tensor_, 0);
-    // A first pass finds the width of the widest element, a second one writes.
+    // The first pass finds the width of the widest element, and the second one writes.
     std::string text;
     Walk(0, 0, text);
     text.clear();
@@ -89,7 +89,7 @@ class ArrayPrinter {
     const std::int64_t extent = tensor_.shape(axis);
     const bool last = axis + 1 == tensor_.shape_size();
     const bool gap = abbreviated_ && extent > 2 * kEdge;
-    // Rows of matrices stand on lines of their own, with a blank line more for every axis above.
+    // Each row of a matrix has its own line, and each further axis adds a blank line.
     const std::string separator =
         last ? " "
              : std::string(static_cast<std::size_t>(tensor_.shape_size() - axis - 1), '\n') +
@@ -431,20 +431,19 @@ std::string_view ExitCodesText() {
 
 namespace {
 
-// What to do about a reason, where it does not depend on the error's figures.
+// Returns what to do about a reason, if that does not depend on the error's metadata.
 std::string_view AdviceFor(std::string_view reason) {
   static constexpr std::pair<std::string_view, std::string_view> kAdvice[] = {
-      {"BUFFER_NOT_FOUND", "'tessera ls' shows the buffers that are there"},
+      {"BUFFER_NOT_FOUND", "'tessera ls' lists the buffers"},
       {"BUFFER_EXISTS",
-       "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows what "
-       "has it"},
+       "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows the "
+       "existing buffer"},
       {"BUFFER_NOT_READY",
-       "its upload has not ended; 'tessera info NAME' shows how far it is, and 'tessera rm NAME "
+       "its upload has not ended; 'tessera info NAME' shows its progress, and 'tessera rm NAME "
        "--version V' drops it"},
       {"VERSION_MISMATCH",
-       "it was replaced or deleted meanwhile; 'tessera info NAME' shows its versions"},
-      {"BAD_CHECKSUM",
-       "try again; --no-checksums leaves the check out, if it is the check that is wrong"},
+       "it was replaced or deleted in the meantime; 'tessera info NAME' shows its versions"},
+      {"BAD_CHECKSUM", "try again; --no-checksums skips the check, if the check itself is wrong"},
       {"HOST_MEMORY_EXHAUSTED",
        "other calls hold the server's memory, or this one needs more than there is; 'tessera "
        "--json info' shows the limits"},
@@ -453,7 +452,7 @@ std::string_view AdviceFor(std::string_view reason) {
        "--json info' shows the limits"},
       {"BAD_TOKEN",
        "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
-       "operator decides which it knows"},
+       "operator decides which ones it accepts"},
       {"TENANT_QUOTA_EXCEEDED",
        "'tessera rm NAME' makes room; the server's operator sets the quotas"},
       {"TOO_MANY_CALLS", "try again when other calls of this tenant have ended"},
@@ -473,26 +472,26 @@ std::string_view AdviceFor(std::string_view reason) {
       {"EMPTY_INPUT", "'tessera info NAME' shows a buffer's type and shape"},
       {"BAD_DEVICE", "'tessera info' lists the server's devices"},
       {"BAD_PLACEMENT", "'tessera info' lists the server's devices"},
-      {"BAD_LAUNCH", "without the option the strategy chooses by itself"},
-      {"BAD_RADIUS", "--radius takes whole numbers from 0 on"},
+      {"BAD_LAUNCH", "without the option, the strategy chooses the value"},
+      {"BAD_RADIUS", "--radius takes whole numbers of 0 or more"},
       {"BAD_EXPRESSION",
-       "operand 0 is a, 1 is b, and so on; 'tessera map --help' shows what an expression has"},
+       "operand 0 is a, 1 is b, and so on; 'tessera map --help' shows what an expression may "
+       "contain"},
       {"BAD_PROGRAM",
        "a program is JSON such as {\"steps\": [{\"dot\": {\"a\": \"x\", \"b\": \"y\"}}]}"},
       {"BAD_CREDENTIALS",
-       "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token goes to other "
-       "hosts by TLS alone, with --tls-ca"},
+       "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token is sent "
+       "to other hosts only over TLS, with --tls-ca"},
       {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
       {"BAD_K", "--k takes whole numbers from 1 to 4096, and no more than the axis has elements"},
-      {"RESULTS_DISAGREE",
-       "one of the two is wrong; 'tessera strategies' says where each comes from"},
+      {"RESULTS_DISAGREE", "one of the two is wrong; 'tessera strategies' describes both"},
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
       {"BAD_NPY", "write the file with numpy.save"},
       {"FILE_NOT_FOUND", "check the path and its permissions"},
       {"FILE_ERROR", "check the path and its permissions"},
       {"DRAINING", "the server is stopping; try again when it is back"},
       {"DEVICE_LOST", "the GPU failed and the server restarts; upload the buffers again"},
-      {"BUFFER_CHANGED", "download it again to have the new version"},
+      {"BUFFER_CHANGED", "download it again to get the new version"},
   };
   for (const auto& [known, advice] : kAdvice)
     if (known == reason) return advice;
@@ -502,7 +501,7 @@ std::string_view AdviceFor(std::string_view reason) {
 std::string_view AdviceFor(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kDeadlineExceeded:
-      return "give it longer with --timeout";
+      return "allow more time with --timeout";
     case absl::StatusCode::kCancelled:
       return "nothing was kept";
     case absl::StatusCode::kInternal:
@@ -545,7 +544,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
            "'tessera strategies' shows what this server can run";
   }
   if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
-    // Where there are tenants, only an admin is told what is free.
+    // If there are tenants, only an admin is told what is free.
     const std::string free =
         figure("free").empty() ? ""
                                : absl::StrCat(", ", bytes("free"), " of ", bytes("total"), " free");
@@ -553,7 +552,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
                         "; 'tessera rm NAME' frees a buffer");
   }
   if (reason == "ROLE_TOO_SMALL")
-    return "it takes a token with the role " + figure("needed") +
+    return "it needs a token with the role " + figure("needed") +
            "; the server's operator makes one";
   if (const std::string_view advice = AdviceFor(reason); !advice.empty())
     return std::string(advice);

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Keeps the order in which fields are set.
+// Keeps fields in the order in which they are set.
 using Json = nlohmann::ordered_json;
 
 // "0 B", "312.5 KiB", "8 GiB".
@@ -31,20 +31,20 @@ std::string HumanDuration(absl::Duration duration);
 std::string ShapeText(absl::Span<const std::int64_t> shape);
 std::string DtypeText(v1::Dtype dtype);
 std::string DtypesText(const v1::Strategy& strategy);
-// The shortest decimal that reads back as the same number.
+// Returns the shortest decimal that reads back as the same number.
 std::string NumberText(double value);
 
-// Of the terminal on stdout; 80 without one.
+// The width of the terminal on stdout; 80 without one.
 std::size_t TerminalColumns();
-// Whether the user's locale says that characters are UTF-8.
+// Whether the user's locale uses UTF-8.
 bool IsUtf8Locale();
 
-// Rows of cells under a heading, columns aligned and two spaces apart.
+// Rows of cells under headings. Columns are aligned and two spaces apart.
 class Table {
  public:
   // A heading that begins with '>' aligns its column to the right.
   explicit Table(std::vector<std::string> headings) : rows_{std::move(headings)} {}
-  // Cells are made printable.
+  // Adds a row. Its cells are made printable.
   void Add(std::vector<std::string> row);
   void Print(std::ostream& out) const;
 
@@ -52,8 +52,9 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// The elements in nested brackets, as NumPy prints them: more than 1000 are abbreviated to three at
-// each end of an axis. REQUIRES: the tensor's data has the size of its type.
+// Returns the elements in nested brackets, as NumPy prints them. If there are more than 1000, only
+// three are shown at each end of an axis. REQUIRES: the tensor's data has the size of its type and
+// shape.
 std::string ArrayText(const v1::Tensor& tensor);
 
 Json ToJson(const v1::Buffer& buffer);
@@ -62,23 +63,22 @@ Json ToJson(const v1::GetServerInfoResponse& info);
 // Writes an empty line and a table of the tenants, unless there are none.
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out);
 Json ToJson(const v1::ExecutionStats& stats);
-// Nested lists; not-a-number and the infinities, which JSON lacks, are the strings "NaN",
-// "Infinity" and "-Infinity".
+// Returns nested lists. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
+// and "-Infinity".
 Json ToJson(const v1::Tensor& tensor);
 Json NumberJson(double value);
 // {code, reason, message, metadata}
 Json ToJson(const absl::Status& error);
 
 inline constexpr int kUsageExitCode = 2;
-// The process's exit code for a failure, by its kind; reason BAD_OPTION is the usage error.
+// The process's exit code for a kind of failure. Reason BAD_OPTION is the usage error.
 int ExitCode(const absl::Status& status);
 // The list of exit codes for --help.
 std::string_view ExitCodesText();
-// One line that says what to do about the error.
+// Returns one line that says what to do about the error.
 std::string Advice(const absl::Status& error, std::string_view server);
 
-// One line on a terminal that shows how far a transfer is, for transfers longer than a second. Not
-// thread safe.
+// A line on a terminal that shows the progress of a transfer longer than a second. Not thread safe.
 class ProgressBar {
  public:
   // Shows nothing unless stderr is a terminal.
@@ -97,10 +97,10 @@ class ProgressBar {
   bool shown_ = false;
 };
 
-// Of a buffer, for lists: its shape, its state, and when it expires ("-": never).
+// Columns of a buffer in lists: its shape, its state, and when it expires ("-": never).
 std::string BufferShapeText(const v1::Buffer& buffer);
 std::string StateText(const v1::Buffer& buffer);
-// "cuda:0", of a sharded buffer "cuda:0,cuda:1".
+// "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
 std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
 

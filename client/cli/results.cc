@@ -57,7 +57,7 @@ absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
       absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size()));
   const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), shape);
   if (!bytes.ok() || *bytes != tensor.data().size()) {
-    return absl::InternalError("the server's answer does not have the size of its shape");
+    return absl::InternalError("the server's response does not have the size of its shape");
   }
   if (session.json) {
     session.document["dtype"] = DtypeText(tensor.dtype());
@@ -80,10 +80,10 @@ absl::Status CheckOutputs(const Session& session, const std::string& a, const st
     if (absl::Status status = CheckOutput(session, path); !status.ok()) return status;
   }
   if (!a.empty() && a == b && !NpyWriter::IsStandardOutput(a))
-    return BadOption("the two results cannot become one file");
+    return BadOption("the two results cannot go to the same file");
   const bool prints = (a.empty() && !a_resident) || (b.empty() && !b_resident);
   if (prints && (NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b)))
-    return BadOption("a file on standard output leaves no room for the other result there");
+    return BadOption("standard output cannot carry a file and the other result");
   return absl::OkStatus();
 }
 
@@ -121,7 +121,7 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
     progress->Update(received);
   };
   // Several streams need an output that can be written at any offset, and a buffer that is not
-  // replaced meanwhile. Otherwise one stream downloads the bytes in order.
+  // replaced during the download. Otherwise, one stream downloads the bytes in order.
   constexpr int kStreams = 8;
   absl::StatusOr<v1::Buffer> buffer;
   if (NpyWriter::MakesFile(path)) {

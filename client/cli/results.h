@@ -1,4 +1,4 @@
-// What a call answered: printed, added to the session's document, or saved.
+// Prints the results of a call, adds them to the session's document, or saves them.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// Says what a call cost: on stderr, for stdout carries the result.
+// Reports what a call cost, on stderr because stdout carries the result.
 void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Duration wall,
                  bool timing);
 
@@ -25,15 +25,15 @@ void ReportBuffer(Session& session, const v1::Buffer& buffer);
 
 absl::Status ReportTensor(Session& session, const v1::Tensor& tensor);
 
-// Standard output takes the document or the array.
+// Checks that standard output receives either the document or the array.
 absl::Status CheckOutput(const Session& session, const std::string& path);
 
-// The same for two results, of which those that are printed go to standard output as well.
-// resident: whether the result stays on the device.
+// Does the same check for two results. Those that are printed go to standard output, too. resident:
+// whether the result stays on the device.
 absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
                           bool a_resident, bool b_resident);
 
-// bytes: of elements.
+// bytes: those of the elements.
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes);
 
 // Downloads a buffer into a .npy file.
@@ -42,7 +42,7 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
 
 absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path);
 
-// One of several results of a call; in the document under its name. report: Session& ->
+// Reports one of several results of a call, in the document under its name. report: Session& ->
 // absl::Status.
 template <class Report>
 absl::Status ReportPart(Session& session, const char* name, const Report& report) {
@@ -52,17 +52,18 @@ absl::Status ReportPart(Session& session, const char* name, const Report& report
   return status;
 }
 
-// Delivers an array of an answer: saves it if there is a file's path, else reports it. buffer:
-// where the array is, without a name if it is the tensor; one that is saved is temporary, and
-// deleted.
+// Delivers an array of a response: saves it if there is a file's path, and reports it otherwise.
+// buffer: where the array is, without a name if the array is the tensor. A buffer that is saved is
+// temporary and is deleted afterwards.
 absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
                            const v1::Buffer& buffer);
 
-// A buffer for results that are too much for one message, for as long as their download takes.
+// Returns a buffer for results that are too large for one message, which lives while they are
+// downloaded.
 absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix = "");
 
-// Runs an operation with an array result and delivers it where the flags say. run: OperationOptions
-// -> its response.
+// Runs an operation with an array result and delivers it as the flags say. run: OperationOptions ->
+// its response.
 template <class Run>
 absl::Status DeliverArray(Session& session, const OperationFlags& operation,
                           const ResultFlags& result, const Run& run) {

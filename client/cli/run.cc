@@ -1,19 +1,18 @@
-// run: programs from JSON files.
+// run: executes programs from JSON files.
 //
-// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]},
-// in which some values may be words of the command line:
+// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]}.
+// Some values may also be written as on the command line:
 //
-//   operands    "x[0]", "file:PATH.npy", "step:0", "step:0.indices" beside the messages
-//               {"buffer": "x"}, ...
-//   result      "scratch", or the name of a buffer, beside
+//   operands    "x[0]", "file:PATH.npy", "step:0" or "step:0.indices" instead of a message such as
+//               {"buffer": "x"}; for map, a list of such texts or messages
+//   result      "scratch" or the name of a buffer instead of
 //               {"buffer": {"name": "y", "replace": true}};
-//               so values and indices, the results of topk
-//   operands    a list of such words or messages, of map
-//   expression  "(a - b) * 2" beside {"nodes": [...]}
-//   op          "argmin" beside "REDUCE_OP_ARGMIN"
-//   out_dtype   "f32" beside "DTYPE_F32"
+//               the same for values and indices, the results of topk
+//   expression  "(a - b) * 2" instead of {"nodes": [...]}
+//   op          "argmin" instead of "REDUCE_OP_ARGMIN"
+//   out_dtype   "f32" instead of "DTYPE_F32"
 //
-// and operations may have the names of commands, "window-sum" and "topk" beside "window_sum" and
+// Operations may also have the names of commands: "window-sum" and "topk" for "window_sum" and
 // "top_k".
 #include <fstream>
 #include <memory>
@@ -39,10 +38,10 @@ constexpr std::size_t kLongestReason = 300;
 
 absl::Status BadProgram(const std::string& path, const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PROGRAM",
-                   absl::StrCat(path, " is no program: ", what));
+                   absl::StrCat(path, " is not a program: ", what));
 }
 
-// Puts a message in the place of a word.
+// Replaces a text with a message.
 absl::Status SetMessage(const google::protobuf::Message& message, Json& json) {
   std::string text;
   if (!google::protobuf::util::MessageToJsonString(message, &text).ok())
@@ -70,7 +69,7 @@ absl::Status ExpandMap(Session& session, Json& request) {
                          : expression.status();
 }
 
-// Replaces the words of the command line in the request of one step.
+// Replaces the texts in the style of the command line in the request of one step.
 absl::Status Expand(Session& session, Json& request) {
   for (const char* name : {"a", "b", "x"}) {
     if (!request.contains(name)) continue;
@@ -100,7 +99,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   try {
     json = Json::parse(text.str(), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
   } catch (const Json::exception& error) {
-    // After the library's own name of the error, in brackets.
+    // The message follows the library's name of the error, which is in brackets.
     const std::string_view what = error.what();
     const std::size_t name = what.find("] ");
     return BadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
@@ -121,7 +120,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   return program;
 }
 
-// An array of an answer: in it, in a buffer, or in neither.
+// Reports an array result, which is in the response, in a buffer, or in neither.
 absl::Status ReportArray(Session& session, const v1::Tensor* tensor, const v1::Buffer* buffer) {
   if (tensor != nullptr) return ReportTensor(session, *tensor);
   if (buffer != nullptr) {

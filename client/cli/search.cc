@@ -1,8 +1,9 @@
-// search: nearest neighbours, by comparing with all.
+// search: finds nearest neighbours by comparing each query with all vectors.
 //
-// ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, whose last term is the same for all x: one product of
-// matrices gives the scores of some queries with all vectors, and TopK the best of each row. Where
-// not even the scores of one query fit, the best of parts of the vectors are compared.
+// In ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, the last term is the same for all x. One matrix
+// product gives the scores of several queries with all vectors, and TopK finds the best of each
+// row. If not even the scores of one query fit, the vectors are searched in parts and the parts'
+// best scores are compared.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -36,16 +37,17 @@ struct SearchFlags {
   std::string distances_file;
 };
 
-// Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch
-// memory of a device at most, and no more than half of it.
+// The most scratch memory of a device for the scores of one call, which is also limited to half of
+// the device's scratch memory. The scores are a matrix of products and, for l2, another matrix.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
-// The vectors of a part at least: as many as the largest k, which is refused in the first one if at
-// all.
+// The fewest vectors of a part: as many as the largest k, so that a k that is too large is already
+// refused for the first part.
+
 constexpr std::int64_t kLeastPart = 4096;
 
 constexpr std::string_view kTypes = "f32, f64, f16, bf16 or i32";
 
-// Scores are f32 of 16-bit operands, i64 of i32.
+// Scores are f32 for 16-bit operands and i64 for i32.
 DType ScoreType(DType dtype) {
   if (dtype == DType::kF16 || dtype == DType::kBF16) return DType::kF32;
   return IsInteger(dtype) ? DType::kI64 : dtype;
@@ -84,7 +86,8 @@ Expr IsFinite(const Expr& value) {
   return Expr(MapOp::kLess, {Expr(MapOp::kAbs, {value}), std::numeric_limits<double>::infinity()});
 }
 
-// (a - b)^2 in f64, in which differences of numbers of the other types are exact or nearly so.
+// Returns (a - b)^2 in f64, in which differences of numbers of the other types are exact or nearly
+// exact.
 v1::Expression SquaredDifference() {
   const Expr difference = Cast(Element(0), DType::kF64) - Cast(Element(1), DType::kF64);
   return (difference * difference).ToMessage();
@@ -103,18 +106,18 @@ std::vector<long double> NumbersOf(const v1::Tensor& tensor) {
 }
 
 struct Neighbour {
-  long double value;  // squared distance or product
+  long double value;  // the squared distance or the product
   std::int64_t index;
 };
 
-// One search: its operands, and what has been found.
+// One search: its operands and the neighbours found so far.
 //
-// A centre c, the mean of some of the vectors, is subtracted from vectors and queries, so that the
-// rounding of the scores depends on the spread of the vectors and not on their distance from the
+// A centre c, the mean of some of the vectors, is subtracted from vectors and queries. The rounding
+// of the scores then depends on the spread of the vectors and not on their distance from the
 // origin. The scores are |x - c|^2 - 2 x (q - c); adding |q|^2 - |c|^2 gives the squared distance.
 // If that is not much larger than its possible rounding error, it is computed again from the
 // differences, in f64. If this is so for all neighbours of a query, or for many, closer vectors may
-// have been missed, and the query is compared with every vector by differences.
+// have been missed. The query is then compared with every vector by differences.
 class Searcher {
  public:
   Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
@@ -123,7 +126,7 @@ class Searcher {
         l2_(flags.metric == "l2"),
         vectors_(std::move(vectors)),
         queries_(std::move(queries)),
-        // With a centre in 16 bits the differences would not be exact.
+        // With a 16-bit centre, the differences would not be exact.
         centred_(l2_ && (vectors_.dtype == DType::kF32 || vectors_.dtype == DType::kF64) &&
                  vectors_.shape[0] > 0) {}
 
@@ -137,7 +140,7 @@ class Searcher {
     const std::int64_t block = BlockOf(*info, room);
     const InterruptScope interrupts;
     if (l2_ && block < queries) {
-      // Every call would sum the same squares again.
+      // Stored, because every call would compute the same sums of squares.
       Program program;
       const ProgramStep norms = AddNorms(program, vectors_.operand, AddCentre(program),
                                          {.target = scratch.Target("norms")});
@@ -163,7 +166,7 @@ class Searcher {
     return status;
   }
 
-  // The results, [Q, k].
+  // The results, with shape [Q, k].
   v1::Tensor indices() const {
     return ToTensor<std::int64_t>(v1::DTYPE_I64, [](const Neighbour& n) { return n.index; });
   }
@@ -184,7 +187,7 @@ class Searcher {
   // The step that computes the centre; nullopt: the origin is the centre.
   using Centre = std::optional<ProgramStep>;
 
-  // Scores that the scratch memory of a device takes in a call.
+  // Returns how many scores of a call fit in a device's scratch memory.
   std::uint64_t RoomOf(const v1::GetServerInfoResponse& info) const {
     std::uint64_t room = kScratchBytes;
     for (const v1::Device& device : info.devices())
@@ -192,13 +195,13 @@ class Searcher {
     return room / (SizeOf(ScoreType(vectors_.dtype)) * (l2_ ? 2 : 1));
   }
 
-  // How many queries go into a call.
+  // Returns how many queries go into a call.
   std::int64_t BlockOf(const v1::GetServerInfoResponse& info, std::uint64_t room) const {
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
-    // The server refuses a k larger than the number of vectors. l2 returns two more numbers for
-    // each query.
+    // The server refuses a k larger than the number of vectors. l2 returns two more numbers per
+    // query.
     const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
                                      (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t)) +
                                  (l2_ ? 2 * sizeof(double) : 0);
@@ -212,14 +215,14 @@ class Searcher {
     auto results =
         ProgramResults::Execute(session_.client, program, {.cancel = InterruptScope::token()});
     if (!results.ok()) return results;
-    // The first error is no consequence of another one.
+    // The first error is not a consequence of another one.
     for (const v1::StepResult& step : results->response().results())
       if (absl::Status status = Client::StatusOf(step); !status.ok()) return status;
     device_ = results->response().device();
     return results;
   }
 
-  // Adds the mean of a sample of the vectors, evenly spaced. Elements that are not finite count as
+  // Adds the mean of an evenly spaced sample of the vectors. Elements that are not finite count as
   // 0.
   Centre AddCentre(Program& program) const {
     if (!centred_) return std::nullopt;
@@ -279,8 +282,8 @@ class Searcher {
     const ProgramStep products = program.Matmul(moved, vectors, false, true, type, scratch);
     steps.best = program.TopK(program.Map({norms, products}, Element(0) - 2 * Element(1), scratch),
                               k, /*smallest=*/true);
-    // The host estimates the rounding from these. Norms that are NaN are ignored: their vectors are
-    // no neighbours of any query.
+    // The host estimates the rounding from these numbers. NaN norms are ignored, because their
+    // vectors are not neighbours of any query.
     const Expr q = Cast(Element(0), DType::kF64);
     const Expr c = Cast(Element(1), DType::kF64);
     const bool integers = IsInteger(vectors_.dtype);
@@ -371,7 +374,8 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // Returns how far a squared distance may be off; infinity if integers may have wrapped.
+  // Returns the largest possible error of a squared distance; infinity if integers may have
+  // wrapped.
   long double RoundingOf(double largest, double centre, double query) const {
     const auto width = static_cast<double>(vectors_.shape[1]);
     if (IsInteger(vectors_.dtype)) {
@@ -384,12 +388,13 @@ class Searcher {
     const double smallest =
         wide ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()};
     const double terms = largest + 2 * (std::sqrt(largest) + std::sqrt(centre)) * std::sqrt(query);
-    // The error of a sum of rounded products grows with the root of the number of products.
+    // The error of a sum of rounded products grows with the square root of their number.
     const double rounding = (8 * std::sqrt(width) + 8) * unit * terms + 4 * width * smallest;
     return std::isnan(rounding) ? std::numeric_limits<double>::infinity() : rounding;
   }
 
-  // Sorts neighbours and keeps the first k. NaN is last; equal values are in the order of indices.
+  // Sorts neighbours and keeps the first k. NaN comes last, and equal values are in the order of
+  // indices.
   void Sort(std::vector<Neighbour>& found) const {
     std::stable_sort(found.begin(), found.end(), [&](const Neighbour& a, const Neighbour& b) {
       if (std::isnan(a.value) || std::isnan(b.value))
@@ -400,7 +405,7 @@ class Searcher {
     found.resize(std::min(found.size(), static_cast<std::size_t>(flags_.k)));
   }
 
-  // Records what has to be computed again: single distances, or all of the query.
+  // Records what has to be computed again: single distances, or the whole query.
   void Judge(std::size_t query, const std::vector<Neighbour>& found, long double rounding) {
     constexpr long double kClose = 1 << 10;   // in multiples of the rounding
     constexpr std::ptrdiff_t kFewAgain = 32;  // distances of a query
@@ -451,8 +456,8 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // Compares queries with every vector: l2 by differences; products negated, so that NaN is last.
-  // most: the largest number of queries in a call.
+  // Compares queries with every vector. For l2, it uses differences. For products, it negates the
+  // scores so that NaN comes last. most: the largest number of queries in a call.
   absl::Status FindExactly(std::uint64_t most) {
     const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
     const OperationOptions scratch = {.scratch = true};
@@ -519,16 +524,17 @@ class Searcher {
   const Input vectors_;
   const Input queries_;
   const bool centred_;
-  std::int64_t part_ = 0;  // vectors of a call
+  std::int64_t part_ = 0;  // vectors per call
   std::optional<Operand> norms_;
   std::vector<std::vector<Neighbour>> found_;               // the neighbours of each query
-  std::vector<std::pair<std::size_t, std::size_t>> again_;  // query, and place among its neighbours
+  std::vector<std::pair<std::size_t, std::size_t>> again_;  // a query, and one of its neighbours
   std::vector<std::size_t> exactly_;  // queries to compare with every vector by FindExactly
   std::string device_;
   int calls_ = 0;
 };
 
-// What holds the values of a type that a search does not take; of i64, those up to 2^53.
+// Returns a type that holds the values of a type that a search does not accept; for i64, those up
+// to 2^53.
 DType CastFor(DType dtype) { return dtype == DType::kI64 ? DType::kF64 : DType::kI32; }
 
 absl::Status CheckTypes(const Input& vectors, const Input& queries) {
@@ -570,7 +576,7 @@ absl::Status Search(Session& session, const SearchFlags& flags) {
                                   ShapeText(vectors->shape), " and ", ShapeText(queries->shape)));
   }
   if (absl::Status status = CheckTypes(*vectors, *queries); !status.ok()) return status;
-  // Every call reads the arrays that the first one has read.
+  // The versions are fixed, so that every call reads the arrays that the first one has read.
   vectors->operand.version = vectors->version;
   queries->operand.version = queries->version;
   const auto start = Clock::now();
@@ -601,7 +607,7 @@ void AddSearch(CLI::App& app, Command& chosen) {
   command->add_option("vectors", flags->vectors, absl::StrCat("Vectors, [N, D] of ", Absl(kTypes)))
       ->type_name("OPERAND")
       ->required();
-  command->add_option("--queries", flags->queries, "What is looked for, [Q, D] of the same type")
+  command->add_option("--queries", flags->queries, "Queries, [Q, D] of the same type")
       ->type_name("OPERAND")
       ->required();
   command->add_option("--k", flags->k, "How many neighbours of each query, from 1 to 4096")

@@ -126,7 +126,7 @@ void AddStrategies(CLI::App& app, Command& chosen) {
 
 namespace {
 
-// The parts of a file of /proc, which end with a zero byte each.
+// Returns the parts of a file of /proc, each of which ends with a zero byte.
 std::vector<std::string> ProcessStrings(int process, std::string_view file) {
   std::ifstream in(
       absl::StrCat("/proc/", process, "/", absl::string_view(file.data(), file.size())));
@@ -138,9 +138,8 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
   return found;
 }
 
-// The first address that a server listens on: a flag of its command line, or its environment, over
-// which the flag wins. 0.0.0.0 leads to this host as well, and so does [::] unless the kernel
-// has no IPv6.
+// Returns the first address on which a server listens, from a flag of its command line or else from
+// its environment. 0.0.0.0 also leads to this host, and so does [::] unless the kernel has no IPv6.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;
@@ -158,8 +157,8 @@ std::string AddressOf(int process) {
   listen.resize(std::min(listen.find(','), listen.size()));
   if (absl::EndsWith(listen, ":0")) {
     throw CLI::ValidationError(
-        "--process", absl::StrCat("process ", process, " was to take a free port, which --listen ",
-                                  listen, " does not tell: give --server instead"));
+        "--process", absl::StrCat("process ", process, " chose a free port, which --listen ",
+                                  listen, " does not show: give --server instead"));
   }
   constexpr absl::string_view kEveryAddress = "[::]:";
   if (absl::StartsWith(listen, kEveryAddress)) listen.replace(0, kEveryAddress.size(), "0.0.0.0:");
@@ -172,7 +171,7 @@ absl::Status Health(Session& session, const std::string& service) {
   if (session.json) session.document["serving"] = *serving;
   if (!*serving) {
     return MakeError(absl::StatusCode::kUnavailable, "NOT_SERVING",
-                     "the server does not take calls");
+                     "the server does not accept calls");
   }
   if (!session.json) std::cout << "serving\n";
   return absl::OkStatus();
@@ -183,14 +182,13 @@ absl::Status Health(Session& session, const std::string& service) {
 void AddHealth(CLI::App& app, Command& chosen) {
   auto service = std::make_shared<std::string>("tessera.v1.ComputeService");
   auto process = std::make_shared<int>(0);
-  CLI::App* command = app.add_subcommand("health", "Ask whether the server takes operations");
+  CLI::App* command = app.add_subcommand("health", "Ask whether the server accepts operations");
   command->add_option("service", *service, "Name of the service; empty: the process")
       ->capture_default_str();
   command
-      ->add_option(
-          "--process", *process,
-          "Ask the server that runs on this host as the process PID, at the first address\n"
-          "of its flag or environment, which names its port, instead of that of --server")
+      ->add_option("--process", *process,
+                   "Ask the server on this host with process ID PID, at the first address of the\n"
+                   "--listen flag or environment variable, instead of the one of --server")
       ->type_name("PID")
       ->check(CLI::PositiveNumber);
   command->callback([service, process, &app, &chosen] {

@@ -27,7 +27,7 @@
 namespace tessera {
 namespace {
 
-// What the names of a GPU's figures begin with.
+// The prefix of the GPU metrics' names.
 constexpr std::string_view kGpu = "tessera_gpu_";
 
 constexpr std::size_t kLargestPage = std::size_t{64} << 20;
@@ -39,7 +39,7 @@ absl::Status NoMetrics(std::string_view why) {
                    absl::StrCat("cannot read the metrics: ", ToAbsl(why)));
 }
 
-// A connection of TCP, of which nothing waits beyond a moment.
+// A TCP connection whose waits all end at a given time.
 class Connection {
  public:
   explicit Connection(absl::Time end) : end_(end) {}
@@ -61,7 +61,8 @@ class Connection {
     addrinfo* found = nullptr;
     const int failed = getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found);
     if (failed != 0)
-      return NoMetrics(absl::StrCat("there is no host ", address.host, ": ", gai_strerror(failed)));
+      return NoMetrics(
+          absl::StrCat("cannot find the host ", address.host, ": ", gai_strerror(failed)));
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
     absl::Status status;
     for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
@@ -83,7 +84,7 @@ class Connection {
     return absl::OkStatus();
   }
 
-  // Appends what comes until the peer closes.
+  // Appends what arrives until the peer closes the connection.
   absl::Status Read(std::string& text) {
     char block[16384];
     while (text.size() <= kLargestPage) {
@@ -113,12 +114,12 @@ class Connection {
     return error == 0 ? absl::OkStatus() : NoMetrics(std::strerror(error));
   }
 
-  // After a call that failed with errno: waits if it only has to be repeated.
+  // Handles errno after a failed call: waits if the call only has to be repeated.
   absl::Status Wait(short event) {
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
       return NoMetrics(std::strerror(errno));
     const absl::Duration left = end_ - absl::Now();
-    if (left <= absl::ZeroDuration()) return NoMetrics("there is no answer in time");
+    if (left <= absl::ZeroDuration()) return NoMetrics("there is no response in time");
     pollfd one = {.fd = socket_, .events = event, .revents = 0};
     poll(&one, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
     return absl::OkStatus();
@@ -128,7 +129,7 @@ class Connection {
   int socket_ = -1;
 };
 
-// The pieces of a body that was sent in chunks; nothing: it is not whole.
+// Returns the body that was sent in chunks, or nullopt if it is incomplete.
 std::optional<std::string> JoinChunks(std::string_view text) {
   std::string body;
   while (true) {
@@ -145,14 +146,14 @@ std::optional<std::string> JoinChunks(std::string_view text) {
   }
 }
 
-// The body of an answer.
+// Returns the body of a response.
 absl::StatusOr<std::string> BodyOf(std::string_view answer) {
   const std::size_t end = answer.find("\r\n\r\n");
   if (!answer.starts_with("HTTP/1.") || end == answer.npos)
-    return NoMetrics("the answer is not one of HTTP/1.1");
+    return NoMetrics("the response is not HTTP/1.1");
   const std::string_view status_line = answer.substr(0, answer.find("\r\n"));
   if (status_line.substr(8, 4) != " 200")
-    return NoMetrics(absl::StrCat("the answer is ", ToAbsl(status_line.substr(0, 80))));
+    return NoMetrics(absl::StrCat("the response is ", ToAbsl(status_line.substr(0, 80))));
   const std::string_view body = answer.substr(end + 4);
   bool chunked = false;
   std::optional<std::uint64_t> length;
@@ -175,7 +176,7 @@ absl::StatusOr<std::string> BodyOf(std::string_view answer) {
   } else if (length.value_or(body.size()) <= body.size()) {
     return std::string(body.substr(0, length.value_or(body.size())));
   }
-  return NoMetrics("the answer is not whole");
+  return NoMetrics("the response is incomplete");
 }
 
 // --- The text format -----------------------------------------------------------------------------
@@ -220,8 +221,8 @@ bool Parse(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
-// Linear within a bucket, as Prometheus's histogram_quantile. until: how many of all took no
-// longer.
+// Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: for each
+// time, how many calls took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
   const double all = until.empty() ? 0 : until.rbegin()->second;
   if (all <= 0) return std::numeric_limits<double>::quiet_NaN();
@@ -260,9 +261,9 @@ absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url) {
       std::none_of(url.begin(), url.end(), [](unsigned char c) { return c <= ' ' || c >= 0x7f; });
   if (!plain || address.host.empty() || !absl::SimpleAtoi(address.port, &port) || port < 1 ||
       port > 65535) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION",
-                     absl::StrCat("'", ToAbsl(url),
-                                  "' is not an address of metrics such as http://127.0.0.1:9464"));
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+        absl::StrCat("'", ToAbsl(url), "' is not a metrics address such as http://127.0.0.1:9464"));
   }
   return address;
 }

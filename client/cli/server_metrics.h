@@ -1,4 +1,4 @@
-// What `tessera top` reads from a server's page of metrics (docs/metrics.md).
+// What `tessera top` reads from a server's metrics page (docs/metrics.md).
 #pragma once
 
 #include <chrono>
@@ -15,41 +15,41 @@
 
 namespace tessera {
 
-// Where metrics are: "http://HOST:PORT/PATH".
+// The address of a metrics page: "http://HOST:PORT/PATH".
 struct MetricsAddress {
   std::string host;  // without the brackets of an IPv6 address
   std::string port;
   std::string path;
 };
 
-// Of "http://HOST:PORT", with or without a path, which is /metrics otherwise; also of "HOST:PORT".
-// INVALID_ARGUMENT / BAD_OPTION: it is something else.
+// Parses "http://HOST:PORT" with or without a path, which is /metrics by default, or "HOST:PORT".
+// Returns INVALID_ARGUMENT / BAD_OPTION for anything else.
 absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url);
 
-// The content of the page, by HTTP/1.1. UNAVAILABLE / NO_METRICS: nobody answers within limit, or
-// not with a page of at most 64 MiB.
+// Returns the content of the page, by HTTP/1.1. Returns UNAVAILABLE / NO_METRICS unless a page of
+// at most 64 MiB arrives within the limit.
 absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit);
 
-// The counters of a moment, of which `top` shows the differences.
+// The counters at one point in time. `top` shows their differences.
 struct MetricsSample {
   struct Calls {
     double all = 0;
     double failed = 0;
-    std::map<double, double> until;  // calls that took no longer, by seconds
+    std::map<double, double> until;  // calls that took at most this many seconds
   };
   struct Gpu {
     std::map<std::string, double>
-        figures;  // by the metric's name behind "tessera_gpu_"; of kinds, sums
-    std::vector<std::string> slowdowns;  // why clocks are lowered
+        figures;  // by the metric's name after "tessera_gpu_"; kinds are summed
+    std::vector<std::string> slowdowns;  // the reasons for lower clocks
   };
   std::chrono::steady_clock::time_point time;
-  double start_time = 0;                                           // of the process
+  double start_time = 0;                                           // the process's
   std::map<std::string, Calls> calls;                              // by method
   std::map<std::pair<std::string, std::string>, double> refusals;  // by code and reason
   std::map<std::string, Gpu> gpus;                                 // by device
 };
 
-// Lines that are no samples of metrics in Prometheus's text format are passed over.
+// Parses Prometheus's text format. Lines that are not samples are ignored.
 MetricsSample ParseMetrics(std::string_view text);
 
 struct MetricsRates {
@@ -57,8 +57,8 @@ struct MetricsRates {
     std::string method;
     double per_second = 0;
     double failed_per_second = 0;
-    // Quantiles of the time, as far as the buckets tell; not a number without calls, infinite
-    // beyond the last bucket.
+    // Quantiles of the time, as precise as the buckets allow. NaN without calls, infinite beyond
+    // the last bucket.
     double p50_seconds = 0;
     double p99_seconds = 0;
   };
@@ -72,7 +72,8 @@ struct MetricsRates {
   std::vector<Refusals> refusals;  // likewise
 };
 
-// Between two samples; of a server that was started between them, since its start.
+// The rates between two samples. If the server started between them, the rates count from its
+// start.
 MetricsRates RatesBetween(const MetricsSample& before, const MetricsSample& after);
 
 }  // namespace tessera

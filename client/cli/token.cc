@@ -1,4 +1,4 @@
-// token: makes one for a server with --tokens.
+// token: makes a token for a server with --tokens.
 #include <openssl/evp.h>
 #include <sys/random.h>
 
@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// Nobody guesses 256 bits.
+// 256 bits cannot be guessed.
 constexpr std::size_t kTokenBytes = 32;
 
 absl::Status MakeToken(Session& session, const std::string& role, const std::string& tenant) {
@@ -47,7 +47,7 @@ void AddToken(CLI::App& app, Command& chosen) {
   auto role = std::make_shared<std::string>("write");
   auto tenant = std::make_shared<std::string>("default");
   CLI::App* command = app.add_subcommand(
-      "token", "Make a token, and the line that lets it in at a server with --tokens");
+      "token", "Make a token, and the line that admits it to a server with --tokens");
   command->add_option("--role", *role, "What it may do: read, write or admin")
       ->type_name("ROLE")
       ->check(CLI::IsMember({"read", "write", "admin"}))

@@ -1,4 +1,4 @@
-// top: what the server is doing, on a terminal again and again.
+// top: shows what the server is doing, on a terminal repeatedly.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -29,15 +29,15 @@
 namespace tessera {
 namespace {
 
-// A list of all buffers may be long: listing takes at most about so much of the time.
+// A list of all buffers may be long, so listing takes at most about 1 / kListShare of the time.
 constexpr int kListShare = 10;
 
-// How long the page of metrics may take.
+// The time limit for the metrics page.
 constexpr absl::Duration kPageLimit = absl::Seconds(2);
 
 constexpr absl::Duration kLongestInterval = absl::Hours(24);
 
-// How many buffers are shown where there is no screen to fill.
+// How many buffers are shown if there is no screen to fill.
 constexpr std::size_t kBuffersShown = 20;
 
 struct TopOptions {
@@ -48,12 +48,12 @@ struct TopOptions {
 
 // --- What is shown -------------------------------------------------------------------------------
 
-// What the server says, as far as it has answered.
+// What the server has reported so far.
 class View {
  public:
   View(Session& session, const TopOptions& options) : session_(session), options_(options) {}
 
-  // The errors of the calls, and of the metrics. What was known before stays.
+  // Returns the errors of the calls and of the metrics. What was known before stays.
   absl::Status Update() {
     absl::StatusOr<v1::GetServerInfoResponse> info = session_.client.GetServerInfo();
     if (!info.ok()) return info.status();
@@ -78,7 +78,7 @@ class View {
     return absl::OkStatus();
   }
 
-  // most_buffers: the largest of them.
+  // most_buffers: how many of the largest buffers are shown.
   std::string Text(std::size_t most_buffers) const {
     std::ostringstream out;
     if (info_.has_value()) WriteServer(out);
@@ -201,7 +201,8 @@ class View {
 
 // --- The terminal --------------------------------------------------------------------------------
 
-// Another screen of the terminal, and keys as they are pressed, while it lives. One at a time.
+// While it exists, uses the terminal's alternate screen and reads keys as they are pressed. Only
+// one may exist at a time.
 class Screen {
  public:
   Screen() {
@@ -229,7 +230,7 @@ class Screen {
     return known ? size.ws_row : 24;
   }
 
-  // As much of the text as there is room for, the last line being the note.
+  // Shows as much of the text as fits, with the note as the last line.
   static void Show(std::string_view text, std::string_view note) {
     const std::size_t columns = TerminalColumns(), rows = Rows();
     std::string out = "\x1b[H";
@@ -243,7 +244,7 @@ class Screen {
   }
 
   enum class Event { kTime, kRedraw, kQuit };
-  // Waits for the end of the time, for a key or for a signal.
+  // Waits until the end time, for a key or for a signal.
   Event Wait(Clock::time_point end) {
     while (true) {
       if (ended_ != 0) return Event::kQuit;
@@ -262,7 +263,7 @@ class Screen {
           0, std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count());
       pollfd inputs[] = {{.fd = wake_[0], .events = POLLIN, .revents = 0},
                          {.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
-      // A key that came while the picture was made counts, however late that is.
+      // A key that was pressed while the text was made counts, even if the time is over.
       poll(inputs, 2, left == 0 ? 0 : static_cast<int>(std::min<std::int64_t>(left + 1, 60'000)));
       char woken[64];
       if (inputs[0].revents != 0 && read(wake_[0], woken, sizeof woken) > 0) continue;
@@ -277,7 +278,7 @@ class Screen {
   }
 
  private:
-  // Both by functions that a handler of signals may call.
+  // These two use only functions that a signal handler may call.
   static void Write(std::string_view text) {
     while (!text.empty()) {
       const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
@@ -309,11 +310,11 @@ class Screen {
       stopped_ = 1;
     } else if (ended_ == 0) {
       ended_ = 1;
-    } else {  // a call does not come back
+    } else {  // a call does not return
       Leave();
       _exit(128 + signal);
     }
-    // The handler runs on any thread, and the one that waits may be another.
+    // The handler may run on a thread other than the one that waits.
     static_cast<void>(write(wake_[1], "", 1) == 1);
     errno = error;
   }
@@ -351,7 +352,7 @@ absl::Status Top(Session& session, const TopOptions& options) {
   const InterruptScope interrupts;
   if (absl::Status status = view.Update(); !status.ok()) return status;
   if (options.metrics.has_value()) {
-    // Rates need two readings.
+    // Rates need two samples.
     const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(options.interval);
     while (Clock::now() < end) {
       if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
@@ -374,19 +375,19 @@ void AddTop(CLI::App& app, Command& chosen) {
   auto interval = std::make_shared<std::string>("2s");
   auto metrics = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("top", "Show what the server is doing, live");
-  command->add_option("--interval", *interval, "Time between two looks, such as 500ms or 10s")
+  command->add_option("--interval", *interval, "Time between two updates, such as 500ms or 10s")
       ->check(DurationCheck())
       ->capture_default_str();
   command->add_flag("--once", options->once,
                     "Print it once, as without a terminal; with --metrics after an interval");
   command
       ->add_option("--metrics", *metrics,
-                   "Where the server's --metrics-listen is, as in http://127.0.0.1:9464: shows\n"
+                   "Address of the server's --metrics-listen, as in http://127.0.0.1:9464: shows\n"
                    "rates and times of calls by method, and refusals by reason")
       ->type_name("URL");
   command->footer("q or Ctrl-C ends it. A call to the server waits 2 s unless --timeout is given.");
   command->callback([options, interval, metrics, &app, &chosen] {
-    // Nobody waits longer for the next picture, or for the end.
+    // A user does not wait longer for the next update, or for the end.
     CLI::Option& timeout = *app.get_option("--timeout");
     if (timeout.count() == 0) SetOption(timeout, "2s");
     chosen = [options, interval, metrics](Session& session) -> absl::Status {

@@ -10,11 +10,11 @@ all neighbours of one y and can be left out:
     distances = Add of scores and norms, repeated for every test image by a view with stride 0
     nearest   = Reduce ARGMIN of every row of the distances
 
-They are the four steps of one program, nearest.json, and only the 540 indices of the last one
-travel back.
+These are the four steps of one program, nearest.json. Only the 540 indices of the last step are
+sent back.
 
-Exit code 1: the accuracy differs from NumPy's, or an error is above the bound that the strategy
-promises.
+The exit code is 1 if the accuracy differs from NumPy's, or if an error exceeds the bound that its
+strategy promises.
 """
 
 import argparse
@@ -28,20 +28,20 @@ import numpy as np
 
 TRAINING_IMAGES = 1257
 PROGRAM = pathlib.Path(__file__).parent / "nearest.json"
-# Unit roundoff of the type of an array result.
+# Unit roundoff of an array result's type.
 ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 NUMPY_TYPE = {"f32": np.float32, "f64": np.float64}
-# For a server with --tokens or TLS. The environment of the tessera command counts as well.
+# For a server with --tokens or TLS. The tessera command's environment variables apply, too.
 CREDENTIALS = {
-    "token-file": "file with the token of a caller who may write",
+    "token-file": "file with a token of the role write",
     "tls-ca": "CA of the server's certificate, in PEM",
-    "tls-cert": "certificate to show to the server, in PEM",
+    "tls-cert": "certificate to present to the server, in PEM",
     "tls-key": "key of --tls-cert, in PEM",
 }
 
 
 class Tessera:
-    """The command line client, with a count of what its messages carried."""
+    """The command-line client, with counts of the bytes that its messages carried."""
 
     def __init__(self, cli, server, *flags):
         self.command = [cli, "--json", "--server", server, *flags]
@@ -50,7 +50,7 @@ class Tessera:
         self.computed_on = 0  # bytes
 
     def __call__(self, *arguments, may_refuse=False):
-        """The answer; None when the strategy named refuses the request and may."""
+        """Returns the response, or None if the strategy refuses and may_refuse is set."""
         process = subprocess.run([*self.command, *map(str, arguments)], stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True)
         if may_refuse and process.returncode == 5 and "STRATEGY_UNSUPPORTED" in process.stderr:
@@ -82,7 +82,7 @@ def human_us(us):
 
 
 def classify(tessera):
-    """Indices of the nearest training image of every test image; prints the steps."""
+    """Returns the index of the nearest training image for every test image; prints the steps."""
     titles = ("reduce sum_squares of each training image",
               "matmul of -2 test and train, transposed",
               "add the norms to every row", "reduce argmin of each row")
@@ -90,17 +90,17 @@ def classify(tessera):
     print(f"{'step':<42}{'result':<18}{'strategy':<16}{'on device':>10}")
     for title, step in zip(titles, answer["steps"]):
         stats = step["stats"]
-        result = "in scratch" if "scratch" in step else f"{step['shape'][0]} come back"
+        result = "in scratch" if "scratch" in step else f"{step['shape'][0]} sent back"
         print(f"{title:<42}{result:<18}{stats['strategy']:<16}{human_us(stats['kernel_us']):>10}")
     print(f"{'all, in one call':<76}{human_us(answer['wall_us']):>10}")
     return np.array(answer["steps"][-1]["data"])
 
 
 class Case:
-    """One operation on standardised images, its exact value and how large the rounding may be.
+    """One operation on standardised images, with its exact value and a bound on its error.
 
-    bound(roundoff, result_roundoff) follows the promise of a strategy: at most `roundoff` times the
-    sum of the absolute values of the terms, and the rounding of the result to its type.
+    bound(roundoff, result_roundoff) is what a strategy promises: the error is at most `roundoff`
+    times the sum of the absolute values of the terms, plus the rounding of the result to its type.
     """
 
     def __init__(self, operation, title, command, exact, bound):
@@ -112,7 +112,7 @@ class Case:
 
 
 def cases(buffer, z):
-    """z: what the buffer holds. References are computed in extended precision."""
+    """z: the buffer's content. Exact values are computed in extended precision."""
     x = z.astype(np.longdouble)
     a, b = x[0], x[1]
     column = x[::100, 28]
@@ -183,7 +183,7 @@ def check(tessera, folder, case, strategy, dtype):
     command = [*case.command, "--strategy", strategy, "--timing"]
     if case.exact.ndim > 0:
         command += ["-o", folder / "result.npy"]
-    # Rows may ask for more than a type: some take few rows, one takes no product.
+    # Strategies may require more than a type: some accept only few rows, one no products.
     answer = tessera(*command, may_refuse=True)
     if answer is None:
         print(f"{case.title:<26}{strategy:<25}{dtype:<5}{'refused':>10}")
@@ -196,7 +196,7 @@ def check(tessera, folder, case, strategy, dtype):
     error = np.abs(value - case.exact)
     bound = np.broadcast_to(case.bound(stats["roundoff"], ROUNDOFF[dtype]), error.shape)
     good = bool(np.all(error <= bound))
-    # Of an array, the element that comes nearest to its bound.
+    # Shows the element of an array that comes nearest to its bound.
     worst = np.argmax(error / np.where(bound > 0, bound, 1)) if good else np.argmax(error - bound)
     print(f"{case.title:<26}{strategy:<25}{dtype:<5}{human_us(stats['kernel_us']):>10}"
           f"{human_us(stats['wall_us']):>10}{float(error.flat[worst]):>11.1e}"
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path(__file__).parent,
                         help="folder of digits.npy and labels.npy")
     for flag, what in CREDENTIALS.items():
-        parser.add_argument(f"--{flag}", metavar="FILE", help=f"{what}; as of the tessera command")
+        parser.add_argument(f"--{flag}", metavar="FILE", help=f"{what}; as for the tessera command")
     options = parser.parse_args()
     given = {flag: getattr(options, flag.replace("-", "_")) for flag in CREDENTIALS}
     flags = [word for flag, file in given.items() if file for word in (f"--{flag}", file)]
@@ -244,18 +244,18 @@ def main():
               f"  accuracy on {resident['device']:<8} {accuracy:.6f}\n"
               f"  accuracy in NumPy    {numpy_accuracy:.6f}   (float64)")
 
-        print(f"\n{human_bytes(tessera.travelled)} travelled, "
-              f"{human_bytes(tessera.computed_on)} were computed on where they are.")
+        print(f"\n{human_bytes(tessera.travelled)} were sent, and operations on the server "
+              f"computed on {human_bytes(tessera.computed_on)}.")
 
         print("\nEvery operation with every strategy of the device, on standardised images\n")
         failures = check_operations(tessera, folder, images.astype(np.float64), device["backend"])
 
-    print(f"\nWith these checks {human_bytes(tessera.travelled)} travelled in {tessera.calls} "
-          f"commands, and {human_bytes(tessera.computed_on)} were computed on.")
+    print(f"\nWith these checks, {human_bytes(tessera.travelled)} were sent in {tessera.calls} "
+          f"commands, and operations computed on {human_bytes(tessera.computed_on)}.")
     if accuracy != numpy_accuracy:
         sys.exit("FAILED: the accuracy differs from NumPy's")
     if failures:
-        sys.exit(f"FAILED: {failures} results are further off than their strategy promises")
+        sys.exit(f"FAILED: {failures} results exceed the error bound of their strategy")
     print("PASSED: the same accuracy as NumPy, and every error within its strategy's bound.")
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What the package adds to bare gRPC, in turns with it in one run, and how fast arrays travel.
+"""Measures what the package adds to bare gRPC, interleaved with it in one run, and transfer rates.
 
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera] [--parts transfers]
 
 A ping is grpc.health.v1.Health/Check by grpcio alone, bytes in and out; "bare Dot" is the same
-with a request that was serialised before, "Dot by a stub" makes and reads messages as generated
-code does. Of the asyncio callers, bare_bytes sends such bytes again
-and again, bare_messages makes the messages for each call, as callers of stubs do; same_expression
-and new_expression are ours. --cli: the C++ client's command line, which transfers the
-same array from and to a file in memory; what its process takes to start is left out.
+with a request that was serialised beforehand, and "Dot by a stub" makes and reads messages as
+generated code does. Of the asyncio callers, bare_bytes sends such bytes repeatedly, bare_messages
+makes the messages for each call, as callers of stubs do, and same_expression and new_expression
+use the package. --cli: the C++ client's command line, which transfers the same array from and to a
+file in memory; the start of its process is not counted.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def microseconds(call, count):
 
 
 def latencies(address, rounds, count=400):
-    """Medians over the rounds, of a call by one caller."""
+    """Returns the medians over the rounds of one caller's call."""
     with ts.connect(address) as t, grpc.insecure_channel(address) as channel:
         x = t.put(np.ones(4096, np.float32))
         ping = channel.unary_unary(PING)
@@ -139,9 +139,9 @@ def timed(call):
 
 
 def transfers(address, mib, rounds, cli):
-    """Rates, and the medians of their ratios to the C++ client's in the same round. Both clients
-    take shared memory where the server offers it; "streams" is this one without, "one stream" on
-    one connection alone."""
+    """The rates, and the medians of their ratios to the C++ client's in the same round. Both
+    clients use shared memory where the server offers it; "streams" is this client without it, and
+    "one stream" is this client on a single connection."""
     array = np.ones(mib << 18, np.float32)
     gb = array.nbytes / 1e9
     streams = ts.connect(address, shared_memory=False)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes docs/python_api.md from the sources of the package: what is public, its signature and its
-docstring.
+"""Makes docs/python_api.md from the sources of the package: the public names with their
+signatures and docstrings.
 
 usage: make_api_page.py [--check]
 
@@ -24,7 +24,7 @@ Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](pyt
 In [`ts.aio`](#asyncio) the classes have the same methods with the same errors, and those that talk
 to the server are awaited.
 """
-# The sections: title, and the file and name of what is in each.
+# The sections: a title, and the file and name of each entry.
 SECTIONS = (
     ("Connections", (("_client", "connect"), ("_client", "Client"), ("_client", "Scope"),
                      ("_ring", "Ring"))),
@@ -36,10 +36,10 @@ SECTIONS = (
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
               ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
-# What stands before the names of a module's functions, where that is not "ts.".
+# The prefix of the names of a module's functions, where it is not "ts.".
 SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
           "aio": "ts.aio."}
-# Classes that readers do not see by the name that they have in the sources.
+# Classes that readers know by another name than the one in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
 
 
@@ -65,7 +65,7 @@ def signature(function, name):
         arguments.args = arguments.args[1:]
         positional = positional[1:]
     for one in [*positional, *arguments.kwonlyargs]:
-        # Any says nothing, and self's type is no news.
+        # Any says nothing, and neither does the type of self.
         if one.annotation is not None and ast.unparse(one.annotation) == "Any":
             one.annotation = None
     result = function.returns and ast.unparse(function.returns).strip("'\"")
@@ -120,7 +120,7 @@ def class_lines(module, name):
 
 
 def error_lines():
-    """A table of the errors: name, what else it is, and its reason."""
+    """A table of the errors: the name, the other base classes, and the reason."""
     lines = ["## Errors", ""]
     classes = definitions("wire/_errors")
     lines += [*docstring(classes["Error"], "Error").splitlines(), ""]

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Ten expressions through Tessera, and through what one would write without it, by one caller:
+"""Times ten expressions, called by one caller, through Tessera and through its alternatives:
 
   tessera            arrays resident on the server, one call an expression
   tessera, put       the same, its arrays uploaded for each call
   CuPy               in this process, arrays on the GPU
   CuPy, copied       in this process, arrays copied to the GPU for each expression
-  CuPy service       a grpcio server in a process of its own that has the arrays on the GPU
+  CuPy service       a grpcio server in a separate process that has the arrays on the GPU
 
 usage: peers.py ADDRESS [--json FILE] [--elements 4096,1048576,16777216] [--rounds 5]
                 [--peer cupy|numpy] [--only NAME,...]
 
-The servers take turns, and a figure is the median of the rounds, each the median of as many calls
-as fit into --seconds. An expression counts as done when its number is here, or its array is
-complete on the device. --peer numpy stands in for CuPy on machines without a GPU. All answers are
-compared.
+The servers are interleaved. A time is the median of the rounds, and a round's time is the median of
+as many calls as fit into --seconds. An expression counts as done when its number has arrived, or
+its array is complete on the device. --peer numpy replaces CuPy on machines without a GPU. All
+results are compared.
 """
 
 import argparse
@@ -36,8 +36,8 @@ import numpy as np
 import tessera as ts
 
 METHOD = "/tessera.peers/Run"
-# What an expression takes: x, y: vectors of n f32; a, b: square matrices of about n; v: a vector
-# for them.
+# What an expression takes: x and y are vectors of n f32; a and b are square matrices of about n
+# elements; v is a vector that fits them.
 EXPRESSIONS = {
     "dot": lambda o: o.x.dot(o.y),
     "sum": lambda o: o.x.sum(),
@@ -53,7 +53,7 @@ EXPRESSIONS = {
 
 
 class Operands:
-    """NumPy's arrays, seeded: the same in every process; or what `make` makes of them."""
+    """NumPy's arrays, seeded, hence the same in every process; or what `make` makes of them."""
 
     NAMES = "xyabv"
 
@@ -89,7 +89,7 @@ def taken(expression, operands):
 
 
 class Peer:
-    """CuPy, or NumPy in its stead, in this process."""
+    """CuPy, or NumPy in its place, in this process."""
 
     def __init__(self, module):
         self.module = importlib.import_module(module)
@@ -98,7 +98,7 @@ class Peer:
         self.make = self.module.asarray if module == "cupy" else np.array
 
     def finish(self, result):
-        """A number here, or an array that is complete."""
+        """Waits until a number has arrived, or an array is complete."""
         if result.ndim == 0:
             return float(result)
         if self.name == "CuPy":
@@ -110,7 +110,8 @@ class Peer:
 
 
 def serve(module):
-    """The service: an expression's name and the number of elements in, a number or nothing out."""
+    """The service takes an expression's name and the number of elements, and returns a number or
+    nothing."""
     peer, kept = Peer(module), {}
 
     def run(request, _):
@@ -129,11 +130,12 @@ def serve(module):
     )
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
-    sys.stdin.read()  # Ends with the process that started it.
+    sys.stdin.read()  # The service ends with the process that started it.
 
 
 class Servers:
-    """The five ways, for one number of elements: {name: a function of an expression's name}."""
+    """The five alternatives for one number of elements: {name: a function of an expression's
+    name}."""
 
     def __init__(self, t, peer, service, elements):
         self.t, self.peer, self.service, self.elements = t, peer, service, elements
@@ -173,7 +175,7 @@ class Servers:
         return float(answer) if answer else None
 
     def compare(self, name):
-        """All ways give the same: what differs is rounding."""
+        """Checks that all alternatives give the same result, up to rounding."""
         want = np.asarray(EXPRESSIONS[name](Operands(self.elements)), "f8")
         scale = np.abs(want).max() + (math.sqrt(self.elements) if name in ("dot", "sum") else 1)
         for way, call in self.ways.items():

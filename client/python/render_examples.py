@@ -23,7 +23,8 @@ EXAMPLES = sorted((HERE / "examples").glob("*.py"))
 
 
 def cells(example):
-    """(kind, text) of an example: its docstring's text, then cells of "markdown" and "python"."""
+    """Returns (kind, text) of an example: its docstring's text, then cells of "markdown" and
+    "python"."""
     docstring, *rest = re.split(r"^# %%", example.read_text(encoding="utf-8"), flags=re.M)
     yield "markdown", docstring.strip().strip('"').strip()
     for part in rest:
@@ -35,7 +36,8 @@ def cells(example):
 
 
 def page(example, outputs, caption):
-    """outputs: of the code cells, in order; without them it is what --check compares."""
+    """outputs: those of the code cells, in order; without them, the page is what --check
+    compares."""
     title, _, rest = next(cells(example))[1].partition("\n\n")
     title = " ".join(title.split())
     lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "",
@@ -64,7 +66,7 @@ def without_outputs(text):
 
 
 def run(example, arguments):
-    """What each code cell printed."""
+    """Returns what each code cell printed."""
     space = {"__name__": "__main__", "__file__": str(example)}
     sys.argv = [str(example), *arguments]
     for kind, text in list(cells(example))[1:]:
@@ -80,10 +82,10 @@ def run(example, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("address", nargs="?")
-    parser.add_argument("names", nargs="*", help="of examples; all unless given")
+    parser.add_argument("names", nargs="*", help="names of examples; default: all")
     parser.add_argument("--caption", default="")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--arguments", default="", help="more, for the examples")
+    parser.add_argument("--arguments", default="", help="further arguments for the examples")
     options = parser.parse_args()
     if options.check:
         stale = [
@@ -98,7 +100,7 @@ def main():
         parser.error("an ADDRESS is needed")
     names = options.names or [example.stem for example in EXAMPLES]
     if len(names) > 1:
-        # A process for each: some tell of their memory.
+        # Each example gets its own process, because some print their memory use.
         for name in names:
             more = ["--caption", options.caption, f"--arguments={options.arguments}"]
             subprocess.run([sys.executable, __file__, options.address, name, *more], check=True)

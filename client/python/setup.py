@@ -1,6 +1,6 @@
 """Compiles the .proto files to tessera/protocol.binpb, the descriptors that the package reads.
 
-An unpacked source archive has the file and no .proto files beside it: then it stays as it is.
+An unpacked source archive has the file but no .proto files next to it: then the file is kept.
 """
 
 import pathlib

@@ -37,7 +37,7 @@ std::optional<Bits> ParseV6(absl::string_view text) {
   return bits;
 }
 
-// Whether both agree in the first `prefix` bits.
+// Whether both have the same first `prefix` bits.
 bool Within(const Bits& bits, const Bits& network, int prefix) {
   for (int i = 0; i < prefix; ++i) {
     const auto byte = static_cast<std::size_t>(i / 8);
@@ -70,7 +70,7 @@ bool IsPort(absl::string_view text) {
          absl::SimpleAtoi(text, &number) && number <= 65535;
 }
 
-// Removes a leading "unix:" or "unix-abstract:"; returns whether there was one.
+// Removes a leading "unix:" or "unix-abstract:" and returns whether there was one.
 bool ConsumeSocket(absl::string_view* text) {
   return absl::ConsumePrefix(text, "unix:") || absl::ConsumePrefix(text, "unix-abstract:");
 }
@@ -105,7 +105,7 @@ absl::string_view WrongWith(absl::string_view address) {
   if (!IsPort(parts->port)) return "it has a port above 65535";
   if (std::all_of(parts->port.begin(), parts->port.end(), [](char c) { return c == '0'; }))
     return "it has port 0";
-  // A zone follows a percent sign.
+  // An IPv6 zone follows a percent sign.
   if (parts->bracketed) return ParseV6(parts->host.substr(0, parts->host.find('%'))) ? "" : kForms;
   const bool name = std::all_of(parts->host.begin(), parts->host.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_' || c >= 0x80;
@@ -127,7 +127,7 @@ absl::Status CheckAddress(std::string_view text) {
     if (address.empty()) wrong = "the path of the socket is missing";
   } else if (absl::StartsWith(address, "xds:") || absl::StartsWith(address, "vsock:") ||
              absl::StartsWith(address, "google-c2p:")) {
-    // Only gRPC knows the form of these addresses, and checks it.
+    // Only gRPC knows and checks the form of these addresses.
   } else {
     const bool numbers = absl::StartsWith(address, "ipv4:") || absl::StartsWith(address, "ipv6:");
     if (numbers || absl::StartsWith(address, "dns:")) {
@@ -139,7 +139,7 @@ absl::Status CheckAddress(std::string_view text) {
   }
   if (wrong.empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_ADDRESS",
-                   absl::StrCat("'", Absl(Printable(text)), "' is no address of a server: ", wrong),
+                   absl::StrCat("'", Absl(Printable(text)), "' is not a server address: ", wrong),
                    {{"address", std::string(text)}});
 }
 
@@ -194,7 +194,7 @@ std::optional<Proxy> ProxyFor(std::string_view text) {
   const std::optional<Bits> bits = parts->bracketed ? ParseV6(parts->host) : ParseV4(parts->host);
   for (absl::string_view entry : absl::StrSplit(exceptions, ',', absl::SkipWhitespace())) {
     entry = absl::StripAsciiWhitespace(entry);
-    if (absl::EndsWithIgnoreCase(parts->host, entry)) return std::nullopt;  // gRPC does the same
+    if (absl::EndsWithIgnoreCase(parts->host, entry)) return std::nullopt;  // gRPC does so, too
     const std::pair<absl::string_view, absl::string_view> network =
         absl::StrSplit(entry, absl::MaxSplits('/', 1));
     const std::optional<Bits> v4 = ParseV4(network.first);

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// How long new calls prefer other servers to one that failed. A server that drains, or that comes
-// up again, takes about as long.
+// How long new calls prefer other servers to one that failed. Draining or restarting a server takes
+// about as long.
 constexpr std::chrono::seconds kAvoid{1};
 
 }  // namespace

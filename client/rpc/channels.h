@@ -1,5 +1,5 @@
-// The connections of a client: a pool for each of its servers, and the choice among them. Not for
-// users of the library.
+// The connections of a client: a pool for each of its servers, and the choice among them. Internal
+// to the library.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-// A channel with a connection of its own, and the stubs that call through it.
+// A channel with its own connection, and the stubs that call through it.
 struct PooledChannel {
   PooledChannel(std::size_t number, std::shared_ptr<grpc::Channel> connection)
       : server(number),
@@ -68,47 +68,48 @@ class Lease {
   std::unique_ptr<PooledChannel, End> channel_;
 };
 
-// Where a call may go, and where it has been. Servers go by their number in the list.
+// Where a call may go and where it has been. Servers are numbered as in the list.
 struct Route {
   std::optional<std::size_t> only;  // no other server
   std::optional<std::size_t>
       failed;              // where the last attempt failed; tried again if no other is left
-  std::size_t server = 0;  // of the last attempt
+  std::size_t server = 0;  // the server of the last attempt
   int attempts = 0;
 };
 
-// Thread safe. A client stays with one server until that fails: what it has stored is there.
+// Thread safe. A client stays with one server until that fails, because its buffers are there.
 class Channels {
  public:
   using Make = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
 
-  // addresses: separated by commas. connections: the most that calls to one server are spread over,
-  // at least 1.
+  // addresses: separated by commas. connections: the maximum over which calls to one server are
+  // spread, at least 1.
   Channels(const std::string& addresses, int connections, Make make);
 
-  // A connected channel, that with the fewest calls under way; nothing as long as there is none. A
-  // connection is opened beside those that have something to do, and used once it stands.
-  // last_resort: also that of the server that failed.
+  // Returns the connected channel with the fewest calls under way, or nothing if there is none. If
+  // all are busy, another connection is opened and is used once it is ready. last_resort: whether
+  // the server that failed may be chosen, too.
   std::optional<Lease> Pick(const Route& route, bool last_resort);
-  // The channel to wait for, when Pick has none: of the servers that may be taken by turns.
+  // Returns the channel to wait for when Pick has none. The servers that the route allows take
+  // turns.
   std::shared_ptr<grpc::Channel> Awaited(const Route& route, std::size_t turn);
   // Whether a call of this route has more than one server to wait for.
   bool HasChoice(const Route& route) const { return !route.only && servers_.size() > 1; }
-  // An attempt has failed there: new calls prefer others for a second.
+  // Reports a failed attempt at a server. New calls prefer others for a second.
   void Failed(std::size_t server);
 
-  // Channel number i of a server, made when first asked for; transfers use as many as they have
-  // streams.
+  // Returns channel number i of a server, which is made on first use. Transfers use as many
+  // channels as they have streams.
   PooledChannel& channel(std::size_t server, std::size_t i);
-  // The server that the next call goes to.
+  // The server to which the next call goes.
   std::size_t current() const { return current_; }
   std::size_t servers() const { return servers_.size(); }
-  // For messages: the address of a route's one server, or all of them.
+  // For messages: the address of a route's only server, or all addresses.
   std::string Describe(const Route& route) const;
 
-  // A server has said when it made a buffer, by its own clock.
+  // Records when a server made a buffer, by its own clock. Only the first call for a server counts.
   void SawBuffer(std::size_t server, absl::Time created);
-  // The first such moment of a server; absent: none yet.
+  // The time that was recorded for a server; absent: none yet.
   std::optional<absl::Time> first_buffer(std::size_t server) const;
 
  private:
@@ -117,7 +118,7 @@ class Channels {
     std::string address;
     std::vector<std::unique_ptr<PooledChannel>> channels;  // guarded by mutex_
     Clock::time_point avoid_until{};                       // guarded by mutex_
-    std::atomic<std::int64_t> first_buffer{0};  // in microseconds since 1970; 0: none yet
+    std::atomic<std::int64_t> first_buffer{0};             // microseconds since 1970; 0: none yet
   };
 
   PooledChannel& Open(std::size_t server, std::size_t i);  // mutex_ is held

@@ -23,10 +23,10 @@
 namespace tessera {
 namespace {
 
-// Of a server that asks for more patience than this, the wish is granted only in part.
+// The longest delay that a server can request; longer ones are shortened to this.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
-// Well above what a server puts into a message: chunks of 1 MiB, and inline results, which it keeps
-// below gRPC's default of 4 MiB.
+// Well above the size of a server's messages: chunks of 1 MiB, and inline results, which the server
+// keeps below gRPC's default limit of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
 // How long a call that failed at one server waits for others before it goes back to that one.
 constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
@@ -42,14 +42,14 @@ double Random(double low, double high) {
   return std::uniform_real_distribution<double>(low, high)(random);
 }
 
-// The pause before repetition number `failures` >= 1: doubles from 100 ms to 2 s, with jitter
-// against herds.
+// Returns the pause before repetition number `failures` >= 1. It doubles from 100 ms to 2 s, with
+// jitter so that clients do not retry together.
 absl::Duration Backoff(int failures) {
   return std::min(absl::Milliseconds(100) * (1 << std::min(failures - 1, 10)), absl::Seconds(2)) *
          Random(0.5, 1);
 }
 
-// The delay of a refusal's RetryInfo.
+// Returns the delay of a refusal's RetryInfo.
 std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   const auto metadata = ErrorMetadata(status);
   const auto it = metadata.find(std::string(Retry::kRetryDelay));
@@ -58,11 +58,11 @@ std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   return absl::Milliseconds(ms);
 }
 
-// The connection or the bytes broke, not the request.
+// Whether the connection or the bytes failed, and not the request.
 bool IsTransient(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
-  // Without a reason it is the error of a source or a sink. After DEVICE_LOST and a restart the
-  // buffers are gone: repeating cannot help. UNREACHABLE has waited long enough.
+  // Without a reason, it is the error of a source or a sink. After DEVICE_LOST and a restart, the
+  // buffers are gone, so repeating cannot help. UNREACHABLE has already waited long enough.
   if (absl::IsUnavailable(status)) {
     return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE" &&
            reason != "CERTIFICATE_REFUSED";
@@ -81,7 +81,7 @@ void SleepFor(absl::Duration duration, const std::stop_token& stop) {
 // Returns gRPC's message about why a channel does not connect, or "" if it has not failed.
 std::string CauseOf(const PooledChannel& channel) {
   if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
-  // gRPC does not wait for the connection here: the call fails with the connection's error.
+  // This call does not wait for the connection but fails with the connection's error.
   grpc::ClientContext context;
   context.set_deadline(After(kCancelGlance));
   grpc::health::v1::HealthCheckResponse response;
@@ -145,7 +145,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
       }
     }
   }
-  // The server gives every refusal of its own a reason; without one the connection is what failed.
+  // The server gives each of its refusals a reason. Without one, the connection has failed.
   if (code == absl::StatusCode::kUnavailable && ErrorReason(error).empty()) {
     return MakeError(code, "CONNECTION_LOST",
                      absl::StrCat("the connection broke: ", status.error_message()));
@@ -198,12 +198,12 @@ std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {
   absl::Duration pause = Backoff(failures_);
   const std::optional<absl::Duration> delay = RetryDelay(failure);
   if (absl::IsResourceExhausted(failure) && delay) {
-    // The server did nothing: repeating is safe whatever the call.
+    // The server did nothing, so any call is safe to repeat.
     if (!options_.retry_refused) return std::nullopt;
     pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
   } else {
-    // A server that stops has done nothing either, and its successor may be there by the next
-    // attempt; one that got damaged bytes has dropped them.
+    // A draining server has done nothing either, and its successor may be ready by the next
+    // attempt. A server that received damaged bytes has discarded them.
     const bool safe =
         idempotent_ || ErrorReason(failure) == "DRAINING" || absl::IsDataLoss(failure);
     if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return std::nullopt;
@@ -252,7 +252,7 @@ gpr_timespec Attempts::WaitLimit() const {
 absl::Status Attempts::Unreachable() const {
   if (!connection_.refused().ok()) return connection_.refused();
   const bool now = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) >= 0;
-  // A refused certificate is not expected to change soon, so that the call need not wait.
+  // A refused certificate is unlikely to change soon, so the call need not wait.
   if (!now && (connection_.options().tls_ca.empty() || connection_.channels().HasChoice(route_)))
     return absl::OkStatus();
   absl::Status why = connection_.WhyUnreachable(route_);
@@ -302,7 +302,8 @@ bool Attempts::Wait(absl::Status& status) {
 
 void Connection::AddRoute(grpc::ClientContext& context, std::string_view buffer) const {
   if (!options_.send_route || buffer.empty()) return;
-  // What no buffer can be named may not be a header either; the server says what is wrong with it.
+  // A value that is not a valid buffer name may not be a valid header either. The server reports
+  // what is wrong with it.
   const bool valid = std::all_of(buffer.begin(), buffer.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
   });
@@ -339,17 +340,18 @@ Connection::Connection(ClientOptions options, absl::Status refused)
                   // Retries find a server whose address has changed.
                   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
                                    static_cast<int>(absl::ToInt64Milliseconds(kLookUpAgain)));
-                  // gRPC ends a cancelled stream only when the socket has taken what is being
-                  // written. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
-                  // the connection: gRPC sets it to the second argument where the first one asks
-                  // for pings, and the first of those would come after 24 days.
+                  // gRPC ends a cancelled stream only when the socket has accepted what is being
+                  // written. If the server's host accepts nothing, TCP_USER_TIMEOUT ends the
+                  // connection. gRPC sets it to the second argument if the first one requests
+                  // pings, and the first ping would come after 24 days.
                   if (options_.stall_timeout < absl::Hours(24)) {
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX - 1);
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                                      static_cast<int>(absl::ToInt64Milliseconds(
                                          std::max(options_.stall_timeout, absl::Seconds(1)))));
                   }
-                  // A proxy named by the environment would read what is not encrypted, tokens too.
+                  // A proxy from the environment would read what is not encrypted, including
+                  // tokens.
                   const std::optional<Proxy> proxy = ProxyFor(address);
                   if (options_.tls_ca.empty() || (proxy && proxy->excepted))
                     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -370,10 +372,9 @@ absl::Status Connection::WithRestart(const absl::Status& status, std::size_t ser
                                      absl::Time start) const {
   if (start <= *channels_.first_buffer(server)) return status;
   const std::string since = absl::FormatTime(start, absl::UTCTimeZone());
-  absl::Status explained =
-      MakeError(status.code(), ErrorReason(status),
-                absl::StrCat(status.message(), "; the server was started again at ", since,
-                             ", which ended the buffers it had"));
+  absl::Status explained = MakeError(status.code(), ErrorReason(status),
+                                     absl::StrCat(status.message(), "; the server restarted at ",
+                                                  since, " and lost its earlier buffers"));
   for (const auto& [key, value] : ErrorMetadata(status)) SetErrorMetadata(explained, key, value);
   SetErrorMetadata(explained, "server_start", since);
   return explained;
@@ -453,7 +454,7 @@ StallGuard::~StallGuard() {
 }
 
 void StallGuard::Watch(grpc::ClientContext* context) {
-  // Beyond any transfer, and short enough to be added to a point in time.
+  // Longer than any transfer, and short enough to be added to a point in time.
   const auto timeout = absl::ToChronoNanoseconds(std::min(timeout_, absl::Hours(24 * 36500)));
   std::unique_lock lock(mutex_);
   for (Clock::time_point last = last_;; last = last_) {

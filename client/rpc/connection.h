@@ -1,5 +1,5 @@
-// Beneath Client: the choice of a channel, the repetition of calls, and errors from the wire.
-// Not for users of the library.
+// The layer below Client: the choice of a channel, retries of calls, and errors from the wire.
+// Internal to the library.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -29,28 +29,28 @@
 
 namespace tessera {
 
-// The status of a call with the reason and metadata of its google.rpc.ErrorInfo, and the delay of
-// its RetryInfo as metadata "retry_delay_ms".
+// Returns the status of a call, with the reason and metadata of its google.rpc.ErrorInfo. The delay
+// of its RetryInfo becomes metadata "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
-// The error of a call that nobody here has cancelled. gRPC cancels those that meet a server's end,
-// which is a lost connection like others.
+// Returns the error of a call that this client has not cancelled. gRPC cancels calls that are under
+// way when a server ends, which becomes CONNECTION_LOST like any other lost connection.
 absl::Status OfUncancelled(absl::Status status);
-// The error of a call that the caller has cancelled.
+// Returns the error of a call that the caller has cancelled.
 absl::Status Cancelled();
-// Returns the error with a message that names the deadline if that deadline has caused it, and any
-// other error unchanged.
+// Returns the error with a message that names the deadline if that deadline has caused it. Returns
+// any other error unchanged.
 absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
-// DEADLINE_EXCEEDED / STALLED: the error of a transfer that made no progress for so long.
+// Returns DEADLINE_EXCEEDED / STALLED, the error of a transfer that made no progress for this long.
 absl::Status Stalled(absl::Duration timeout);
-// FAILED_PRECONDITION / MOVED_FROM.
+// Returns FAILED_PRECONDITION / MOVED_FROM.
 absl::Status MovedFrom();
 
 absl::Time ToTime(const google::protobuf::Timestamp& time);
 
-// How long an answer waits for the reason why a buffer is missing.
+// How long a response is delayed to find out why a buffer is missing.
 inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 
-// A moment so far from now, by a clock that nobody sets.
+// Returns the time this long from now, by the monotonic clock.
 gpr_timespec After(absl::Duration duration);
 
 // Decides whether a call or a transfer is repeated after a failure. A call that the server refused
@@ -59,21 +59,21 @@ gpr_timespec After(absl::Duration duration);
 // times in a row without progress. Not thread safe.
 class Retry {
  public:
-  // Where FromGrpc leaves the delay that a server asks for, in an error's metadata.
+  // FromGrpc stores the delay that a server requests under this key of an error's metadata.
   static constexpr std::string_view kRetryDelay = "retry_delay_ms";
   static constexpr int kMaxFailures = 5;
 
   Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
       : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
 
-  // Patience begins anew.
+  // Restarts the patience.
   void Moved() { since_ = Clock::now(); }
-  // The failures before it do not count any more, either.
+  // Restarts the patience and forgets the earlier failures.
   void Progress();
-  // How long to wait before the next attempt; nothing: the failure is final.
+  // Returns how long to wait before the next attempt, or nothing if the failure is final.
   std::optional<absl::Duration> Pause(const absl::Status& failure);
-  // Sleeps for the duration that Pause returns, or until a stop is requested. Returns false at once
-  // if the failure is final.
+  // Sleeps for the duration that Pause returns, or until a stop is requested. Returns false
+  // immediately if the failure is final.
   bool Wait(const absl::Status& failure, const std::stop_token& stop = {});
 
  private:
@@ -96,38 +96,38 @@ class Attempts {
  public:
   struct Plan {
     absl::Duration timeout;   // of all attempts together
-    absl::Duration patience;  // with one that makes no progress, as in Retry
+    absl::Duration patience;  // how long without progress, as in Retry
     bool idempotent = false;
-    bool stay = false;  // whether all attempts go to the server of the first one
+    bool stay = false;  // whether all attempts go to the first one's server
     std::optional<std::size_t> only = std::nullopt;  // no other server
     std::stop_token cancel = {};                     // used by blocking calls only
   };
 
   Attempts(Connection& connection, const Plan& plan);
 
-  // A channel for the next attempt. Nothing: await a change of Awaited() until WaitLimit(), and ask
-  // again, or the status of Unreachable().
+  // Returns a channel for the next attempt. If there is none, the caller returns the error of
+  // Unreachable(), or waits for a change of Awaited() until WaitLimit() and calls Pick again.
   std::optional<Lease> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
-  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Returns at
-  // once the error of Connection::refused, and UNAVAILABLE / CERTIFICATE_REFUSED if there is only
-  // one server. Returns OK otherwise.
+  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Does not
+  // wait with the error of Connection::refused or, if there is only one server, with UNAVAILABLE /
+  // CERTIFICATE_REFUSED. Returns OK otherwise.
   absl::Status Unreachable() const;
 
-  // Before an attempt through the channel.
+  // Must be called before an attempt through the channel.
   void Begin(const PooledChannel& channel);
-  // Of a unary call's attempt.
+  // The deadline of a unary call's attempt.
   gpr_timespec AttemptDeadline() const;
-  // After an attempt that failed: how long to pause before the next one; nothing: `status` is
-  // final.
+  // Must be called after an attempt that failed. Returns how long to pause before the next one, or
+  // nothing if `status` is final.
   std::optional<absl::Duration> Pause(absl::Status& status);
-  // Sleeps for the duration that Pause returns, or until the call is cancelled. Returns false at
-  // once if the failure is final.
+  // Sleeps for the duration that Pause returns, or until the call is cancelled. Returns false
+  // immediately if the failure is final.
   bool Wait(absl::Status& status);
   const std::stop_token& cancel() const { return plan_.cancel; }
   void Progress() { retry_.Progress(); }
-  // From here on no other server than that of the last attempt.
+  // Restricts further attempts to the server of the last one.
   void Stay() { route_.only = route_.server; }
 
   const Route& route() const { return route_; }
@@ -143,7 +143,7 @@ class Attempts {
   Route route_;
   std::size_t turn_ = 0;
   gpr_timespec connect_limit_{};
-  gpr_timespec last_resort_{};  // from then on the server that failed will do
+  gpr_timespec last_resort_{};  // from then on, the server that failed is allowed
 };
 
 // Thread safe.
@@ -157,19 +157,19 @@ class Connection {
   // Returns why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No
   // channel is made in that case.
   const absl::Status& refused() const { return refused_; }
-  // Says who calls, before a call begins.
+  // Adds the caller's token to the call.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
-  // Says which buffer a call is about, where proxies are to know that.
+  // Adds the route of the buffer that a call is about, if the options say so, for proxies.
   void AddRoute(grpc::ClientContext& context, std::string_view buffer) const;
   Channels& channels() { return channels_; }
-  // Of asynchronous calls.
+  // The event loop of the asynchronous calls.
   EventLoop& events() { return *events_; }
 
   // Waits until channel i of a server is connected. Fails with the errors of Attempts::Unreachable,
   // or with CANCELLED.
   absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
                                 const std::stop_token& cancel);
-  // Returns why the servers of a route do not answer: UNAVAILABLE / CERTIFICATE_REFUSED or
+  // Returns why the servers of a route do not respond: UNAVAILABLE / CERTIFICATE_REFUSED or
   // UNREACHABLE {server, cause}.
   absl::Status WhyUnreachable(const Route& route);
   // Waits until any server that the attempts may go to is connected.
@@ -203,8 +203,8 @@ class Connection {
             .cancel = call.cancel};
   }
 
-  // One unary call; whether it is repeated, the table of client/rpc/methods.h says. only: of that
-  // server. route: where it went in the end.
+  // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. only:
+  // the only server that may be called. route: receives where the call went in the end.
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,
                                            std::optional<std::size_t> only = std::nullopt,
@@ -226,15 +226,15 @@ class Connection {
     return response;
   }
 
-  // Whether BUFFER_NOT_FOUND may be due to a restart of the server, which its start would tell.
+  // Whether BUFFER_NOT_FOUND may be due to a restart of the server, which its start time shows.
   bool MayHaveRestarted(const absl::Status& status, std::size_t server) const;
-  // A BUFFER_NOT_FOUND says so, with metadata "server_start", if the server has been started again
-  // since it first told this client of a buffer. start: when that was.
+  // Returns the status, and if the server has restarted since it first told this client of a
+  // buffer, adds that and metadata "server_start". start: when the server started.
   absl::Status WithRestart(const absl::Status& status, std::size_t server, absl::Time start) const;
-  // Asks the server for it.
+  // Asks the server when it started and returns WithRestart.
   absl::Status ExplainMissing(const absl::Status& status, std::size_t server);
 
-  // Takes note of an answer.
+  // Records the size of a response, and the creation time of its buffer.
   template <class Response>
   void Received(std::size_t server, const Response& response) {
     CountReceived(response.ByteSizeLong());
@@ -259,14 +259,16 @@ class Connection {
   const std::unique_ptr<EventLoop> events_;  // ends before the channels
 };
 
-// Cancels a stream that makes no progress for a time, or that its caller cancels; an infinite time
-// is no limit. The sides of a broken network may otherwise wait for each other for many minutes.
+// Cancels a stream that makes no progress for a time, or that its caller cancels. An infinite time
+// is no limit. Otherwise, the two sides of a broken network may wait for each other for many
+// minutes.
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);
   ~StallGuard();
   void Progress() { last_ = Clock::now(); }
-  // `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED when the guard was what ended the stream.
+  // Returns `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED if the guard has ended the
+  // stream.
   absl::Status Explain(absl::Status status) const;
 
  private:

@@ -43,8 +43,8 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   return absl::OkStatus();
 }
 
-// Checks that gRPC can use the certificates and the key: gRPC itself reports errors only in its
-// log.
+// Checks that gRPC can use the certificates and the key, because gRPC reports their errors only in
+// its log.
 absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
   using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
   using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
@@ -81,7 +81,7 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::chrono::seconds kTokenAge{1};
 
-// The metadata of a token; file: where it comes from.
+// Returns the metadata value for a token. file: where the token comes from.
 absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
   token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
   if (token.empty() || token.size() > kLongestToken ||
@@ -98,8 +98,8 @@ Authorization::Authorization(const ClientOptions& options) : file_(options.token
   has_token_ = !token.empty() || !file_.empty();
   if (!has_token_ || !status_.ok()) return;
   if (options.tls_ca.empty() && !StaysHere(options.server)) {
-    status_ = Bad(absl::StrCat("a token would be sent in clear to ", options.server,
-                               ": no CA of the server's certificate is given"),
+    status_ = Bad(absl::StrCat("a token would be sent unencrypted to ", options.server,
+                               ": no CA for the server's certificate is given"),
                   file_);
     return;
   }
@@ -116,7 +116,7 @@ void Authorization::AddTo(grpc::ClientContext& context) {
   if (!file_.empty() && now - read_ >= kTokenAge) {
     read_ = now;
     std::string token;
-    // A file that is just being replaced leaves the token that is there.
+    // If the file is being replaced right now, the previous token stays.
     if (ReadFile(file_, token).ok()) {
       if (absl::StatusOr<std::string> value = Bearer(token, file_); value.ok())
         value_ = *std::move(value);

@@ -1,4 +1,4 @@
-// What a channel proves to a server, and asks of it. Not for users of the library.
+// What a channel proves to a server and requires of it. Internal to the library.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -14,20 +14,22 @@
 
 namespace tessera {
 
-// TLS if the options name a CA, else none. INVALID_ARGUMENT / BAD_CREDENTIALS {file}: one of the
-// files cannot be read, or there is a certificate without its key or without tls_ca.
+// Returns TLS credentials if the options name a CA, and insecure ones otherwise. Returns
+// INVALID_ARGUMENT / BAD_CREDENTIALS {file} if a file cannot be read, or if there is a certificate
+// without its key or without tls_ca.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
     const ClientOptions& options);
 
-// The token of the options, for every call. Thread safe.
+// Adds the token of the options to every call. Thread safe.
 class Authorization {
  public:
   explicit Authorization(const ClientOptions& options);
 
   // Why no call can be made: INVALID_ARGUMENT / BAD_CREDENTIALS {file} for a token that cannot be
-  // read or is none, and for one that would be sent in clear to another host. Never says the token.
+  // read or is invalid, and for one that would be sent unencrypted to another host. Never contains
+  // the token.
   const absl::Status& status() const { return status_; }
-  // Nothing without a token.
+  // Does nothing without a token.
   void AddTo(grpc::ClientContext& context);
 
  private:
@@ -35,8 +37,8 @@ class Authorization {
   absl::Status status_;
   bool has_token_ = false;
   std::mutex mutex_;
-  std::string value_;                           // of the metadata; guarded by mutex_
-  std::chrono::steady_clock::time_point read_;  // the file; guarded by mutex_
+  std::string value_;                           // the metadata value; guarded by mutex_
+  std::chrono::steady_clock::time_point read_;  // when the file was read; guarded by mutex_
 };
 
 }  // namespace tessera

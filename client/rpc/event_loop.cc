@@ -20,7 +20,7 @@ void AsyncCallBase::Start(absl::Status refused) {
     end = Connect();
   }
   if (!end) return;
-  // Its callback runs where all do.
+  // The callback must run on the loop's thread, where all callbacks run.
   end_ = *std::move(end);
   SetAlarm(State::kEnding, absl::ZeroDuration());
 }
@@ -52,7 +52,7 @@ std::optional<absl::Status> AsyncCallBase::Connect() {
   if (absl::Status status = attempts_.Unreachable(); !status.ok()) return status;
   state_ = State::kConnecting;
   const std::shared_ptr<grpc::Channel> awaited = attempts_.Awaited();
-  // Not longer than a cancelled call may still take.
+  // The limit bounds how long a cancelled call takes to end.
   const gpr_timespec limit = gpr_time_min(attempts_.WaitLimit(), After(kGlance));
   awaited->NotifyOnStateChange(awaited->GetState(true), limit, loop_.queue(), this);
   return std::nullopt;
@@ -113,7 +113,7 @@ void EventLoop::Add(const std::shared_ptr<AsyncCallBase>& call) {
 }
 
 void EventLoop::Remove(AsyncCallBase* call) {
-  // The last reference may be this one: it goes when the lock is released.
+  // This may be the last reference, which must outlive the lock.
   const std::shared_ptr<AsyncCallBase> kept = call->shared_from_this();
   const std::lock_guard lock(mutex_);
   calls_.erase(kept);
@@ -129,7 +129,7 @@ void EventLoop::CancelAll() {
       if (!call->must_end()) call->Cancel();
     }
     lock.lock();
-    // Callbacks may have begun others meanwhile.
+    // Callbacks may have started other calls in the meantime.
     empty_.wait_for(lock, std::chrono::milliseconds(20), [this] { return calls_.empty(); });
   }
 }

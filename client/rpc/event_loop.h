@@ -1,4 +1,4 @@
-// Asynchronous calls: the thread that moves them on, and the course of each. Not for users of the
+// Asynchronous calls: the thread that advances them, and the course of each. Internal to the
 // library.
 #pragma once
 
@@ -23,41 +23,43 @@ namespace tessera {
 
 class EventLoop;
 
-// A call under way: the same attempts as those of a blocking one, moved on by events of a
-// completion queue. Kept alive by the loop until it has ended. Thread safe.
+// A call under way. It makes the same attempts as a blocking call, but events of a completion queue
+// advance it. The loop keeps it alive until it has ended. Thread safe.
 class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  public:
-  // must_end: CancelAll waits for its answer.
+  // must_end: whether CancelAll lets the call run and waits for its response.
   AsyncCallBase(Connection& connection, EventLoop& loop, const Attempts::Plan& plan, bool must_end)
       : connection_(connection), loop_(loop), must_end_(must_end), attempts_(connection, plan) {}
   virtual ~AsyncCallBase() = default;
 
-  // refused: unless OK, what it ends with instead of an attempt.
+  // refused: unless OK, the status with which the call ends instead of an attempt.
   void Start(absl::Status refused = absl::OkStatus());
-  // The call ends with CANCELLED, unless it has just ended otherwise.
+  // Ends the call with CANCELLED, unless it has just ended in another way.
   void Cancel();
   bool must_end() const { return must_end_; }
-  // An event of the queue has come; on the loop's thread.
+  // Handles an event of the queue. Runs on the loop's thread.
   void Proceed(bool ok);
 
  protected:
-  // Begins an attempt, which ends with an event whose tag is `this`.
+  // Begins an attempt. Its end is an event with the tag `this`.
   virtual void Send(grpc::ClientContext* context, PooledChannel& channel) = 0;
-  // After that event: what lies in the memory of the context's call goes before the context.
+  // Runs after that event. Frees objects in the memory of the context's call, before the context
+  // itself is destroyed.
   virtual void EndAttempt() = 0;
-  // Tells the caller; no lock is held.
+  // Reports the result to the caller. No lock is held.
   virtual void Done(absl::Status status) = 0;
 
   Connection& connection_;
   EventLoop& loop_;
   const bool must_end_;
   Attempts attempts_;
-  grpc::Status answer_;  // of the last attempt
+  grpc::Status answer_;  // the last attempt's
 
  private:
   enum class State { kConnecting, kCalling, kPausing, kEnding };
 
-  // The next step of the course; a status: it has ended. mutex_ is held in all of them.
+  // These take the next step of the course and return a status if the call has ended. mutex_ is
+  // held.
   std::optional<absl::Status> Connect();
   std::optional<absl::Status> Answered();
   void SetAlarm(State state, absl::Duration delay);
@@ -68,11 +70,11 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   std::optional<Lease> channel_;                // guarded by mutex_
   std::optional<grpc::ClientContext> context_;  // guarded by mutex_
   std::optional<grpc::Alarm> alarm_;            // guarded by mutex_
-  absl::Status end_;                            // of kEnding; guarded by mutex_
+  absl::Status end_;                            // for kEnding; guarded by mutex_
 };
 
 // One thread that waits for the events of all asynchronous calls of a client and runs their
-// callbacks, one at a time. It begins with the first call. Thread safe.
+// callbacks, one at a time. It starts with the first call. Thread safe.
 class EventLoop {
  public:
   EventLoop() = default;
@@ -81,8 +83,8 @@ class EventLoop {
   grpc::CompletionQueue* queue() { return &queue_; }
   void Add(const std::shared_ptr<AsyncCallBase>& call);
   void Remove(AsyncCallBase* call);
-  // Cancels all calls but those that must end, and waits until the last callback has returned. Not
-  // to be called from one.
+  // Cancels all calls but those that must end, and waits until the last callback has returned. Must
+  // not be called from a callback.
   void CancelAll();
 
  private:
@@ -129,15 +131,15 @@ class AsyncUnaryCall final : public AsyncCallBase {
     } else {
       Tell(done_, std::move(status));
     }
-    done_ = nullptr;  // with what it holds
+    done_ = nullptr;  // frees what the callback holds
   }
 
-  // Runs the callback. An exception is discarded, since the event loop has no caller to report it
-  // to.
+  // Runs the callback. Discards an exception, since the event loop has no caller to which it could
+  // be reported.
   static void Tell(const Callback& done, absl::StatusOr<ResponseOf<Request>> answer) {
     if (done) Guarded([&] { done(std::move(answer)); }).IgnoreError();
   }
-  // As ExplainMissing.
+  // Does the work of Connection::ExplainMissing without waiting.
   void Explain(absl::Status status, std::size_t server);
 
   const Request request_;
@@ -147,10 +149,10 @@ class AsyncUnaryCall final : public AsyncCallBase {
 };
 
 struct AsyncOptions {
-  std::optional<absl::Duration> timeout;  // absent: that of the client
-  std::optional<std::size_t> only;        // of this server
+  std::optional<absl::Duration> timeout;  // absent: the client's timeout
+  std::optional<std::size_t> only;        // the only server that may be called
   bool must_end = false;                  // not cancelled with the client
-  absl::Status refused;                   // unless OK: what it ends with, and nothing is sent
+  absl::Status refused;                   // unless OK, the call ends with it and nothing is sent
 };
 
 // Starts a call. done runs on the loop's thread, exactly once.

@@ -1,12 +1,13 @@
-// The unary methods of the protocol, by the type of their request: who answers them, with what, and
-// whether one may be sent again when nobody knows whether it was carried out. Not for users of the
-// library.
+// The unary methods of the protocol, by the type of their request: the service that handles it, the
+// response, and whether the request may be sent again when it is unknown whether it was carried
+// out. Internal to the library.
 //
-// What is sent again, and when (Retry in client/rpc/connection.h decides, after AIP-194):
-//   UNAVAILABLE (a broken connection, a server that stops)        only what is safe to repeat
-//   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               any: the server did nothing
-//   RESOURCE_EXHAUSTED with a RetryInfo                            any: the server did nothing
-//   anything else, DEADLINE_EXCEEDED included                      nothing
+// When a request is sent again (decided by Retry in client/rpc/connection.h, after AIP-194):
+//   UNAVAILABLE (a broken connection, a server that stops)        only if it is safe to repeat
+//   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               always: the server did nothing
+//   RESOURCE_EXHAUSTED with a RetryInfo                            always: the server did nothing
+//   anything else, DEADLINE_EXCEEDED included                      never
+
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -22,11 +23,11 @@
 namespace tessera {
 
 enum class Repeatable {
-  kAlways,        // it reads, or sets what it would set again
+  kAlways,        // it only reads, or sets a value that it would set again
   kNever,         // it makes a buffer
-  kUnlessSpec,    // it makes a buffer if the request has its spec
-  kUnlessStored,  // it makes a buffer if its result, or that of a step, has a target
-  kWithVersion,   // it changes one buffer for good, if the request says which, and only where it is
+  kUnlessSpec,    // it makes a buffer if the request has a spec
+  kUnlessStored,  // it makes a buffer if its result, or a step's result, has a target
+  kWithVersion,   // it changes one buffer for good: only with a version, and at one server
 };
 
 template <class Request>
@@ -65,7 +66,7 @@ TESSERA_METHOD(v1, SharedMemoryService, UploadShared, kUnlessSpec)
 TESSERA_METHOD(v1, SharedMemoryService, DownloadShared, kAlways)
 #undef TESSERA_METHOD
 
-// Its messages have names of their own.
+// The messages of this service do not follow the naming pattern.
 template <>
 struct Method<grpc::health::v1::HealthCheckRequest> {
   using Stub = grpc::health::v1::Health::StubInterface;
@@ -78,7 +79,7 @@ struct Method<grpc::health::v1::HealthCheckRequest> {
 template <class Request>
 using ResponseOf = typename Method<Request>::Response;
 
-// Whether the call reads buffers by name, which may be gone since the server was started again.
+// Whether the call reads buffers by name, which may have been lost by a restart of the server.
 template <class Request>
 inline constexpr bool kReadsBuffers =
     std::is_same_v<typename Method<Request>::Stub, v1::ComputeService::StubInterface> ||

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// result: a field of the request that has none yet.
+// result: a message field that is not yet set.
 template <class Field>
 void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
   if (buffer) {
@@ -23,7 +23,7 @@ void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Fi
   }
 }
 
-// The fields that every operation's request has.
+// Sets the fields that every operation's request has.
 template <class Request>
 void SetOptions(const OperationOptions& options, Request& request) {
   request.set_strategy(options.strategy);
@@ -169,7 +169,7 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
 absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response) {
   if (!response.ok()) return response.status();
   if (response->results_size() == steps) return absl::OkStatus();
-  return absl::InternalError("the server's answer does not have a result for every step");
+  return absl::InternalError("the server's response does not have a result for every step");
 }
 
 bool Stores(const v1::ExecuteRequest& request) {

@@ -1,4 +1,4 @@
-// The requests of the operations, from arguments in C++ terms.
+// Builds the requests of the operations from C++ arguments.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,15 @@ v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
 v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
                           const OperationOptions& options);
 
-// BAD_OPERAND: the source is no resident buffer.
+// Returns BAD_OPERAND if the source is not a resident buffer.
 absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
                                                   std::optional<DType> dtype,
                                                   const std::string& device);
 
-// INTERNAL: an answer without a result for every step; the error of one that has failed.
+// Returns the error of a failed call, or INTERNAL if a response lacks a result for some step.
 absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
 
-// The first buffer that a request names: of the operands, else of the results; empty: none.
+// Returns the first buffer that a request names, in its operands or else its results; empty: none.
 template <class Request>
 std::string_view BufferOf(const Request& request) {
   std::string_view name;
@@ -69,7 +69,7 @@ std::string_view BufferOf(const Request& request) {
     look(request.result().buffer().name());
   return name;
 }
-// Of the first step that names one.
+// Returns the buffer of the first step that names one.
 std::string_view BufferOf(const v1::ExecuteRequest& request);
 
 // Whether the call makes a buffer.

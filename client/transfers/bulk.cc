@@ -1,4 +1,4 @@
-// Many small operations in few calls.
+// Runs many small operations in few calls.
 #include <algorithm>
 #include <cstddef>
 #include <deque>
@@ -14,14 +14,14 @@
 namespace tessera {
 namespace {
 
-// Of one call: long enough that what a call costs is little beside it, and so short that several
-// are under way, and within what any server takes.
+// These limits make a call long enough for a small overhead, short enough for several calls to be
+// under way, and acceptable to any server.
 constexpr int kMaxSteps = 1000;
 constexpr std::size_t kMaxBytes = 1 << 20;
 constexpr std::size_t kCallsUnderWay = 4;
 
-// Executes so many steps, each of which `add` puts into a program, and takes each answer out of its
-// result with `get`.
+// Executes `steps` steps. `add` puts each into a program, and `get` takes each response out of its
+// result.
 template <class Response, class Add, class Get>
 std::vector<absl::StatusOr<Response>> InPrograms(Client& client, std::size_t steps,
                                                  const CallOptions& call, const Add& add,

@@ -18,27 +18,29 @@
 namespace tessera {
 namespace {
 
-// Of a transfer's data; two let the server copy one while the client fills or reads the other.
+// A transfer with two slots lets the server copy one while the client fills or reads the other.
 constexpr std::size_t kSlotBytes = std::size_t{16} << 20;
 constexpr std::size_t kSlots = 4;
 constexpr std::size_t kSlotsATransfer = 2;
 
-// Below it a stream's messages cost no more than the calls.
+// A smaller stream's messages cost no more than the calls.
 constexpr std::uint64_t kLeast = std::uint64_t{4} << 20;
 
-// How long a server that does not share memory is not asked again, and how long one that does may
-// take for it.
+// How long a server that shares no memory is not asked again, and how long a server may take to
+// share it.
 constexpr absl::Duration kAskAgain = absl::Minutes(1);
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 
-// One server on this host. Of several, parts of a transfer could come to different ones.
+// Whether the list is one server on this host. With several, parts of a transfer could go to
+// different servers.
 bool IsSameHost(const std::string& server) {
   return !absl::StrContains(server, ',') && StaysHere(server);
 }
 
 bool IsUnreachable(const absl::Status& status) { return ErrorReason(status) == "UNREACHABLE"; }
 
-// Whether the transfer ends with this error, since nobody has to wait for it a second time.
+// Whether the transfer ends with this error, so that it does not wait a second time for the same
+// thing.
 bool IsEnd(const absl::Status& status) {
   return IsUnreachable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
@@ -83,7 +85,7 @@ class SharedTransfers::Slots {
 
 class SharedTransfers::Limit {
  public:
-  // timeout: absent: as long as every call ends within stall_timeout.
+  // timeout: absent: no limit while every call ends within stall_timeout.
   Limit(Connection& connection, std::optional<absl::Duration> timeout,
         const std::stop_token& cancel)
       : connection_(connection),
@@ -102,7 +104,7 @@ class SharedTransfers::Limit {
                                            absl::Duration most = absl::InfiniteDuration()) const {
     // A call whose deadline has passed may still succeed.
     if (absl::Status ended = Check(); !ended.ok()) return ended;
-    // The time that a connection takes is not that of the call.
+    // Connects first, so that the time this takes does not count as the call's.
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
     if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
     const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
@@ -152,7 +154,7 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
 absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, const Limit& limit) {
   const auto answer = limit.Call(v1::GetSharedMemoryRequest(), kHandshake);
   if (!answer.ok()) return answer.status();
-  // The memory is allocated before the server sees it, so this refuses what the server would.
+  // Checked here, because the memory is allocated before the server could refuse it.
   const std::uint64_t total = answer->limit_bytes();
   const std::uint64_t free = total - std::min(total, answer->used_bytes());
   if (bytes > free) {
@@ -175,7 +177,7 @@ absl::Status SharedTransfers::Prepare(const Limit& limit) {
   absl::StatusOr<SharedMemory> memory = MakeMemory(kSlots * kSlotBytes, limit);
   if (!memory.ok()) {
     if (IsUnreachable(memory.status())) return memory.status();
-    // A limit of the caller says nothing about the server.
+    // If a limit of the caller has ended the attempt, it says nothing about the server.
     if (absl::Status ended = limit.Check(); !ended.ok()) return ended;
     next_attempt_ = absl::Now() + kAskAgain;
     return memory.status();
@@ -189,10 +191,10 @@ absl::Status SharedTransfers::Prepare(const Limit& limit) {
 absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(std::uint64_t size,
                                                                               const Limit& limit) {
   if (!connection_.options().shared_memory || !same_host_ || size < kLeast)
-    return Unavailable("it is not worth it");
+    return Unavailable("shared memory is not worthwhile here");
   const std::lock_guard lock(mutex_);
   if (absl::Status status = Prepare(limit); !status.ok()) return status;
-  if (free_.empty()) return Unavailable("other transfers have all of it");
+  if (free_.empty()) return Unavailable("other transfers use all of the shared memory");
   const std::size_t count = size <= kSlotBytes ? 1 : std::min(kSlotsATransfer, free_.size());
   std::vector<std::size_t> parts(free_.end() - static_cast<std::ptrdiff_t>(count), free_.end());
   free_.resize(free_.size() - count);
@@ -201,7 +203,7 @@ absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(st
 
 bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
   const bool gone = ErrorReason(status) == "REGION_NOT_FOUND" || absl::IsUnimplemented(status);
-  // The call has ended here; the server may still be at it.
+  // The call has ended here, but the server may still use the memory.
   const bool in_use =
       absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) || absl::IsUnavailable(status);
   if (gone || in_use) {
@@ -223,7 +225,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
-  // An observer of the progress may fail the upload, which one call could not take back.
+  // A progress function may fail the upload, and a single call could not be undone.
   if (size <= kSlotBytes && !options.progress) {
     if (absl::Status status = source(0, (*slots)->Bytes(0, size)); !status.ok()) return status;
     v1::UploadSharedRequest request;
@@ -246,8 +248,8 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
   if (!created.ok()) return created.status();
   const std::uint64_t version = created->buffer().version();
 
-  std::mutex mutex;         // guards what follows, and lets one thread ask the source at a time
-  std::uint64_t begin = 0;  // of what nobody has taken yet
+  std::mutex mutex;         // guards the variables below and the calls of the source
+  std::uint64_t begin = 0;  // the first byte that no thread has taken
   std::uint64_t sent = 0;
   absl::Status failure;
   const auto lane = [&](std::size_t i) {
@@ -315,14 +317,14 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   const Limit limit(connection_, options.timeout, options.cancel);
   const auto found = limit.Call(find);
   if (IsEnd(found.status())) return found.status();
-  // The stream says what is wrong.
+  // The stream reports what is wrong.
   if (!found.ok() || options.offset > found->buffer().size_bytes()) return std::nullopt;
   const std::uint64_t rest = found->buffer().size_bytes() - options.offset;
   const auto slots = Take(options.limit != 0 ? std::min(options.limit, rest) : rest, limit);
   if (IsEnd(slots.status())) return slots.status();
   if (!slots.ok()) return std::nullopt;
 
-  // Asks for the bytes from a place on, into slot i.
+  // Fetches the bytes from `begin` on into slot i.
   std::uint64_t version = options.version;
   const auto fetch = [&](std::size_t i, std::uint64_t begin) {
     v1::DownloadSharedRequest request;
@@ -332,7 +334,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
     absl::StatusOr<v1::DownloadSharedResponse> part = limit.Call(request);
-    // Here, because the caller ignores a part that was fetched ahead when the download fails.
+    // Handled here, because the caller ignores a prefetched part if the download fails.
     if (!part.ok()) Lost(part.status(), **slots);
     return part;
   };
@@ -351,19 +353,19 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   for (std::size_t i = 0; received < size; i = (i + 1) % (*slots)->count()) {
     const std::uint64_t got = part->size();
     if (got == 0 || got > size - received)
-      return absl::InternalError("the parts of a download do not follow each other");
+      return absl::InternalError("the parts of a download are not contiguous");
     std::future<absl::StatusOr<v1::DownloadSharedResponse>> next;
     const bool ahead = (*slots)->count() > 1 && received + got < size;
     if (ahead) next = std::async(std::launch::async, fetch, 1 - i, received + got);
     const absl::Span<char> bytes = (*slots)->Bytes(i, got);
     if (options.checksums) crc = Crc32cExtend(crc, bytes.data(), bytes.size());
     if (absl::Status status = sink(buffer, {bytes.data(), bytes.size()}); !status.ok())
-      return status;  // next ends first
+      return status;  // waits for `next` first
     received += got;
     if (received == size) break;
     part = ahead ? next.get() : fetch(0, received);
     if (!part.ok()) {
-      // If the caller asked for a version, the server's error says what is wrong.
+      // If the caller specified a version, the server's error says what is wrong.
       if (options.version != 0 || ErrorReason(part.status()) != "VERSION_MISMATCH")
         return part.status();
       return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
@@ -373,7 +375,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (options.checksums && buffer.has_crc32c() && received == buffer.size_bytes() &&
       crc != buffer.crc32c()) {
     return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-                     absl::StrCat("bytes of '", name, "' have changed on their way"),
+                     absl::StrCat("bytes of '", name, "' were damaged on their way"),
                      {{"field", "buffer.crc32c"},
                       {"expected", absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8))},
                       {"actual", absl::StrCat(absl::Hex(crc, absl::kZeroPad8))}});

@@ -1,5 +1,5 @@
-// Beneath Client: transfers through shared memory, where the server is on this host and offers it.
-// Not for users of the library.
+// The layer below Client for transfers through shared memory, if the server is on this host and
+// offers it. Internal to the library.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ class SharedTransfers {
                                                       const std::stop_token& cancel);
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes);
 
-  // Client::Upload and Download by way of memory of this class. Nothing: not possible, or not worth
-  // it, or no longer possible; the caller goes on as if there were no shared memory.
+  // Client::Upload and Download through memory of this class. Return nothing if that is impossible
+  // or not worthwhile. The caller then proceeds as if there were no shared memory.
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
@@ -42,20 +42,21 @@ class SharedTransfers {
                                                         std::uint32_t* checksum);
 
  private:
-  // One or two parts of the memory, which a transfer has until it ends: nobody waits for one, since
-  // sources and sinks may use the client themselves.
+  // One or two slots of the memory, which a transfer holds until it ends. No transfer waits for a
+  // slot, since sources and sinks may use the client themselves.
   class Slots;
-  // How long a transfer and its calls may take, and what cancels it.
+  // How long a transfer and its calls may take, and how it is cancelled.
   class Limit;
 
   absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request, const Limit& limit);
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const Limit& limit);
-  // UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, the errors of SharedMemory::Make and of the limit.
-  absl::Status Prepare(const Limit& limit);  // with the mutex
-  // Whether a transfer of size bytes (0: not known) is worth a slot, and there is one.
+  // Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE and the errors of SharedMemory::Make and of the
+  // limit.
+  absl::Status Prepare(const Limit& limit);  // mutex_ is held
+  // Takes slots for a transfer of `size` bytes, if it is worthwhile and slots are free.
   absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const Limit& limit);
-  // Whether a call failed because the server does not know the memory any more. The memory is made
-  // anew then, and where the call ended here while the server may still use its slot.
+  // Whether a call failed because the server does not know the memory. Such memory is replaced by
+  // new memory, and so is memory whose slot the server may still use after the call has ended here.
   bool Lost(const absl::Status& status, const Slots& slots);
 
   // Fills a draft through the slots.
@@ -67,9 +68,9 @@ class SharedTransfers {
   const bool same_host_;
 
   std::mutex mutex_;
-  absl::Time next_attempt_ = absl::InfinitePast();  // after one that failed
+  absl::Time next_attempt_ = absl::InfinitePast();  // after a failed attempt
   std::shared_ptr<SharedMemory> memory_;
-  std::vector<std::size_t> free_;  // slots of memory_, by their offsets
+  std::vector<std::size_t> free_;  // offsets of the slots of memory_ that are free
 };
 
 }  // namespace tessera

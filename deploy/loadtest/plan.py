@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a configuration of ghz for each call of the cases that slo.toml asks for.
+"""Writes a configuration of ghz for each call of the selected cases of slo.toml.
 
 usage: plan.py --slo FILE --out FOLDER --private FOLDER --seconds N [--cases "NAME..."]
 
 Prints a line for each case: its name, then the stems of its configurations, which run at the same
 time. ghz reads the configurations in the private folder; those in the other folder lack the
 metadata, which may have a token. Credentials are taken from TESSERA_CLIENT_TLS_CA,
-TESSERA_TOKEN_FILE, TESSERA_TOKEN and so on, as for `tessera`, which puts the operands before and
-refuses to send a token in clear.
+TESSERA_TOKEN_FILE, TESSERA_TOKEN and so on, as for `tessera`, which puts the operands first and
+refuses to send a token unencrypted.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def metadata():
 
 
 def read(path):
-    """The objectives file; ValueError says what is wrong with it."""
+    """Reads the objectives file; ValueError says what is wrong with it."""
     slo = tomllib.loads(path.read_text())
     for name, case in slo["case"].items():
         if case["pattern"] not in slo["pattern"]:
@@ -56,13 +56,13 @@ def calls_of(case):
 
 
 def reports_of(name, case):
-    """{stem of a report: its call}"""
+    """Returns {stem of a report: its call}."""
     calls = calls_of(case)
     return {name if len(calls) == 1 else f"{name}.{call}": call for call in calls}
 
 
 def configuration(slo, case, call, seconds):
-    """What ghz reads: the call, the pattern, and what the case says otherwise."""
+    """Returns what ghz reads: the call, the pattern, and the keys that the case overrides."""
     config = json.loads((HERE / "calls" / f"{call}.json").read_text())
     config["proto"] = str(ROOT / config["proto"])
     config["import-paths"] = [str(ROOT / path) for path in config["import-paths"]]
@@ -71,7 +71,7 @@ def configuration(slo, case, call, seconds):
     if config.get("load-schedule") == "step":
         steps = (config["load-end"] - config["load-start"]) // config["load-step"] + 1
         config["load-step-duration"] = f"{max(1, seconds * 1000 // steps)}ms"
-    # wait: calls under way when the time is up still count, instead of failing with their
+    # wait: calls in progress when the time is up still count, instead of failing with their
     # connection.
     config.update({"duration": f"{seconds}s", "duration-stop": "wait", "format": "json"})
     return config

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Judges the reports of ghz in a folder by slo.toml, and writes tables and plots beside them.
+"""Judges the reports of ghz in a folder by slo.toml, and writes tables and plots next to them.
 
 usage: report.py FOLDER --slo FILE [--compare EARLIER]
 
-FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, what ghz
-was asked for in NAME.config.json, and server.json, the answer of `tessera --json info`. What it
-writes there: summary.json, which a later --compare reads from the folder EARLIER, report.md,
-latency.svg, and NAME.svg of each case in steps. It ends with 1 when a case misses its objective,
-has no report, or is worse than the earlier one by more than slo.toml allows.
+FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, ghz's
+configuration in NAME.config.json, and server.json, the output of `tessera --json info`. The script
+writes these files there: summary.json, which a later --compare reads from the folder EARLIER,
+report.md, latency.svg, and NAME.svg of each case in steps. It exits with 1 when a case misses its
+objective, has no report, or is worse than the earlier one by more than slo.toml allows.
 
-ghz itself ends with 0 even when every call failed: what happened is in its statusCodeDistribution.
+ghz itself exits with 0 even when every call failed: its statusCodeDistribution has the outcomes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def quantile(latencies, percent):
-    """Of ascending latencies: the least that so many percent of them do not exceed."""
+    """Returns the least of ascending latencies that this percentage of them do not exceed."""
     return latencies[max(0, -(-len(latencies) * percent // 100) - 1)]
 
 
@@ -43,7 +43,8 @@ def milliseconds(latencies):
 
 
 def summarize(report):
-    """Calls, failures and their reasons, rate of answered calls, latencies of those in ms."""
+    """Returns calls, failures and their reasons, rate of answered calls, and their latencies in
+    ms."""
     statuses = report.get("statusCodeDistribution") or {}
     calls, answered = sum(statuses.values()), statuses.get("OK", 0)
     # ghz keeps the first million calls.
@@ -61,15 +62,15 @@ def summarize(report):
 
 
 def nanoseconds(timestamp):
-    """Of a time as Go writes it, with up to nine digits of a second."""
+    """Parses a time as Go writes it, with up to nine digits of a second."""
     whole, fraction = re.fullmatch(r"([^.]+?)(?:\.(\d+))?(?:Z|[+-]\d\d:\d\d)", timestamp).groups()
     seconds = datetime.datetime.fromisoformat(whole + "+00:00").timestamp()
     return int(seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
 def steps(report, seconds):
-    """Of a run at a rate that rises in steps: [(rate asked for, what summarize says of its
-    calls)]"""
+    """For a run at a rate that rises in steps, returns [(requested rate, the summary of its
+    calls)]."""
     options, details = report["options"], report.get("details") or []
     if options.get("load-schedule") != "step" or not details:
         return []
@@ -99,7 +100,7 @@ def steps(report, seconds):
 
 
 def misses(summary, objective):
-    """What of the objective is not true."""
+    """Returns which parts of the objective are missed."""
     found = []
     if summary["calls"] == 0:
         return ["no call was made"]
@@ -118,7 +119,7 @@ def misses(summary, objective):
 
 
 def losses(summary, before, factors):
-    """Where it is worse than before by more than the factors of slo.toml's [compare]."""
+    """Returns where it is worse than before by more than the factors of slo.toml's [compare]."""
     found = []
     for key, factor in factors.items():
         if key not in summary or key not in before:
@@ -169,12 +170,12 @@ def about(folder, reports):
 
 
 def judge(folder, slo, earlier):
-    """({name: summary}, {name: ghz's report}, [what is wrong])"""
+    """Returns ({name: summary}, {name: ghz's report}, [what is wrong])."""
     summaries, reports, problems = {}, {}, []
     for case_name, case in slo["case"].items():
         expected = plan.reports_of(case_name, case)
         if not any((folder / f"{name}.config.json").exists() for name in expected):
-            continue  # it was not asked for
+            continue  # it was not selected
         for name in expected:
             try:
                 report = json.loads((folder / f"{name}.json").read_text())
@@ -204,7 +205,7 @@ def cell(value):
 
 
 def table(summaries, earlier, conditions=()):
-    """conditions: keys of summaries with texts, as further columns."""
+    """conditions: keys of summaries with texts, as additional columns."""
     head = ["case", "calls", "failed", "calls/s", *(f"p{q} ms" for q in QUANTILES), "max ms"]
     head += conditions
     if earlier:
@@ -232,7 +233,8 @@ def plain(head, lines):
 
 
 def latency_plot(summaries, caption):
-    """A row for each case: its quantiles from the first to the last, on a logarithmic axis."""
+    """Draws a row for each case: its quantiles from the first to the last, on a logarithmic
+    axis."""
     rows = [(name, [s[f"p{q}_ms"] for q in QUANTILES])
             for name, s in summaries.items() if s.get("p50_ms")]
     left, right, top, row = 240, 910, 74, 22

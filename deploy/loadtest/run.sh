@@ -9,14 +9,14 @@ readonly here
 usage() {
   cat <<'END'
 usage: run.sh --target HOST:PORT --cli PATH [FLAG...]
-       run.sh --check        only look whether ghz is there
+       run.sh --check        only check that ghz is available
 
   --target    the server
   --cli       the program `tessera`, which puts the operands on the server
-  --seconds   how long each case runs; 10 unless told
-  --cases     names of cases, as in "dot-latency mixed"; all but the optional ones unless told
-  --slo       the file with patterns, cases and objectives; slo.toml beside this script unless told
-  --out       where reports go; build/loadtest unless told
+  --seconds   how long each case runs; default: 10
+  --cases     names of cases, as in "dot-latency mixed"; default: all except the optional ones
+  --slo       the file with patterns, cases and objectives; default: slo.toml next to this script
+  --out       where reports go; default: build/loadtest
   --compare   the folder of an earlier report: being worse by more than slo.toml allows is a failure
 
 TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, and TESSERA_TOKEN or
@@ -86,7 +86,7 @@ put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 2
 "${put[@]}" --seed 2 --shape 4096 --name load/y
 "${put[@]}" --seed 3 --shape 512x512 --name load/matrix
 
-# run_ghz NAME. timeout: a server that no longer answers must not hold the test for ever.
+# run_ghz NAME. timeout: a server that stops answering must not hang the test.
 run_ghz() {
   timeout $((seconds + 60)) "$ghz" --config "$private/$1.config.json" --output "$private/$1.json" \
     "$target" || die "ghz ended with exit code $? in $1"

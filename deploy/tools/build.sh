@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Configuring and building, for the devices of this machine or for all. Sourced by ./dev.
+# Configures and builds, for the devices of this machine or for all. Sourced by ./dev.
 
 # Whether to build without CUDA even where nvcc is installed.
 only_cpu=false
@@ -13,7 +13,7 @@ choose_devices() {
   esac
 }
 
-# The nvcc to build with; empty when there is none of CUDA 13 or newer.
+# The nvcc to build with; empty when there is no CUDA 13 or newer.
 find_nvcc() {
   local nvcc release
   nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin type -P nvcc) || return 0
@@ -27,8 +27,8 @@ gpu_architectures() {
     sed -nE 's/^([0-9]+)\.([0-9])$/\1\2-real/p' | sort -u | paste -sd ';' || true
 }
 
-# The preset for programs that are to run here: native, for the devices of this machine, unless
-# others were asked for. The two have a folder each, so that neither undoes the other's work.
+# The preset for programs that run here: native, for the devices of this machine, unless others were
+# requested. Each preset has its own folder, so that neither undoes the other's work.
 preset_here() {
   if [[ ${CI:-} == true || -n ${TESSERA_CUDA_ARCHITECTURES:-} ]]; then
     echo release
@@ -87,5 +87,5 @@ build() {
   if [[ $preset == release || $preset == native ]]; then ln -sfn "$preset/bin" build/bin; fi
 }
 
-# Builds what a command is about to run; in a bundle it is there.
+# Builds what a command is about to run; a bundle already has it.
 need() { if ! $bundled; then build "$(preset_here)" "$@"; fi; }

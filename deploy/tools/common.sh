@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Messages, steps with a log, and packages: what every command of ./dev needs. Sourced by it.
 
-# Debian 12 and Ubuntu 24.04 have every one of these, in versions that one source builds with.
+# Debian 12 and Ubuntu 24.04 have all of these, in versions with which the same source builds.
 readonly packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
@@ -21,8 +21,8 @@ fi
 jobs=$(nproc)
 readonly jobs
 
-# Lets ccache share results between checkouts in different folders, and of files with a precompiled
-# header.
+# Lets ccache share results between checkouts in different folders, and share results of files with
+# a precompiled header.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 
@@ -46,14 +46,14 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# step LOG TITLE COMMAND...: runs the command with its output in a log, shows where it is, says how
-# long it took. A failure ends the script with the log's last lines and the reason.
+# step LOG TITLE COMMAND...: runs the command with its output in a log, shows where the log is, and
+# says how long it took. A failure ends the script with the log's last lines and the reason.
 step() {
   local log=$logs/$1.log title=$2 start=$SECONDS next=$((SECONDS + 30)) status=0
   shift 2
   mkdir -p "$logs"
   say "$title"
-  # A process group of its own, so that an interrupted build takes its compilers along.
+  # The command gets its own process group, so that an interrupted build also stops its compilers.
   set -m
   "$@" >"$log" 2>&1 </dev/null &
   step_pid=$!
@@ -78,12 +78,12 @@ step() {
   printf '    %d s\n' $((SECONDS - start))
 }
 
-# Installs those of the packages named that are missing. Off Debian and Ubuntu it leaves the check
-# to CMake.
+# Installs those of the named packages that are missing. On other systems than Debian and Ubuntu it
+# leaves the check to CMake.
 install_packages() {
   command -v dpkg-query >/dev/null || return 0
   local installed missing=() package sudo=() lock
-  # One of us at a time: apt-get waits for another one to install, but not to update its lists.
+  # Only one at a time: apt-get waits for another one to install, but not to update its lists.
   mkdir -p "$logs"
   exec {lock}>"$logs/apt.lock"
   flock "$lock"
@@ -95,12 +95,12 @@ install_packages() {
   exec {lock}>&-
 }
 
-# Of install_packages, whose variables it uses.
+# Part of install_packages, whose variables it uses.
 install_missing() {
   if ((EUID != 0)); then
     command -v sudo >/dev/null ||
       die "missing packages, and neither root nor sudo to install them: ${missing[*]}"
-    # Any password is asked here, in the foreground.
+    # Asks for a password here, in the foreground.
     sudo true
     sudo=(sudo)
   fi
@@ -110,7 +110,7 @@ install_missing() {
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
 }
 
-# A Python that has NumPy: the distribution's own before one that a version manager put on the PATH.
+# A Python that has NumPy: prefers the distribution's to one that a version manager put on the PATH.
 find_python() {
   local python
   for python in /usr/bin/python3 python3; do

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes manual pages from the help texts of programs: one a program, and one a subcommand.
+"""Writes manual pages from the help texts of programs: one for each program and subcommand.
 
 usage: manual.py --out FOLDER PROGRAM:SECTION...
 
-`tessera:1` becomes man1/tessera.1, man1/tessera-put.1 and so on. What a help text does not say,
-FILES and SEE ALSO, stands in EXTRA below.
+`tessera:1` becomes man1/tessera.1, man1/tessera-put.1 and so on. Sections that a help text
+lacks, FILES and SEE ALSO, are in EXTRA below.
 """
 
 import argparse
@@ -22,13 +22,14 @@ EXTRA = {
 
 
 def escape(text):
-    """For roff: backslashes and hyphens that are to be copied, and no request at a line's start."""
+    """Escapes text for roff: backslashes and hyphens that are to be copied, and no request at a
+    line's start."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 
 
 def help_of(command):
-    # A fixed width and no variables: a page is the same wherever it was made.
+    # A fixed width and no variables: a page is the same wherever it is made.
     result = subprocess.run(
         [*command, "--help"], capture_output=True, text=True, check=True, env={"COLUMNS": "80"}
     )
@@ -36,8 +37,8 @@ def help_of(command):
 
 
 def parse_items(lines, column):
-    """[(term, description)] of a section; descriptions begin at the column, or on a line of their
-    own after a term that is too long."""
+    """Returns [(term, description)] of a section; descriptions begin at the column, or on a
+    separate line after a term that is too long."""
     items = []
     for line in lines:
         if line[:column].strip() and line[column - 1 : column] in (" ", ""):
@@ -50,7 +51,7 @@ def parse_items(lines, column):
 
 
 def parse(lines):
-    """(summary, usage, [(section, items)], footer) of a help text."""
+    """Returns (summary, usage, [(section, items)], footer) of a help text."""
     summary, usage, sections, footer = lines[0].strip(), "", [], []
     column = max(re.match("(  -h,--help +)?", line).end() for line in lines)
     for line in lines[1:]:

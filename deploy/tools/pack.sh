@@ -1,18 +1,18 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Commands that pack programs: bundle, image and package. Sourced by ./dev.
 
-# A bundle travels to hosts without a package registry: it has to stay easy to copy.
+# A bundle is copied to hosts without a package registry, so it must stay easy to copy.
 readonly bundle_limit_mib=47
 
-# Shared libraries of the programs given that a bare Debian or Ubuntu lacks: all but those of glibc,
-# gcc's C++ runtime and the GPU driver, which must be the host's own.
+# The shared libraries of the given programs that a bare Debian or Ubuntu lacks: all except those of
+# glibc, gcc's C++ runtime and the GPU driver, which must be the host's own.
 libraries_of() {
   ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
     grep -vE '/(lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s|cuda)|ld-linux[^/]*)\.so'
 }
 
-# What the programs given are made of, as an SPDX document: libraries that the bundle carries, those
-# that the host has to have, and what they were built with.
+# The components of the given programs, as an SPDX document: libraries that the bundle carries,
+# those that the host must have, and the packages of the build.
 bill_of_materials() {
   local owners host='libc6|libstdc\+\+6|libgcc-s1'
   owners=$(deploy/sbom.sh owners "$@")
@@ -53,8 +53,8 @@ bundle() {
   while read -r library; do
     strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
   done < <(libraries_of "${programs[@]/#/$built/bin/}")
-  # Packed, because OpenBLAS alone, with its kernels for every processor, is 35 MiB: 10 with gzip,
-  # 4 with xz. Its output is the same for every number of threads from two on.
+  # Packed, because OpenBLAS alone, with its kernels for every processor, is 35 MiB: 10 with gzip, 4
+  # with xz. xz's output is the same for any number of threads from two on.
   tar -C "$packed" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
     --mode=u=rwX,go=rX -cf - bin lib | xz -T$((jobs > 2 ? jobs : 2)) -6 >"$out/programs.tar.xz"
   cp -R client/demo "$out/client/"
@@ -114,7 +114,7 @@ package() {
     "$(git log -1 --format=%cD 2>/dev/null || date -R)" >"$tree/debian/changelog"
   TESSERA_BUILD=$built step package "Pack" \
     env -C "$tree" dpkg-buildpackage -b -us -uc
-  # The maintainers' address is an example: whoever publishes the packages puts theirs there.
+  # The maintainers' address is an example: a publisher of the packages replaces it.
   step lintian "Check the packages" \
     lintian --allow-root --fail-on error,warning --suppress-tags \
     bogus-mail-host,bogus-mail-host-in-debian-changelog "${tree%/*}"/*.changes

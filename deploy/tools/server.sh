@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Commands that run a server: demo and loadtest. Sourced by ./dev.
 
-# Starts a server on a free loopback port; sets $server. It is stopped when the script ends, however
-# it ends.
+# Starts a server on a free loopback port; sets $server. The server is stopped however the script
+# ends.
 start_server() {
   find_cublas
   work=$(mktemp -d)
@@ -33,7 +33,7 @@ stop_server() {
   fi
 }
 
-# Which device a server with --device auto took, and why.
+# Says which device a server with --device auto took, and why.
 describe_device() {
   local devices
   devices=$(<"$built/devices.txt")

@@ -14,14 +14,14 @@ enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64, kBool
 struct DTypeInfo {
   DType dtype;
   std::string_view name;   // as requests, the CLI and the documents spell it
-  std::string_view numpy;  // NumPy's type string, little endian; bf16 has none of its own
+  std::string_view numpy;  // NumPy's type string, little endian; bf16 has no such string
   std::size_t size;        // bytes of an element
   double unit_roundoff;    // largest relative error of rounding to the type; 0 for integers
 };
 
-// THE list of element types, in the order of their values. What else an element type needs: its
-// C++ type (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value
-// of the protocol's enum. An element of bool is a byte, 0 or 1; kernels read any other as 1.
+// THE list of element types, in the order of their values. An element type also needs a C++ type
+// (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value of the
+// protocol's enum. An element of bool is one byte, 0 or 1; kernels read any other value as 1.
 inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},
@@ -34,14 +34,14 @@ inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
     {DType::kI8, "i8", "|i1", 1, 0},
 }};
 
-// Those that arrays may have.
+// The types that arrays may have.
 inline constexpr auto kArrayDTypes = [] {
   std::array<DType, kDTypeInfos.size()> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
   return all;
 }();
 
-// What every operation computes with: those before bool. The others, of a byte an element, are for
+// The types that every operation computes with: those before bool. The others, of one byte, are for
 // expressions, and through them for reductions, copies and casts.
 inline constexpr auto kAllDTypes = [] {
   std::array<DType, static_cast<std::size_t>(DType::kBool) - 1> all{};
@@ -51,7 +51,7 @@ inline constexpr auto kAllDTypes = [] {
 
 inline constexpr DTypeInfo kNoDType = {DType{}, "?", "", 0, 0};
 
-// kNoDType for a value that is none of the list.
+// Returns kNoDType for a value that is not in the list.
 constexpr const DTypeInfo& InfoOf(DType dtype) {
   const auto i = static_cast<std::size_t>(dtype) - 1;
   return i < kDTypeInfos.size() ? kDTypeInfos[i] : kNoDType;
@@ -59,12 +59,12 @@ constexpr const DTypeInfo& InfoOf(DType dtype) {
 constexpr std::string_view Name(DType dtype) { return InfoOf(dtype).name; }
 constexpr std::size_t SizeOf(DType dtype) { return InfoOf(dtype).size; }
 constexpr double UnitRoundoff(DType dtype) { return InfoOf(dtype).unit_roundoff; }
-// Integers of a byte. Operations of expressions take them as I32, or as the numbers beside them.
+// 8-bit integers. Expressions compute them as I32, or as the type of the other arguments.
 constexpr bool IsByteInteger(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
 constexpr bool IsInteger(DType dtype) {
   return dtype == DType::kI32 || dtype == DType::kI64 || IsByteInteger(dtype);
 }
-// Whether it is of kAllDTypes.
+// Whether it is one of kAllDTypes.
 constexpr bool IsComputed(DType dtype) { return dtype < DType::kBool; }
 
 // A set of element types, one bit each.

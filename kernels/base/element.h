@@ -1,5 +1,5 @@
-// The C++ types of elements and their arithmetic, on the host and the device alike; among them the
-// two 16-bit floating-point types as plain bits with conversions.
+// The C++ types of elements and their arithmetic, for both the host and the device. They include
+// the two 16-bit floating-point types as plain bits with conversions.
 #pragma once
 
 #include <bit>
@@ -51,7 +51,7 @@ struct Half {
     return __half2float(__ushort_as_half(bits));
 #else
     // Without branches, so that loops over halves become vector instructions: the product moves the
-    // exponent's bias from 15 to 127, exactly, and makes numbers of the subnormal ones.
+    // exponent's bias from 15 to 127 exactly, and normalises the subnormal numbers.
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
     const auto number = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     const std::uint32_t infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
@@ -92,16 +92,16 @@ template <class T>
 inline constexpr bool kIsByteInteger =
     std::is_same_v<T, std::uint8_t> || std::is_same_v<T, std::int8_t>;
 
-// What arithmetic on one element is done in.
+// The type in which arithmetic on one element is done.
 template <class T>
 using ValueOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float,
                                    std::conditional_t<kIsByteInteger<T>, std::int32_t, T>>;
 
-// Wide enough for long sums: double, or 64 bits that wrap.
+// Wide enough for long sums: double, or 64-bit integers that wrap.
 template <class T>
 using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
-// The dtype whose elements are of the C++ type T.
+// The dtype whose elements have the C++ type T.
 template <class T>
 constexpr DType DTypeOf() {
   if constexpr (std::is_same_v<T, float>) {
@@ -161,7 +161,7 @@ constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
   }
 }
 
-// Additions and products that wrap as two's complement instead of being undefined.
+// Additions and products that wrap in two's complement instead of being undefined.
 template <class T>
 TESSERA_HD T WrapAdd(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -181,8 +181,8 @@ TESSERA_HD T WrapMultiply(T a, T b) {
   }
 }
 
-// 128 bits as two's complement: a sum of up to 2^63 integers of 64 bits, exact and hence the same
-// in any order.
+// A 128-bit integer in two's complement: a sum of up to 2^63 integers of 64 bits is exact, and
+// hence the same in any order.
 struct Int128 {
   std::uint64_t low;
   std::int64_t high;
@@ -200,8 +200,8 @@ struct Int128 {
     }
     double unit = 1;
     if (upper != 0) {
-      // The leading 64 bits, of which the last stands for whatever is behind it, round as all of
-      // them do.
+      // The leading 64 bits, the last of which stands for all the bits after it, round as the whole
+      // number does.
       for (unit = 0x1p64; upper >> 63 == 0; unit /= 2) {
         upper = upper << 1 | lower >> 63;
         lower <<= 1;
@@ -219,7 +219,7 @@ TESSERA_HD inline Int128 WrapAdd(Int128 a, Int128 b) {
   return sum;
 }
 
-// a * b for sums: exact for floats and halves, since their products fit a double.
+// a * b for sums. It is exact for floats and halves, since their products fit a double.
 template <class T>
 TESSERA_HD WideOf<T> Product(T a, T b) {
   return WrapMultiply(static_cast<WideOf<T>>(static_cast<ValueOf<T>>(a)),

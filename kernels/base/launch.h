@@ -1,19 +1,20 @@
-// How a strategy is launched, as far as a request may say.
+// The launch parameters that a request may set.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera {
 
-// A request's knobs. 0: the strategy's own choice. Checked against the strategy's LaunchLimits
-// before launch is called.
+// A request's parameters. 0 means the strategy's own choice. They are checked against the
+// strategy's LaunchLimits before launch is called.
 struct Launch {
   std::uint32_t block_size = 0;
   std::uint32_t grid_size = 0;
   std::uint32_t items_per_thread = 0;
 };
 
-// The values of Launch that a strategy honours, inclusive. {0, 0}: the strategy has no such knob.
+// The values of Launch that a strategy accepts, inclusive. {0, 0}: the strategy has no such
+// parameter.
 struct LaunchLimits {
   struct Range {
     std::uint32_t min = 0;

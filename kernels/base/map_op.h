@@ -1,5 +1,5 @@
-// The operations of an expression (Map) and what holds of each whatever computes it. Standard
-// library only.
+// The operations of an expression (Map), and their properties that do not depend on the strategy.
+// Standard library only.
 #pragma once
 
 #include <array>
@@ -47,14 +47,14 @@ enum class MapOp : std::uint8_t {
   kCast,
 };
 
-// Which types the arguments may have, and which the result has.
+// Which types the arguments may have, and which type the result has.
 enum class MapRule : std::uint8_t {
-  kNumbers,     // one type of numbers for all, and for the result
-  kReals,       // the same, where integers become F64
+  kNumbers,     // one numeric type for all arguments and the result
+  kReals,       // likewise, but integers become F64
   kComparison,  // one type for all; the result is BOOL
-  kLogic,       // BOOL alone
-  kSelect,      // BOOL first; one type for the others and the result
-  kCast,        // any; the type that the node names
+  kLogic,       // only BOOL
+  kSelect,      // BOOL first; one type for the other arguments and the result
+  kCast,        // any type; the result has the type that the node names
 };
 
 struct MapOpInfo {
@@ -62,10 +62,11 @@ struct MapOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
   int arguments;
   MapRule rule;
-  int flops;  // its cost for the worst operands, in additions, in the cost model
+  int flops;  // in the cost model: additions for the worst operands
 };
 
-// THE list, in the order of the values. What an operation computes: kernels/expression/map_math.h.
+// THE list, in the order of the values. kernels/expression/map_math.h says what an operation
+// computes.
 inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
     {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},
@@ -105,7 +106,7 @@ inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
 
 inline constexpr int kMostArguments = 3;
 
-// Null for a value that is none of the list.
+// Returns null for a value that is not in the list.
 constexpr const MapOpInfo* InfoOf(MapOp op) {
   const auto i = static_cast<std::size_t>(op) - 1;
   return i < kMapOpInfos.size() ? &kMapOpInfos[i] : nullptr;

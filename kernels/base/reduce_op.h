@@ -1,4 +1,5 @@
-// The reduction operations and what holds of each whatever computes it. Standard library only.
+// The reduction operations, and their properties that do not depend on the strategy. Standard
+// library only.
 #pragma once
 
 #include <array>
@@ -33,8 +34,8 @@ struct ReduceOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
 };
 
-// THE list of reduction operations, in the order of their values. What an operation computes:
-// kernels/same_bits/reduction.h.
+// THE list of reduction operations, in the order of their values. kernels/same_bits/reduction.h
+// says what an operation computes.
 inline constexpr std::array<ReduceOpInfo, 14> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},
@@ -58,7 +59,7 @@ inline constexpr auto kAllReduceOps = [] {
   return all;
 }();
 
-// "?" for a value that is none of the list.
+// Returns "?" for a value that is not in the list.
 constexpr std::string_view Name(ReduceOp op) {
   const auto i = static_cast<std::size_t>(op) - 1;
   return i < kReduceOpInfos.size() ? kReduceOpInfos[i].name : "?";
@@ -84,13 +85,14 @@ constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
-// Whether the operation folds elements of this type: of truth values those that count them.
+// Whether the operation folds elements of this type. Truth values have only operations that count
+// them.
 constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;
 }
 
-// The element type of a reduction's result. Elements of a byte are folded as I32. Sums and products
-// of integers need 64 bits, their means and norms fractions.
+// The element type of a reduction's result. Elements of one byte are folded as I32. Sums and
+// products of integers need 64 bits; their means and norms are fractions.
 constexpr DType ResultDType(ReduceOp op, DType dtype) {
   if (!IsComputed(dtype)) dtype = DType::kI32;
   if (IsArg(op)) return DType::kI64;
@@ -105,7 +107,8 @@ constexpr bool IsExact(ReduceOp op, DType dtype) {
   return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
 }
 
-// Operations whose sums do not round, in any order: only the sum becomes a double and is divided.
+// Operations whose sums do not round, in any order. Only the final conversion to double and the
+// division round.
 constexpr bool IsExactMean(ReduceOp op, DType dtype) {
   return op == ReduceOp::kMean && IsInteger(dtype);
 }

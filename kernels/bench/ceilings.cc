@@ -11,8 +11,8 @@
 namespace tessera::bench {
 namespace {
 
-// Compiled for what the processor at hand has; the loader picks. ThreadSanitizer's runtime is not
-// up yet when it does.
+// Compiled for several kinds of processor; the loader picks one. ThreadSanitizer's runtime is not
+// initialised yet at that time.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define TESSERA_BEST_CLONE \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -20,7 +20,7 @@ namespace {
 #define TESSERA_BEST_CLONE
 #endif
 
-// Of one thread's loop at a time.
+// Bytes or words that a thread's loop processes at a time.
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 
 TESSERA_BEST_CLONE std::uint64_t Mix(const std::uint64_t* words, std::size_t n) {

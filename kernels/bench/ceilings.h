@@ -1,4 +1,4 @@
-// What the device can do at best, measured in the same run as the strategies: every "% of the
+// What the device can do at most, measured in the same run as the strategies: every "% of the
 // ceiling" refers to these.
 #pragma once
 
@@ -8,15 +8,16 @@
 
 namespace tessera::bench {
 
-// Each enqueues one pass on a stream of either kind of device. Device memory, aligned to 16 bytes;
-// bytes a multiple of 16. On the CPU a pass runs on as many threads as OpenMP gives.
+// Each function enqueues one pass on a stream of either kind of device. It takes device memory
+// aligned to 16 bytes; bytes is a multiple of 16. On the CPU a pass runs on as many threads as
+// OpenMP provides.
 
-// Reads every byte once, with many 16-byte loads in flight; writes nothing but 16 bytes to sink.
+// Reads every byte once, with many 16-byte loads in flight; writes only 16 bytes, to sink.
 void LaunchRead(Stream& stream, const void* data, std::size_t bytes, void* sink);
-// Reads and writes every byte once; on a CUDA device the driver's own copy.
+// Reads and writes every byte once; on a CUDA device this is the driver's own copy.
 void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes);
-// Fused multiply-adds in registers, of floats or doubles; returns how many operations (two each)
-// that is.
+// Computes fused multiply-adds in registers, of floats or doubles. Returns the number of
+// operations, two for each.
 double LaunchFma(Stream& stream, bool double_precision, void* sink);
 
 }  // namespace tessera::bench

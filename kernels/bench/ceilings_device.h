@@ -1,4 +1,4 @@
-// The ceilings of one kind of device each.
+// The ceilings of one kind of device.
 #pragma once
 
 #include "kernels/bench/ceilings.h"

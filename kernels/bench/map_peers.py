@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Expressions through the service, by CuPy's fused kernels and by torch.compile, in turns.
+"""Times expressions through the service, by CuPy's fused kernels and by torch.compile, interleaved.
 
 usage: map_peers.py ADDRESS [--exponents 8,10,12,14,16,28] [--expressions NAME,...]
                     [--peers cupy,torch] [--rounds 5] [--calls 20] [--json FILE]
        map_peers.py --render FILE
 
 ADDRESS is a server on the same GPU; at 2^28 elements of f32 it and each peer hold five arrays of 1
-GiB. All have the same operands on the GPU and leave their result there, and the first elements of
-each are compared with NumPy's. Times are device times, between events before the first and behind
-the last kernel of a call on an idle device: of short arrays, which lie in caches, mostly the
-launch. A figure is the median of the rounds, and one of a round the median of its calls. --peers
-numpy is for trying this where there is no GPU.
+GiB. All have the same operands on the GPU and leave their results there, and the first elements of
+each result are compared with NumPy's. Times are device times on an idle device, between an event
+before the first kernel of a call and one after the last. For short arrays, which are in caches,
+they are mostly the launch. A result is the median of the rounds, and a round is the median of its
+calls. --peers numpy is for trying this without a GPU.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def square(x):
     return x * x
 
 
-# Operands, and the expression for the functions of a module m.
+# The number of operands, and the expression in terms of the functions of a module m.
 EXPRESSIONS = {
     "2a+1": (1, lambda m, a: 2 * a + 1),
     "(a-b)^2": (2, lambda m, a, b: square(a - b)),
@@ -39,7 +39,7 @@ EXPRESSIONS = {
     "where": (4, lambda m, a, b, c, d: m.where(a < b, c, d)),
     "gelu": (1, lambda m, a: 0.5 * a * (1 + m.tanh(0.79788456 * (a + 0.044715 * (a * a * a))))),
 }
-FACTORS = (1.0, -0.5, 0.25, 2.0)  # operands are the same random numbers, times these
+FACTORS = (1.0, -0.5, 0.25, 2.0)  # each operand is the same random numbers times one of these
 
 
 class Tessera:
@@ -54,7 +54,7 @@ class Tessera:
         x.delete()
 
     def make(self, function, count):
-        # NumPy leaves its functions to the operands.
+        # NumPy's functions dispatch to the operands.
         expression = function(np, *self.operands[:count]).with_(timing=True)
 
         def call():
@@ -83,7 +83,7 @@ class Torch:
 
     def make(self, function, count):
         torch = self.module
-        torch._dynamo.reset()  # it compiles a function for a few shapes alone
+        torch._dynamo.reset()  # it compiles a function only for a few shapes
         compiled = torch.compile(lambda *operands: function(torch, *operands), dynamic=False)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -161,7 +161,7 @@ WAYS = {"tessera": Tessera, "torch": Torch, "cupy": Cupy, "numpy": Numpy}
 
 
 def measure(options, elements):
-    """Rows of all expressions on arrays of so many elements."""
+    """Returns the rows of all expressions on arrays of `elements` elements."""
     base = np.random.default_rng(1).standard_normal(elements, np.float32)
     some = [base[:1000] * np.float32(factor) for factor in FACTORS]
     ways = {name: WAYS[name](options.address, base) for name in ["tessera", *options.peers]}
@@ -178,7 +178,7 @@ def measure(options, elements):
                     continue
                 want = function(np, *some[:count])
                 if not np.allclose(ways[name].result(1000), want, rtol=1e-4, atol=1e-5):
-                    raise SystemExit(f"map_peers.py: {name} has another {expression}")
+                    raise SystemExit(f"map_peers.py: {name} gives another result for {expression}")
         for name, found in times.items():
             rows.append(
                 {
@@ -198,7 +198,7 @@ def measure(options, elements):
 
 
 def about(options):
-    """What was measured, and on what."""
+    """Returns what was measured, and on which device."""
     import tessera
 
     with tessera.connect(options.address) as t:
@@ -210,8 +210,8 @@ def about(options):
 
 
 def render(document):
-    """A table of microseconds: a line for each expression and size, with the rate of Tessera in
-    GB/s of operands and result, and the time of each peer over ours."""
+    """Returns a table of microseconds with a line for each expression and size, the rate of Tessera
+    in GB/s of operands and result, and the time of each peer over ours."""
     who = list(dict.fromkeys(row["who"] for row in document["rows"]))
     peers = [name for name in who if name != "tessera"]
     found = {}
@@ -230,7 +230,7 @@ def render(document):
             line += [f"{us[name]:.1f}", f"{us[name] / ours:.2f}"] if name in us else ["-", "-"]
         lines.append(line)
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    runs = f"medians of {document['rounds']} rounds in turns of {document['calls']} calls each"
+    runs = f"medians of {document['rounds']} interleaved rounds of {document['calls']} calls each"
     return f"{table}\n\n{document['about']}; {runs}.\n"
 
 

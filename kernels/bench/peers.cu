@@ -16,7 +16,7 @@
 namespace tessera::bench {
 namespace {
 
-// As the strategies do, programs look for the libraries at run time
+// Like the strategies, programs look for the libraries at run time
 // (kernels/cuda/runtime/cublas_loader.h).
 struct Api {
   decltype(&cublasSnrm2_64) snrm2;
@@ -46,7 +46,7 @@ const Api& Libraries() {
   return *api;
 }
 
-// Where a row begins.
+// Returns the index at which a row begins.
 struct RowBegin {
   std::int64_t length;
   __host__ __device__ std::int64_t operator()(std::int64_t row) const { return row * length; }
@@ -67,7 +67,7 @@ void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n) {
     return;
   }
   auto* index = static_cast<std::int64_t*>(cuda.Scratch(sizeof(std::int64_t)));
-  // Each of CUB's calls is made twice: first to ask how much temporary memory it wants.
+  // Each CUB function is called twice: the first call returns how much temporary memory it needs.
   void* temporary = nullptr;
   std::size_t bytes = 0;
   const auto call = [&] {

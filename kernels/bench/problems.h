@@ -1,4 +1,4 @@
-// Random problems: extents log-uniform, operands of any alignment and pitch, either transposed.
+// Random problems: log-uniform extents, operands of any alignment and pitch, either one transposed.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace tessera::bench {
 
-// A way to solve a problem. launch enqueues it, with operands elsewhere at every call; throws
-// DeviceError.
+// One implementation that can solve a problem. launch enqueues it, with operands in other memory at
+// every call; it may throw DeviceError.
 struct Candidate {
   std::string name;
-  bool chosen = false;    // what a request gets that names none
+  bool chosen = false;    // the default of a request that names no strategy
   bool strategy = false;  // it could be the default
-  bool vendor = false;    // it is the vendor's
+  bool vendor = false;    // it belongs to the vendor
   std::function<void()> launch;
 };
 
 struct RandomProblem {
   std::string operation, dtype;
   std::string shape;            // extents, transposes, pitches, and bytes off a multiple of 256
-  std::vector<float> features;  // of a product: kernels/choose/tuning.h
-  // Strategies whose cost model is within kBeyond of the least, and whose error bound is within the
-  // chosen one's or the vendor's; and the vendor's calls.
+  std::vector<float> features;  // for a product: kernels/choose/tuning.h
+  // Strategies whose estimate is within kBeyond times the least, and whose error bound is within
+  // that of the default or the vendor; and the vendor's calls.
   std::vector<Candidate> candidates;
 };
 
@@ -38,7 +38,7 @@ class Problems {
   // operation: matmul, dot, reduce, reduce_axes or batch; empty: any of them.
   RandomProblem Next(const std::string& operation);
 
-  // How many times as long as the fastest a strategy may take by the cost models.
+  // How many times the fastest strategy's estimate another strategy's estimate may be.
   static constexpr double kBeyond = 30;
 
  private:
@@ -48,12 +48,12 @@ class Problems {
   RandomProblem ReduceAxes();
   RandomProblem Batch();
 
-  // Log-uniform from 1 to most.
+  // Returns a log-uniform number from 1 to most.
   std::int64_t Extent(double most);
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
   template <class T>
   T OneOf(std::initializer_list<T> values);
-  // Elements that an operand is off a multiple of 256 bytes: mostly none.
+  // Elements by which an operand is off a multiple of 256 bytes; mostly none.
   std::int64_t Offset();
   template <class Problem>
   void AddStrategies(RandomProblem& out, const Problem& like,
@@ -61,8 +61,8 @@ class Problems {
 
   Rig& rig_;
   std::mt19937_64 random_;
-  double most_bytes_;  // of the operands of a problem
-  double most_flops_;  // of a product
+  double most_bytes_;  // for the operands of a problem
+  double most_flops_;  // for a product
 };
 
 }  // namespace tessera::bench

@@ -47,7 +47,7 @@ template <class T, class Gemm>
 bool Multiply(Gemm gemm, cublasXtHandle_t handle, std::size_t n, const void* a, const void* b,
               void* c) {
   const T one = 1, zero = 0;
-  // It thinks in columns: c' = b' a'.
+  // The library stores matrices by columns, so it computes c' = b' a'.
   return gemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, static_cast<const T*>(b), n,
               static_cast<const T*>(a), n, &zero, static_cast<T*>(c), n) == CUBLAS_STATUS_SUCCESS;
 }
@@ -73,7 +73,7 @@ double XtMicroseconds(DType dtype, std::int64_t side, const void* a, const void*
               api->set_block(handle, 4096) == CUBLAS_STATUS_SUCCESS;
   double best = std::numeric_limits<double>::infinity();
   const auto n = static_cast<std::size_t>(side);
-  // Ordinary memory: the library may know nothing of pools.
+  // Ordinary memory is used, because the library may not support pools.
   void* memory[3] = {};
   cudaSetDevice(0);
   for (void*& one : memory) fine = fine && cudaMalloc(&one, n * n * SizeOf(dtype)) == cudaSuccess;

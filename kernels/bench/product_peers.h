@@ -1,4 +1,4 @@
-// What product_bench needs of CUDA. Standard library only.
+// What product_bench needs from CUDA. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace tessera::bench {
 
-// Which way b takes to a GPU that does not have it: kernels/cuda/team/shares.cuh.
+// How b gets to a GPU that does not have it: kernels/cuda/team/shares.cuh.
 enum class Way { kChosen, kBeforehand, kRemote };
 void SetWay(Way way);
 
-// The best of some rounds of a square product of f32 or f64 by cuBLASXt on the first `count` GPUs,
-// by the host's clock. a and b are copied to memory of the first one. 0: there is no such library,
-// or it fails.
+// Returns the best time over some rounds of a square product of f32 or f64 by cuBLASXt on the first
+// `count` GPUs, by the host's clock. a and b are copied to memory of the first GPU. Returns 0 if
+// there is no such library or it fails.
 double XtMicroseconds(DType dtype, std::int64_t side, const void* a, const void* b, int count,
                       int rounds);
 

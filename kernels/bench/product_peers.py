@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Products over all GPUs of a host by PyTorch, a process a GPU: what product_bench's figures stand
-beside.
+"""Times products over all GPUs of a host by PyTorch, with a process per GPU, for comparison with
+product_bench.
 
 usage: product_peers.py bf16:8192 f32:8192 ... [--rounds 9] [--json FILE]
 
-The work of every GPU is that of product_bench: it has its part of either matrix, needs all of one
+Every GPU does the same work as in product_bench: it has its part of both matrices, needs all of one
 of them, and keeps its part of the result. PyTorch gathers the rows of a; product_bench gathers b.
-In the first way below one GPU does it all.
-  one           torch.mm on the first GPU, the others idle
+In the first variant one GPU does all the work.
+  one           torch.mm on the first GPU, with the others idle
   gathered      NCCL's all-gather, then torch.mm
-  overlapped    torch.ops.symm_mem.fused_all_gather_matmul, which multiplies what has come
-A round begins on all GPUs together and takes as long as the slowest of them, by events; figures are
-medians. f32 is computed in f32, not in TF32.
+  overlapped    torch.ops.symm_mem.fused_all_gather_matmul, which multiplies parts as they arrive
+A round begins on all GPUs at the same time and takes as long as the slowest GPU, measured by
+events. Results are medians of rounds. f32 is computed in f32, not in TF32.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f6
 
 
 def slowest_us(work, rounds):
-    """The median over rounds of the time that the slowest process takes."""
+    """Returns the median over rounds of the time of the slowest process."""
     times = []
     for turn in range(rounds + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -48,7 +48,7 @@ def slowest_us(work, rounds):
 
 
 def measure(name, side, rank, world, rounds):
-    """{way: us} of a product of side x side by side x side."""
+    """Returns {variant: us} for a product of two side x side matrices."""
     dtype, part = TYPES[name], side // world
     generator = torch.Generator("cuda").manual_seed(rank)
 
@@ -119,6 +119,6 @@ if __name__ == "__main__":
     gpus = torch.cuda.device_count()
     if gpus < 2:
         sys.exit("product_peers.py: there is only one GPU, or none")
-    # Memory that is mapped at all GPUs at once by the switches is not used: copies alone.
+    # NVLink multicast is not used: data moves by copies only.
     os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
     torch.multiprocessing.spawn(run, (gpus, parsed, 20000 + os.getpid() % 20000), nprocs=gpus)

@@ -19,16 +19,16 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Strategies whose first time is more than so many times the best get no further ones: it stands
-// for both of their times.
+// A strategy whose first time is more than kHopeless times the best is not timed again; its first
+// time counts as both of its times.
 constexpr double kHopeless = 2;
 constexpr int kRounds = 7;
-constexpr int kLongRounds = 3;  // of what takes longer than
+constexpr int kLongRounds = 3;  // for problems that take longer than kLongUs
 constexpr double kLongUs = 5e3;
-// Shorter problems are mostly launch, longer ones mostly work.
+// Shorter problems are mostly launch; longer ones are mostly work.
 constexpr double kShortUs = 30;
 
-// Medians in microseconds, on an idle device and behind a kernel that holds it.
+// Medians in microseconds, on an idle device and after a kernel that holds it.
 struct Timing {
   double lone = kNever, held = kNever;
 };
@@ -39,7 +39,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// The times of all candidates, in turns; kNever for one that fails.
+// Returns the times of all candidates, interleaved; kNever for one that fails.
 std::vector<Timing> TimeAll(Rig& rig, const std::vector<Candidate>& candidates) {
   const std::size_t count = candidates.size();
   std::vector<double> enqueueing(count), first(count, kNever);
@@ -70,18 +70,18 @@ std::vector<Timing> TimeAll(Rig& rig, const std::vector<Candidate>& candidates) 
   return timings;
 }
 
-// What became of a problem. Null: nobody is there, or nobody solved it.
+// The result of a problem. Null candidates: there is none, or none solved it.
 struct Outcome {
   RandomProblem problem;
   std::vector<Timing> timings;
   const Candidate* chosen = nullptr;
-  const Candidate* vendor = nullptr;  // the best of them
-  const Candidate* best = nullptr;    // of the strategies
+  const Candidate* vendor = nullptr;  // the vendor's best
+  const Candidate* best = nullptr;    // the best strategy
 
   const Timing& Of(const Candidate* candidate) const {
     return timings[static_cast<std::size_t>(candidate - problem.candidates.data())];
   }
-  // Our time over the vendor's, and over the best strategy's.
+  // Our time over the vendor's, and our time over the best strategy's.
   double Ratio() const { return Of(chosen).lone / Of(vendor).lone; }
   double Regret() const { return Of(chosen).lone / Of(best).lone; }
 };
@@ -107,8 +107,8 @@ std::string Named(const Outcome& outcome, const Candidate* candidate) {
   return absl::StrFormat("%s %.1f us", candidate->name, outcome.Of(candidate).lone);
 }
 
-// Geometric mean and extremes of the ratios to the vendor, of problems that take it from `from` to
-// `to` microseconds.
+// Prints the geometric mean and the extremes of the ratios to the vendor, for problems that take
+// the vendor from `from` to `to` microseconds.
 void PrintBand(const std::vector<const Outcome*>& outcomes, double from, double to) {
   double logs = 0, worst = 0;
   int count = 0, behind = 0;
@@ -159,7 +159,7 @@ void Print(const std::vector<Outcome>& outcomes) {
                   Named(o, o.chosen).c_str(), Named(o, o.vendor).c_str(), Named(o, o.best).c_str());
     }
   };
-  std::printf("worst beside the vendor:\n");
+  std::printf("worst compared with the vendor:\n");
   print_worst(compared, [](const Outcome& o) { return o.Ratio(); });
   std::vector<const Outcome*> all;
   for (const Outcome& outcome : outcomes)
@@ -168,7 +168,7 @@ void Print(const std::vector<Outcome>& outcomes) {
   print_worst(all, [](const Outcome& o) { return o.Regret(); });
 }
 
-// Every candidate's times, so that other choices can be judged from the file.
+// Writes every candidate's times, so that other choices can be judged from the file.
 void Write(const std::vector<Outcome>& outcomes, Rig& rig, const RegretOptions& options) {
   std::ofstream out(options.json);
   out << absl::StrFormat(R"({"device": "%s", "model": "%s", "date": "%s", "seed": %d, "rows": [)",

@@ -1,5 +1,5 @@
-// Regret: the strategies that requests get by default, beside the vendor's calls and beside the
-// best of all strategies, on random problems instead of chosen ones.
+// Regret: compares the strategies that requests get by default with the vendor's calls and with the
+// best of all strategies, on random problems rather than chosen ones.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@ namespace tessera::bench {
 struct RegretOptions {
   int problems = 0;
   std::uint64_t seed = 1;
-  std::string operation;  // problems of this one alone; empty: of all
-  std::string json;       // where the figures go; empty: nowhere
+  std::string operation;  // only problems of this one; empty: of all
+  std::string json;       // the file for the measurements; empty: none
 };
 
-// Times options.problems random problems and prints how the defaults do. Returns the exit code.
+// Times options.problems random problems and prints how the defaults perform. Returns the exit
+// code.
 int RunRegret(Rig& rig, const RegretOptions& options);
 
 }  // namespace tessera::bench

@@ -1,28 +1,29 @@
 #!/usr/bin/python3
-"""Turns runs of strategy_bench into the committed figures, tables and plots.
+"""Turns runs of strategy_bench into the committed measurements, tables and plots.
 
   report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
-      Medians and spread of every benchmark of Google Benchmark's JSON (repetitions, not
+      Writes the median and spread of every benchmark in Google Benchmark's JSON (repetitions, not
       aggregates).
   report.py render [--check]
-      Fills in what PAGES ask for, from docs/measured/FILE.json. With --check it writes nothing,
-      names what it would change, and exits 1 if there is any.
+      Fills in what PAGES request, from docs/measured/FILE.json. With --check it writes nothing,
+      names the files that it would change, and exits 1 if there are any.
 
-A page asks for a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
+A page requests a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
   f32, ...       times against sizes of that element type
   types          the rates of every type at the largest size
   rates          the times and rates of OPERATION and OPERATION_* at all sizes, by type
-  variants       the times of OPERATION_* at the largest size that all of them share
+  variants       the times of OPERATION_* at the largest size that they all share
   shapes-f32     the times of products that are not square
-  errors         the largest errors that were seen
-  choices        which strategy a request gets that names none, and what that costs
-  targets        how the aims of docs/measured/targets.json were met
+  errors         the largest errors that occurred
+  choices        which strategy a request gets if it names none, and what that costs
+  targets        whether the aims of docs/measured/targets.json were met
   dates          the machine, and when OPERATION `all` was measured
 
-Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has a table of its own,
-a line for each strategy, whose last cell is filled in: the rate of the strategy in the line's first
-link, or "unmeasured". Parentheses in that cell stay and say what else was measured: (bf16) or
-(1 x 8192 x 8192). A plot ![...](FILE_OPERATION.svg) of docs/measured/README.md is drawn.
+Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has its own table with a
+line for each strategy. The last cell of a line is filled in with the rate of the strategy in the
+line's first link, or "unmeasured". Parentheses in that cell stay, and name another type or size
+that was measured: (bf16) or (1 x 8192 x 8192). A plot ![...](FILE_OPERATION.svg) is drawn for
+docs/measured/README.md.
 """
 
 import collections
@@ -43,14 +44,14 @@ PAGES = [PLOTS_PAGE, MEASURED / "targets.md", *CHAPTERS]
 
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
-# The vendor's other calls, which stand in an operation's tables.
+# The vendor's other calls that appear in an operation's tables.
 PEERS = {"matmul": {"cublaslt_tf32": "cublasLt in TF32"}}
 VENDORS = {"cublas", "cublas_lt"}
 # Strategies that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
 
 
-# --- raw runs to figures --------------------------------------------------------------------------
+# --- raw runs to measurements ---------------------------------------------------------------------
 
 
 def collect(options):
@@ -76,7 +77,7 @@ def collect(options):
 
 
 def figures_of(name, runs):
-    """One row of the figures: the runs of one strategy on one problem."""
+    """Returns one row of measurements from the runs of one strategy on one problem."""
     microseconds_in = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
     times = [run["real_time"] * microseconds_in[run["time_unit"]] for run in runs]
     row = dict(zip(("operation", "strategy", "dtype", "size"), name.split("/")))
@@ -98,7 +99,7 @@ def figures_of(name, runs):
     return row
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 class Figures:
@@ -107,7 +108,7 @@ class Figures:
     def __init__(self, name):
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
         self.caption = document["caption"]
-        # The dates of all operations stand once on the page (dates_table).
+        # The page shows the dates of all operations in one place (dates_table).
         self.machine = f"{self.caption.partition(', 20')[0]} ([dates](README.md#dates))"
         self.rows = document["rows"]
         self.cpu = document["device"] == "cpu"
@@ -116,7 +117,7 @@ class Figures:
         }
 
     def of(self, operation, dtype=None):
-        """An operation's rows, and those of the vendor's other calls for it."""
+        """Returns the rows of an operation and of the vendor's other calls for it."""
         peers = PEERS.get(operation, {})
         return [
             r
@@ -126,14 +127,14 @@ class Figures:
         ]
 
     def ceiling(self, operation, dtype):
-        """What the device can do at best, in the unit of the operation's rates; None: unknown."""
+        """Returns the device's ceiling in the unit of the operation's rates; None if unknown."""
         name = f"fma/{dtype}/" if operation == "matmul" else "read/f32/"
         field = rate_field(operation)
         found = [r for n, r in self.by_name.items() if n.startswith(f"ceiling/{name}")]
         return found[0][field] if found else None
 
     def unit(self, operation):
-        """The unit of an operation's rates, and how many of the JSON's units it is."""
+        """Returns the unit of an operation's rates, and how many of the JSON's units it equals."""
         if operation != "matmul":
             return "GB/s", 1
         return ("GFLOP/s", 1) if self.cpu else ("TFLOP/s", 1000)
@@ -157,7 +158,7 @@ def rate_field(operation):
 
 
 def size_text(size):
-    """2^20 for powers of two from 1024 on, M x N x K for products, the rest as it is."""
+    """Returns 2^20 for powers of two from 1024 on, M x N x K for products, other sizes as is."""
     if size.isdigit():
         number = int(size)
         exact = number >= 1024 and number & (number - 1) == 0
@@ -166,13 +167,13 @@ def size_text(size):
 
 
 def size_name(text):
-    """How the JSON calls a size that a person wrote as size_text does."""
+    """Returns the JSON's name of a size that is written as by size_text."""
     text = re.sub(r"2\^(\d+)", lambda power: str(2 ** int(power.group(1))), text)
     return text.replace(" x ", "x").replace(" ", "_")
 
 
 def size_key(size):
-    """Numbers first, then shapes, by their first extent."""
+    """A sort key: numbers first, then shapes by their first extent."""
     digits = re.match(r"\d+", size)
     return not size.isdigit(), int(digits.group()) if digits else 0, size
 
@@ -189,8 +190,8 @@ def label(operation, strategy):
 
 
 def grid(operation, corner, order, columns, cell, show, note):
-    """A line for each strategy, in order, and a column for each of `columns`, a dict {key: head};
-    cell: {(strategy, key): row}; show(row): its text."""
+    """Returns a table with a line for each strategy, in order, and a column for each of `columns`,
+    a dict {key: head}; cell: {(strategy, key): row}; show(row): its text."""
     lines = [
         [label(operation, s)] + [show(cell[s, c]) if (s, c) in cell else "-" for c in columns]
         for s in order
@@ -199,12 +200,13 @@ def grid(operation, corner, order, columns, cell, show, note):
 
 
 def sizes_table(data, operation, dtype):
-    """Times against sizes; rate, share of the ceiling and of the library at the largest."""
+    """Returns times against sizes; for the largest also the rate, and its share of the ceiling and
+    of the library's rate."""
     rows = data.of(operation, dtype)
     sizes = sorted({r["size"] for r in rows}, key=size_key)
     if operation == "matmul":
         sizes = [s for s in sizes if s.isdigit()]
-    else:  # of the many sizes of a vector a few
+    else:  # only a few of the many sizes of a vector
         wanted = {str(2**e) for e in (10, 16, 20, 24, 28, 30)}
         sizes = [s for s in sizes if s in wanted] or sizes
     largest = sizes[-1]
@@ -240,12 +242,12 @@ def sizes_table(data, operation, dtype):
 
 
 def types_table(data, operation):
-    """The rate of each type at the largest size that it was measured at."""
+    """Returns the rate of each type at the largest size at which it was measured."""
     rows = [r for r in data.of(operation) if r["size"].isdigit()]
     sizes_of = collections.defaultdict(set)
     for row in rows:
         sizes_of[row["dtype"]].add(row["size"])
-    # One side for all types of products; for f32 vectors, which go further, that of i32.
+    # Products of all types have the same side. f32 vectors, which go further, end with i32.
     if operation == "matmul":
         sizes_of = {d: set.intersection(*sizes_of.values()) for d in sizes_of}
     else:
@@ -268,7 +270,7 @@ def types_table(data, operation):
 
 
 def rates_table(data, operation):
-    """Times and rates of OPERATION and OPERATION_*, a line for each variant, strategy and size."""
+    """Returns times and rates of OPERATION and OPERATION_* by variant, strategy and size."""
     cell = collections.defaultdict(dict)
     for row in data.rows:
         if row["operation"] == operation or row["operation"].startswith(operation + "_"):
@@ -290,7 +292,7 @@ def rates_table(data, operation):
 
 
 def variants_table(data, operation):
-    """Times of OPERATION and OPERATION_* in f32 at the largest size that all of them share."""
+    """Returns times of OPERATION and OPERATION_* in f32 at the largest size that they all share."""
     names = {r["operation"] for r in data.rows} - {"reduce_axes"}
     names = [n for n in names if n == operation or n.startswith(operation + "_")]
     names.sort(key=lambda n: ([int(p) if p.isdigit() else 0 for p in n.split("_")], n))
@@ -310,7 +312,7 @@ def variants_table(data, operation):
 
 
 def shapes_table(data, operation, dtype):
-    """Times of the products that are not square."""
+    """Returns times of the products that are not square."""
     rows = [r for r in data.of(operation, dtype) if not r["size"].isdigit()]
     sizes = sorted({r["size"] for r in rows}, key=lambda s: [int(d) for d in s.split("x")])
     slowest = collections.defaultdict(float)
@@ -328,7 +330,7 @@ def shapes_table(data, operation, dtype):
 
 
 def errors_table(data, operation):
-    """The largest error of each strategy at the largest side that all types were measured at."""
+    """Returns the largest error of each strategy at the largest side measured for all types."""
     rows = [r for r in data.of(operation) if "error" in r and r["size"].isdigit()]
     dtypes = [d for d in DTYPES if any(r["dtype"] == d and r["error"] > 0 for r in rows)]
     side = max(
@@ -357,8 +359,8 @@ def errors_table(data, operation):
 
 
 def choices_table(data, operation):
-    """What a request gets that names no strategy, beside the fastest strategy that rounds no
-    operand and the vendor's best."""
+    """Returns the strategies of requests that name none, compared with the fastest strategy that
+    rounds no operand and with the vendor's best."""
     problems = collections.defaultdict(list)
     rows = [r for r in data.of(operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
     for row in rows:
@@ -388,14 +390,14 @@ def choices_table(data, operation):
 
 
 def targets_table(data, operation):
-    """What was aimed at, and what was measured."""
+    """Returns the aims, and what was measured."""
     targets = json.loads((MEASURED / "targets.json").read_text(encoding="utf-8"))[operation]
     read = data.ceiling("reduce", "f32")
     copies = [r["gb_per_s"] for n, r in data.by_name.items() if n.startswith("ceiling/copy/f32/")]
     measured = []  # the rows
 
     def judge(target):
-        """The aim, what was measured, and whether that is enough."""
+        """Returns the aim, what was measured, and whether the aim is reached."""
         ours = data.by_name[size_name(target["ours"])]
         measured.append(ours)
         if "copy_ceiling_at_least" in target:
@@ -432,8 +434,8 @@ def targets_table(data, operation):
 
 
 def regret_run(name):
-    """docs/measured/NAME.json, written by strategy_bench: the run, and a tuple for each of its
-    random problems, (operation, default's time, vendor's or None, best strategy's)."""
+    """Reads docs/measured/NAME.json, written by strategy_bench. Returns a note on the run, and for
+    each of its random problems (operation, default's time, vendor's or None, best strategy's)."""
     run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
     problems = []
     for row in run["rows"]:
@@ -449,7 +451,7 @@ def regret_run(name):
 
 
 def regret_table(name):
-    """How defaults did on random problems."""
+    """Returns how the defaults performed on random problems."""
     note, problems = regret_run(name)
     groups = collections.defaultdict(list)
     for operation, chosen, vendor, best in problems:
@@ -470,7 +472,7 @@ def regret_table(name):
 
 
 def regret_plot(name):
-    """The default's time over the vendor's of the n-th worst problem, a line an operation."""
+    """Plots the default's time over the vendor's for the n-th worst problem, by operation."""
     note, problems = regret_run(name)
     ratios = collections.defaultdict(list)
     for operation, chosen, vendor, _ in problems:
@@ -486,7 +488,7 @@ def regret_plot(name):
 
 
 def ladder(data, operation, dtype, size, table):
-    """A page's own table, with the last cell of each strategy's line filled in."""
+    """Returns a page's own table with the last cell of each strategy's line filled in."""
 
     def fill(match):
         line, strategy, extra = match.groups()
@@ -496,7 +498,7 @@ def ladder(data, operation, dtype, size, table):
         row = data.by_name.get(f"{operation}/{strategy}/{what['dtype']}/{what['size']}")
         rate = "unmeasured"
         if row:
-            # Products that are not square wait for memory.
+            # Products that are not square are limited by memory.
             of = operation if what["size"].isdigit() else "memory"
             rate = f"{data.rate(of, row)} {data.unit(of)[0]}"
         return f"{line}| {rate}{' ' + extra if extra else ''} |"
@@ -508,7 +510,7 @@ def ladder(data, operation, dtype, size, table):
 
 
 def plot(data, operation, dtype):
-    """Rate against size, one line per strategy."""
+    """Plots rate against size, one line per strategy."""
     field = rate_field(operation)
     series = collections.defaultdict(list)
     for row in data.of(operation, dtype):
@@ -551,7 +553,7 @@ TABLES = {
 
 
 def rendered(page):
-    """The text of a page with all its tables made anew."""
+    """Returns the text of a page with all its tables generated again."""
 
     def measured(match):
         begin, name, operation, what, end = match.groups()

@@ -23,10 +23,10 @@ Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
   std::mt19937 random(1);
   DispatchDType(dtype, [&](auto zero) {
     using T = decltype(zero);
-    // With all the bits that the type has.
+    // Numbers use all the bits of the type.
     using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
     std::normal_distribution<Number> normal;
-    // Integers that differ, a hundred to a standard deviation.
+    // A standard deviation of 100 makes integers differ.
     constexpr Number kScale = std::is_integral_v<T> ? 100 : 1;
     for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
       const T value(kScale * normal(random));
@@ -75,7 +75,7 @@ double Rig::WarmUp(const std::function<void()>& launch) {
 double Rig::Time(const std::function<void()>& launch, [[maybe_unused]] double enqueueing_us) {
   stream_->Reset();
 #ifdef TESSERA_WITH_CUDA
-  // Operations that wait for the device themselves are not worth waiting for.
+  // Operations that wait for the device themselves are not worth holding it for.
   if (gpu() && enqueueing_us != kIdle)
     LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
 #endif

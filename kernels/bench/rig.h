@@ -1,5 +1,5 @@
-// What benchmarks of strategies stand on: a device, operands that lie in other places at every
-// call, and the device's clock.
+// The basis of strategy benchmarks: a device, operands in other memory at every call, and the
+// device's clock.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,9 @@ T OrDie(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Device memory full of normal values of one type, from which operands are cut in turn. It is
-// larger than they are by more than three times the largest L2, so that every operand is read from
-// memory.
+// Device memory filled with normal values of one type; operands are cut from it in turn. It exceeds
+// the operands of a call by more than three times the largest L2, so that every operand is read
+// from memory.
 class Arena {
  public:
   // bytes: of the operands of one call.
@@ -42,10 +42,10 @@ class Arena {
   // Makes Next begin at the front again.
   void Rewind() { at_ = 0; }
 
-  // bytes of operand, aligned to 256, elsewhere than the last ones.
+  // Returns memory for an operand of `bytes`, aligned to 256 and different from the last ones.
   void* Next(std::size_t bytes);
 
-  // The value of element i of an operand.
+  // Returns the value of element i of an operand.
   template <class T>
   double Value(const void* operand, std::int64_t i) const {
     const auto at = static_cast<std::size_t>(static_cast<const char*>(operand) -
@@ -59,7 +59,7 @@ class Arena {
  private:
   Memory memory_;
   std::size_t at_ = 0;
-  // What the memory repeats.
+  // The memory consists of copies of this block.
   std::vector<char> block_ = std::vector<char>(std::size_t{16} << 20);
 };
 
@@ -72,21 +72,22 @@ class Rig {
   Stream& stream() { return *stream_; }
   bool gpu() const { return device_->info().backend == Backend::kCuda; }
 
-  // Operands of `bytes` a call in all; made on the first use and as large as any use needs.
+  // A call has operands of `bytes` in total; the arena is made on its first use, large enough for
+  // every call.
   void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
   Arena& Operands(DType dtype);
-  // Results go elsewhere: as operands of later calls they would grow out of all range.
+  // Results go to other memory: as operands of later calls they would grow out of range.
   void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
   void* Output(std::size_t bytes);
 
-  // Runs launch(), which enqueues one operation, once, so that what it loads is there. Returns how
-  // many microseconds the host needs to enqueue it the next time. Throws DeviceError.
+  // Runs launch(), which enqueues one operation, once, so that everything it loads is loaded.
+  // Returns how many microseconds the host needs to enqueue it the next time. Throws DeviceError.
   double WarmUp(const std::function<void()>& launch);
 
-  // Microseconds of device time from the first to the last step of one operation. It begins when
-  // the host, which needs so long to enqueue it, has done so: a kernel holds the device until then.
-  // kIdle: it begins on an idle device, as for a caller who waits for each answer, and what the
-  // host takes for a second kernel counts. Throws DeviceError.
+  // Returns the microseconds of device time from the first to the last step of one operation. It
+  // begins once the host has enqueued the operation, which takes enqueueing_us: a kernel holds the
+  // device until then. With kIdle it begins on an idle device, as for a caller that waits for each
+  // response, and the host's time for launching a second kernel counts. Throws DeviceError.
   double Time(const std::function<void()>& launch, double enqueueing_us);
   static constexpr double kIdle = -1;
 

@@ -1,16 +1,16 @@
 #!/usr/bin/python3
-"""Turns runs over several GPUs into the committed figures, tables and plots of docs/scaling.md.
+"""Turns runs on several GPUs into the committed measurements, tables and plots of docs/scaling.md.
 
   scaling.py collect --caption "4 x NVIDIA H200" --out docs/measured/scaling_h200.json RUN.json...
-      RUN: what tests/by_hand/many_gpus.py and product_bench write with --json. Of rows that several
-      runs have, the median counts.
+      RUN: a file that tests/by_hand/many_gpus.py or product_bench writes with --json. For rows that
+      several runs have, it takes the median.
   scaling.py render [--check]
-      Fills in what docs/scaling.md asks for and draws its plots. With --check it writes nothing,
-      names what it would change, and exits 1 if there is any.
+      Fills in what docs/scaling.md requests and draws its plots. With --check it writes nothing,
+      names the files that it would change, and exits 1 if there are any.
 
-The page asks for a table between <!-- scaling: FILE WHAT --> and <!-- end -->, of
-docs/measured/FILE.json. WHAT is `arrays`, device times of operations on arrays, or `products`. A
-plot ![...](measured/FILE_WHAT.svg) is drawn of the same.
+The page requests a table of docs/measured/FILE.json between <!-- scaling: FILE WHAT --> and
+<!-- end -->. WHAT is `arrays`, device times of operations on arrays, or `products`. A plot
+![...](measured/FILE_WHAT.svg) is drawn from the same measurements.
 """
 
 import collections
@@ -23,7 +23,7 @@ import pages
 
 PAGE = pages.ROOT / "docs" / "scaling.md"
 WORDS = dict(enumerate("none one two three four five six seven eight".split()))
-# Ways of product_bench, and where b is.
+# The variants of product_bench, and where b is.
 ALONE, TOGETHER, LIBRARY = "one", "overlapped", "cuBLASXt"
 WAYS = {ALONE: "there", TOGETHER: "divided", LIBRARY: "on one"}
 
@@ -72,7 +72,7 @@ def time_text(us):
 
 
 def cell(row):
-    """A time, and how many times as fast as one GPU it is."""
+    """Returns a time, and the speedup over one GPU."""
     if row is None:
         return ""
     times = f", {row['times']:.2f}" if row["devices"] > 1 and "times" in row else ""
@@ -121,7 +121,7 @@ def products_table(data):
 
 
 def speedup_plot(title, data, rows):
-    """How many times as fast as one GPU, and what as many GPUs would be. rows: {name: [row]}"""
+    """Plots the speedup over one GPU, and the ideal speedup. rows: {name: [row]}"""
     drawn = []
     for name, found in rows.items():
         points = {1: 1.0} | {row["devices"]: row["times"] for row in found if "times" in row}
@@ -133,7 +133,7 @@ def speedup_plot(title, data, rows):
 
 
 def arrays_plot(data):
-    """Of each operation the largest array that one GPU holds."""
+    """Plots, for each operation, the largest array that one GPU holds."""
     sizes = collections.defaultdict(int)
     for row in data["arrays"]:
         if row["devices"] == 1:

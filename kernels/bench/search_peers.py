@@ -1,28 +1,29 @@
 #!/usr/bin/env python3
-"""Exact nearest neighbours through the service, and by PyTorch and CuPy in this process, in turns.
+"""Times exact nearest neighbours through the service, and by PyTorch and CuPy in this process.
 
 usage: search_peers.py ADDRESS [--vectors 1048576] [--queries 1024] [--dimensions 128] [--k 10]
                        [--dtypes f32,bf16] [--peers torch,cupy] [--rounds 5] [--block 256]
                        [--cli BIN/tessera] [--json FILE]
 
-ADDRESS is a server on the same GPU, whose --scratch-limit holds the scores: queries x vectors x 4
-bytes. Vectors and queries are random normal and lie on the GPU; a search is over when the indices
-and squared distances are here. All compare every query with every vector: |x|^2 - 2 q x by one
-product, with |x|^2 computed beforehand, then the k smallest of each row. Scores of bf16 are f32.
+ADDRESS is a server on the same GPU, whose --scratch-limit must hold the scores: queries x vectors x
+4 bytes. Vectors and queries are random normal and lie on the GPU; a search ends when the indices
+and squared distances have arrived in this process. All variants compare every query with every
+vector: |x|^2 - 2 q x by one product, with |x|^2 computed in advance, then the k smallest of each
+row. Scores of bf16 are f32. The variants are interleaved.
   tessera      one Execute for every --block queries (all of them, if it is not given): Matmul with
                the expression in it, and TopK
   tessera cli  `tessera search` (--cli): several calls, and |x|^2 in each
   torch        addmm, of bf16 mm into f32 and sub; topk
-  cupy         q @ x.T and an expression; argpartition and argsort of what it leaves
-  numpy        the same by NumPy, where there is no GPU
-A figure is the median of the rounds; a round has each of them once, and all give the same
+  cupy         q @ x.T and an expression; argpartition, and argsort of its result
+  numpy        the same with NumPy, for machines without a GPU
+A result is the median of the rounds. A round runs each variant once, and all give the same
 distances.
 
-Then the device's time of the product, the expression and TopK as steps of their own, from their
-statistics, and of all three at once where one strategy stands for them. What a product that keeps
-the k best of its rows to itself could gain is bounded by (product + TopK) over the product; it
-would not write the scores either, for which the product into bf16, half of the bytes, gives a
-figure: what is left if the bytes that are saved are taken off once more.
+Then it prints the device time of the product, the expression and TopK as separate steps, from their
+statistics, and of all three together if one strategy replaces them. The gain of a product that
+keeps the k best of each row is bounded by (product + TopK) over the product. Such a product would
+not write the scores either. The product into bf16, which writes half of the bytes, gives an
+estimate of that: its saving is subtracted a second time.
 """
 
 import argparse
@@ -66,8 +67,8 @@ class Tessera:
         return (self.norms - 2 * self.product()).topk(self.options.k, largest=False)[1].explain()
 
     def device_us(self, dtype):
-        """Microseconds of the product, the expression and TopK as steps of their own, with the
-        names of their strategies, and milliseconds of the call."""
+        """Returns the microseconds of the product, the expression and TopK as separate steps, the
+        names of their strategies, and the milliseconds of the call."""
         found, calls = [], []
         for _ in range(self.options.rounds + 1):
             scores = (self.norms - 2 * self.product(dtype).with_(timing=True)).with_(timing=True)
@@ -82,8 +83,8 @@ class Tessera:
 
 
     def whole_us(self):
-        """The same of the whole, where its time alone is asked for, and the name of the
-        strategy."""
+        """Returns the microseconds of the whole when only its own time is requested, and the name
+        of the strategy."""
         found = []
         for _ in range(self.options.rounds + 1):
             scores = self.norms - 2 * self.product()
@@ -94,7 +95,7 @@ class Tessera:
 
 
 class Cli:
-    """The command line's own figure: from the first call to the last answer."""
+    """Takes the command line's own time: from the first call to the last response."""
 
     def __init__(self, options):
         self.options = options
@@ -138,11 +139,11 @@ class Torch:
 
 
 class Arrays:
-    """CuPy, or NumPy in its stead."""
+    """CuPy, or NumPy instead."""
 
     def __init__(self, module, options, dtype, vectors, queries):
         if dtype != "f32":
-            raise NotImplementedError(f"{module.__name__} multiplies no {dtype}")
+            raise NotImplementedError(f"{module.__name__} does not multiply {dtype}")
         self.module, self.k = module, options.k
         self.vectors, self.queries = module.asarray(vectors), module.asarray(queries)
         self.norms = (self.vectors**2).sum(1)
@@ -174,7 +175,7 @@ def searchers(options, dtype, vectors, queries):
 
 
 def check(name, distances, indices, vectors, queries, tolerance):
-    """The distances are those of the vectors named, and in order; the sum is compared later."""
+    """Checks that the distances are those of the vectors at the indices, in order."""
     some = np.arange(0, len(queries), max(1, len(queries) // 16))
     apart = vectors[indices[some]].astype("f8") - queries[some, None].astype("f8")
     want = (apart**2).sum(2)
@@ -194,7 +195,7 @@ def measure(options, dtype):
     tessera, ways = searchers(options, dtype, vectors, queries)
     print(tessera.plan())
     times = {name: [] for name in ways}
-    for turn in range(-1, options.rounds):  # the first one warms up, and is checked
+    for turn in range(-1, options.rounds):  # the first turn is a warm-up, and its result is checked
         for name, way in ways.items():
             begin = time.perf_counter()
             distances, indices = way.search()
@@ -223,7 +224,7 @@ def measure(options, dtype):
     row.update(whole_us=whole, whole_strategy=name)
     if name not in strategies:
         steps = product + expression + top_k
-        print(f"      all at once: {name} {whole:.0f} us;"
+        print(f"      all together: {name} {whole:.0f} us;"
               f" the steps over that = {steps / whole:.2f}")
     if dtype == "bf16":
         (half, _, _), names, _ = tessera.device_us("bf16")

@@ -1,15 +1,15 @@
-// Every strategy of the table, timed by the device's events on one device, beside the vendor's
-// calls and the ceilings.
+// Times every strategy of the table by events of one device, and with them the vendor's calls and
+// the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
 //   strategy_bench [--device=...] --regret=PROBLEMS [--seed=1] [--operation=matmul] [--json=FILE]
 //
-// The second form is described in regret.h. Of the first one,
-// names are operation/strategy/dtype/size, where operation is reduce_max and the like for
-// reductions other than sums. Time is device time (manual time), from the first to the last step of
-// one operation, all of which the host has enqueued before it begins. Operands hold random normal
-// values and rotate through more than three times the largest L2, so that every pass reads memory.
-// Run with --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
+// The second form is described in regret.h. In the first one, names are
+// operation/strategy/dtype/size, where operation is reduce_max and the like for reductions other
+// than sums. Time is device time (manual time), from the first to the last step of one operation;
+// the host enqueues all steps before the first one begins. Operands hold random normal values and
+// rotate through more than three times the largest L2, so that every pass reads memory. Run with
+// --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -42,8 +42,9 @@
 namespace tessera::bench {
 namespace {
 
-// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops:
-// of the problem itself, each input read once and each output written once. held: as in Rig::Time.
+// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops
+// are those of the problem itself, with each input read once and each output written once. held: as
+// in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {
   try {
@@ -91,13 +92,13 @@ void ForStrategies(
   }
 }
 
-// How operands lie: anywhere in the arena, one element off any wider alignment, or in one place all
-// the time, so that what fits the caches stays there. kLone: anywhere, and the device is idle when
-// the host begins to enqueue, as it is for a caller who waits for each answer. What the host takes
-// for a second kernel counts then.
+// Where operands lie: anywhere in the arena (kCold); one element off any wider alignment
+// (kMisaligned); or always in the same memory, so that what fits the caches stays there (kWarm).
+// With kLone they lie anywhere, and the device is idle when the host begins to enqueue, as for a
+// caller that waits for each response. The host's time for launching a second kernel then counts.
 enum class Setting { kCold, kMisaligned, kWarm, kLone };
 
-// What an operation is called in a setting.
+// Returns an operation's name in a setting.
 std::string In(Setting setting, std::string_view operation) {
   switch (setting) {
     case Setting::kCold:
@@ -112,7 +113,7 @@ std::string In(Setting setting, std::string_view operation) {
   std::abort();
 }
 
-// The strategies that are timed in it: alone on the device, those that are compared.
+// Returns which strategies are timed in a setting: with kLone only those that are compared.
 template <class Problem>
 bool (*StrategiesIn(Setting setting))(const Strategy<Problem>&) {
   using Reference = const Strategy<Problem>&;
@@ -121,7 +122,7 @@ bool (*StrategiesIn(Setting setting))(const Strategy<Problem>&) {
       [](Reference strategy) { return strategy.name == "fixed_tree" || strategy.name == "cublas"; };
 }
 
-// The next operand of n elements.
+// Returns the next operand of n elements.
 const void* NextOperand(Arena& arena, Setting setting, DType dtype, std::int64_t n) {
   if (setting == Setting::kWarm) arena.Rewind();
   const std::size_t size = SizeOf(dtype);
@@ -205,7 +206,7 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
   }
 }
 
-// The vendor's own calls beside the strategies.
+// Registers the vendor's own calls, to be compared with the strategies.
 void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n,
                    [[maybe_unused]] Setting setting = Setting::kCold) {
 #ifdef TESSERA_WITH_CUDA
@@ -250,8 +251,8 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   });
 }
 
-// An expression that is timed beside a * b + c. has_row: operand 1 is one row of kRowLength for all
-// rows.
+// An expression that is timed in addition to a * b + c. has_row: operand 1 is one row of
+// kRowLength, which is broadcast to all rows.
 struct MapCase {
   std::string_view name;
   int operands;
@@ -287,14 +288,14 @@ const std::vector<MapCase>& MapCases() {
         op(MapOp::kMultiply, {2, 3}), op(MapOp::kAdd, {0, 4}), real(0.79788456),
         op(MapOp::kMultiply, {5, 6}), op(MapOp::kTanh, {7}), real(1), op(MapOp::kAdd, {8, 9}),
         real(0.5), op(MapOp::kMultiply, {0, 11}), op(MapOp::kMultiply, {12, 10})}},
-      // a + b, and its tanh: as a bias is added to a product
+      // a + b, and its tanh: the addition of a bias to a product
       {"row", 2, {in(0), in(1), op(MapOp::kAdd, {0, 1})}, true},
       {"tanh_row", 2, {in(0), in(1), op(MapOp::kAdd, {0, 1}), op(MapOp::kTanh, {2})}, true},
   };
   return cases;
 }
 
-// map: a * b + c.
+// The operation map is a * b + c.
 void RegisterMap(Rig& rig, const MapProblem& like, std::string_view operation) {
   const auto bytes = static_cast<std::size_t>(like.n) * SizeOf(like.dtype);
   const int operands = like.program->operands;
@@ -328,7 +329,7 @@ void RegisterMaps(Rig& rig, DType dtype, std::int64_t n, bool all) {
     const absl::StatusOr<MapProgram> program = CompileExpression(c.nodes, dtypes);
     if (!program.ok()) std::abort();
     MapProblem p = like;
-    p.program = new MapProgram(*program);  // as long as the process lives
+    p.program = new MapProgram(*program);  // never freed
     for (std::size_t i = 3; i < dtypes.size(); ++i) p.operands[i] = p.operands[0];
     if (c.has_row) {
       for (std::size_t i = 0; i < dtypes.size(); ++i) {
@@ -343,14 +344,14 @@ void RegisterMaps(Rig& rig, DType dtype, std::int64_t n, bool all) {
   }
 }
 
-// The sum of what an expression makes, by the strategies that read its operands themselves.
+// The sum of an expression's result, by the strategies that read its operands themselves.
 void RegisterMappedReduce(Rig& rig, DType dtype, std::int64_t n, std::string_view name,
                           const std::vector<ExpressionNode>& nodes) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   const absl::StatusOr<MapProgram> program = CompileExpression(nodes, std::vector<DType>(2, dtype));
   if (!program.ok()) std::abort();
   MapProblem map = WarmUpMap(n, dtype, nullptr, nullptr);
-  map.program = new MapProgram(*program);  // as long as the process lives
+  map.program = new MapProgram(*program);  // never freed
   rig.Need(dtype, 2 * bytes);
   const ReduceProblem like{.dtype = dtype, .op = ReduceOp::kSum, .n = n};
   ForStrategies<ReduceProblem>(
@@ -407,9 +408,9 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
-// The k largest of each row. size: ROWSxN. rising: of f32 rows in which every element is larger
-// than all before it, which is the worst that can happen to a strategy with a threshold; they lie
-// in one place, larger than the caches.
+// The k largest of each row. size: ROWSxN. rising: in each f32 row every element is larger than all
+// before it, which is the worst case for a strategy with a threshold; the rows lie in one place,
+// which is larger than the caches.
 void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k,
                   bool rising = false) {
   const std::size_t bytes = static_cast<std::size_t>(rows * n) * SizeOf(dtype);
@@ -418,7 +419,7 @@ void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std:
   rig.Need(dtype, rising ? 0 : bytes);
   rig.NeedOutput(out_bytes);
   const TopKProblem like{.dtype = dtype, .rows = rows, .n = n, .k = k};
-  // A thread alone takes seconds for a long row.
+  // A single thread takes seconds for a long row.
   constexpr std::int64_t kLong = std::int64_t{1} << 20;
   bool (*const wanted)(const Strategy<TopKProblem>&) =
       n > kLong || rising ? [](const Strategy<TopKProblem>& s) { return s.name != "heap_thread"; }
@@ -449,10 +450,10 @@ void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std:
       Join({TopKProblem::kOperation, absl::StrCat(rising ? "rising_" : "", k)}, "_"), wanted);
 }
 
-// Many long rows, few longer ones, and what fits the caches.
+// Many long rows, a few longer ones, and rows that fit the caches.
 void RegisterTopKs(Rig& rig, DType dtype, bool gpu) {
   const bool f32 = dtype == DType::kF32;
-  const int shift = gpu ? 0 : 4;  // a CPU gets rows of a 16th
+  const int shift = gpu ? 0 : 4;  // rows for a CPU have a 16th of the length
   for (std::int64_t k : {10, 100}) {
     RegisterTopK(rig, dtype, 64, 4096, k);
     RegisterTopK(rig, dtype, 8, std::int64_t{1} << (24 - shift), k);
@@ -491,7 +492,8 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   }
 }
 
-// The largest error over some elements of c = a b, relative to the sum of the sizes of the terms.
+// Returns the largest error over some elements of c = a b, relative to the sum of the magnitudes of
+// the terms.
 double LargestError(Rig& rig, const MatmulProblem& p) {
   constexpr int kElements = 64;
   const Arena& arena = rig.Operands(p.dtype);
@@ -521,8 +523,8 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   return largest;
 }
 
-// Times launch(problem), which enqueues products like `like`. error: LargestError, negative until
-// the first call, since a benchmark is called many times.
+// Times launch(problem), which enqueues products like `like`. error: LargestError; it is negative
+// until the first call, since a benchmark is called many times.
 template <class Launch>
 void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, double& error,
                 Launch launch) {
@@ -546,7 +548,7 @@ void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, do
   state.counters["error"] = error;
 }
 
-// The vendor's best for f32 operands that are rounded to TF32.
+// The vendor's best call for f32 operands that are rounded to TF32.
 void RegisterMatmulPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] const MatmulProblem& like,
                          [[maybe_unused]] const std::string& size) {
 #ifdef TESSERA_WITH_CUDA
@@ -569,13 +571,13 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const MatmulProblem like{
       .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
-  // Each strategy's benchmark has a copy of this, and so an error of its own.
+  // Each strategy's benchmark has a copy of this, and therefore its own error.
   const auto body = [&rig, like, error = -1.0](auto& state, auto& strategy) mutable {
     TimeMatmul(rig, state, like, error,
                [&](const MatmulProblem& p) { strategy.launch(p, rig.stream()); });
   };
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
-  // For the largest products, which take the simpler strategies seconds.
+  // For the largest products, for which the simpler strategies take seconds.
   const auto fast = [](const Strategy<MatmulProblem>& strategy) {
     return strategy.vendor || strategy.name == "warp_tiled_tma" || strategy.name == "ozaki_f64" ||
            strategy.name.substr(0, 7) == "tensor_";
@@ -617,8 +619,8 @@ void RegisterCeilings(Rig& rig, bool gpu) {
   }
 }
 
-// Sizes of f32 from 2^10 up; of the other types three. The largest arrays of any type have about
-// the same bytes.
+// f32 is timed at sizes from 2^10 up, and the other types at three sizes. The largest arrays of any
+// type have about the same number of bytes.
 void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
   for (DType dtype : kAllDTypes) {
     const bool f32 = dtype == DType::kF32;
@@ -664,7 +666,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
         RegisterAxes(rig, dtype, side);
     }
     if (f32) {
-      RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile fits
+      RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile size divides them
       RegisterMatmul(rig, dtype, 1, 4096, 4096);
       for (std::int64_t count : {64, 1000, 10000}) RegisterBatches(rig, count, 4096);
     }
@@ -672,7 +674,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
     if (gpu && (f32 || dtype == DType::kBF16 || dtype == DType::kF16)) {
       RegisterMatmul(rig, dtype, 1, 8192, 8192);
       RegisterMatmul(rig, dtype, 16, 8192, 8192);
-      RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand along k
+      RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand lies along k
       RegisterMatmul(rig, dtype, 8192, 16, 8192);
       RegisterMatmul(rig, dtype, 64, 8192, 8192);
       RegisterMatmul(rig, dtype, 256, 8192, 8192);
@@ -687,7 +689,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
   RegisterCeilings(rig, gpu);
 }
 
-// Takes --name=value out of the arguments.
+// Removes --name=value from the arguments and returns its value.
 std::string TakeFlag(std::vector<char*>& arguments, std::string_view name, std::string value) {
   const std::string prefix = absl::StrCat("--", std::string(name), "=");
   for (auto it = arguments.begin(); it != arguments.end();) {

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""`threshold` and torch.topk in turns, on the same GPU and the same shapes.
+"""Times `threshold` and torch.topk, interleaved, on the same GPU and the same shapes.
 
 usage: top_k_peers.py BIN/strategy_bench [--rounds 5] [--shapes 1024x1048576,8x16777216,64x4096]
                       [--k 10,100]
 
-A figure is the median of the rounds, and one of torch's rounds the median of its calls. Both are
-timed by CUDA events, from the first to the last kernel, with the device held until the host has
-enqueued all of them; operands are random normal f32, which no cache holds. torch sorts its results,
-as Tessera does. Prints microseconds, GB/s of x, and torch's time over ours.
+A result is the median of the rounds, and each of torch's rounds is the median of its calls. Both
+are timed by CUDA events, from the first to the last kernel, with the device held until the host has
+enqueued all of them. Operands are random normal f32 that are not in any cache. torch sorts its
+results, as Tessera does. Prints microseconds, GB/s of x, and torch's time over ours.
 """
 
 import argparse
@@ -24,7 +24,7 @@ CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 
 def bench_round(binary, shapes, ks):
-    """Microseconds of `threshold` by (shape, k): one run of the benchmark."""
+    """Runs the benchmark once. Returns the microseconds of `threshold` by (shape, k)."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "times.json")
         subprocess.run(
@@ -49,7 +49,7 @@ def bench_round(binary, shapes, ks):
 
 
 def torch_round(shape, k, calls=20):
-    """Microseconds of one call of torch.topk."""
+    """Returns the microseconds of one call of torch.topk."""
     rows, n = map(int, shape.split("x"))
     count = 1 + CACHES // (4 * rows * n)
     operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
@@ -66,7 +66,7 @@ def torch_round(shape, k, calls=20):
         if call >= 0:
             times.append(1000 * begin.elapsed_time(end))
     del operands
-    torch.cuda.empty_cache()  # the benchmark has the device's memory for itself
+    torch.cuda.empty_cache()  # leaves the device's memory to the benchmark
     return statistics.median(times)
 
 

@@ -4,18 +4,18 @@
     strategy_bench --regret=400 --seed=11 --operation=matmul --json=a.json
     kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/choose/matmul_sm90.inc
 
-which is what `./dev tune` does with as many seeds as there is time for.
+`./dev tune` does this with as many seeds as time allows.
 
-A tree for each type of operands; those of 16 bits differ in the names of their strategies alone and
-are fitted as one. A product costs what its strategy's time is above the best one's, as a ratio
-less 1.
+There is a tree for each type of operands. The 16-bit types differ only in the names of their
+strategies and share a tree. The cost of a strategy for a product is its time over the best
+strategy's time, minus 1.
 
-A tree that is fitted to the times themselves follows their noise. So many trees are grown first,
-each on products drawn with replacement and with some of the features at each split; the mean over
-them is what a strategy is expected to cost for a product (a random forest: Breiman, 2001). The tree
-that is written is fitted to what they expect of products that nobody has timed, of which there are
-as many as it takes. --judge: what the trees would have cost on products of other files, beside what
-their defaults did. Needs NumPy."""
+A tree that is fitted to the times themselves follows their noise. Therefore TREES trees are grown
+first, each on products drawn with replacement and with some of the features at each split. Their
+mean is the expected cost of a strategy for a product (a random forest: Breiman, 2001). The
+resulting tree is fitted to the expected costs of random products that were not timed, of which any
+number can be generated. --judge compares what the trees would have cost on products of other files
+with what their defaults cost. Needs NumPy."""
 
 import argparse
 import json
@@ -40,31 +40,31 @@ FEATURES = [
     "kAlignmentB",
 ]
 EXTENTS = 8  # features that follow from m, n and k
-# Types of 16 bits share a tree, which calls strategies by their names for f16.
+# The 16-bit types share a tree, which uses the names of strategies for f16.
 TWINS = {"bf16": "f16", "tensor_bf16": "tensor_f16"}
 FALLBACKS = ["cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"]
-# Ratios above this one are no worse than it, lest a single product decide a split.
+# Larger ratios count as this one, so that a single product does not decide a split.
 WORST = 4
-# Of the forest: its trees, the least products of a leaf, and the features that a split may ask for.
+# Of the forest: the trees, the fewest products of a leaf, and the features tried at a split.
 TREES, TREE_LEAST, TREE_FEATURES = 64, 3, 6
-# Of the tree: the products that it is fitted to, the least of a leaf, and how deep it goes.
+# Of the tree: the products that it is fitted to, the fewest of a leaf, and the largest depth.
 SAMPLES, LEAST, DEPTH = 30000, 20, 12
-# A split is worth its nodes if it saves so much of the cost per product.
+# A split is worth its nodes if it saves this much of the cost per product.
 LEAST_GAIN = 2e-5
 FOLDS = 4
-# Of random products, as logarithms to base 2: a LONG_SHARE of them has one extent up to the long
-# one.
+# Limits of random products, as logarithms to base 2. LONG_SHARE of the products have one extent of
+# up to LONG_EXTENT.
 MOST_EXTENT, MOST_WORK = 15, 40
 LONG_SHARE, LONG_EXTENT = 0.1, 21
 
 
 def times_of(row):
-    """{strategy: time} of one product, by the names for f16."""
+    """Returns {strategy: time} of one product, with the names for f16."""
     return {TWINS.get(t["name"], t["name"]): t["us"] for t in row["times"] if not t.get("call")}
 
 
 def products(paths):
-    """{type: rows of its products}, and the devices' names."""
+    """Returns {type: rows of its products}, and the devices' names."""
     rows, devices = {}, []
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -77,13 +77,13 @@ def products(paths):
 
 
 def costs_of(rows):
-    """What each strategy costs for each product, and the strategies' names."""
+    """Returns the cost of each strategy for each product, and the strategies' names."""
     times = [times_of(row) for row in rows]
     names = sorted({name for t in times for name in t})
     costs = np.empty((len(rows), len(names)))
     for i, t in enumerate(times):
         best = min(t.values())
-        # Where a strategy does not take a product, the one that takes its place costs.
+        # If a strategy does not take a product, the cost is that of its replacement.
         instead = next((t[name] for name in FALLBACKS if name in t), WORST * best)
         for j, name in enumerate(names):
             costs[i, j] = min(t.get(name, instead * 1.1) / best, WORST) - 1
@@ -91,7 +91,7 @@ def costs_of(rows):
 
 
 def allowed_splits(values, least):
-    """Where sorted values may be parted, so that either side has `least` of them."""
+    """Returns where sorted values may be split so that each side has at least `least` of them."""
     allowed = values[:-1] < values[1:]
     allowed[: least - 1] = False
     allowed[len(values) - least :] = False
@@ -102,8 +102,8 @@ def allowed_splits(values, least):
 
 
 def grow(x, costs, random):
-    """A leaf is the mean costs of its products, an inner node (feature, threshold, below, above);
-    a split leaves the least squares of what is not the mean."""
+    """Returns a tree. A leaf is the mean costs of its products, and an inner node is (feature,
+    threshold, below, above). A split minimises the sum of squared deviations from the mean."""
     count = len(x)
     mean = costs.mean(axis=0)
     if count < 2 * TREE_LEAST:
@@ -135,7 +135,7 @@ def grow(x, costs, random):
 
 
 def expect(tree, x, out):
-    """Adds what the tree expects of each product to out."""
+    """Adds the costs that the tree expects for each product to out."""
     if not isinstance(tree, tuple):
         out += tree
         return
@@ -165,8 +165,8 @@ class Forest:
 
 
 def imagined(like):
-    """Features of SAMPLES products whose extents are random, with transposes and alignments of
-    those that were timed."""
+    """Returns the features of SAMPLES products with random extents, and with the transposes and
+    alignments of products that were timed."""
     random = np.random.default_rng(2)
     logs = random.uniform(0, MOST_EXTENT, (4 * SAMPLES, 3))
     is_long = np.flatnonzero(random.uniform(size=len(logs)) < LONG_SHARE)
@@ -181,7 +181,7 @@ def imagined(like):
 
 
 def split(x, costs):
-    """The best (cost, feature, threshold), or None if no split helps."""
+    """Returns the best (cost, feature, threshold), or None if no split helps."""
     best = costs.sum(axis=0).min() - LEAST_GAIN * SAMPLES, None, None
     for feature in range(x.shape[1]):
         order = np.argsort(x[:, feature], kind="stable")
@@ -200,7 +200,8 @@ def split(x, costs):
 
 
 def fit(x, costs, depth):
-    """A leaf is a strategy's number, an inner node (feature, threshold, below, above)."""
+    """Returns a tree. A leaf is a strategy's number; an inner node is (feature, threshold, below,
+    above)."""
     found = split(x, costs) if depth > 0 and len(x) >= 2 * LEAST else None
     if found is None:
         return int(costs.sum(axis=0).argmin())
@@ -232,7 +233,7 @@ def cost_of(tree, x, costs):
 
 
 def on_others(x, costs):
-    """What trees cost on products that they were not fitted to, on average."""
+    """Returns the average cost of trees on products that they were not fitted to."""
     fold = np.random.default_rng(1).permutation(len(x)) % FOLDS
     left_out = [
         cost_of(tree_for(x[fold != f], costs[fold != f]), x[fold == f], costs[fold == f])
@@ -251,7 +252,8 @@ def preorder(tree, names):
 
 
 def summary(chosen, rows):
-    """Of products and the times of what is chosen for them: regret, and ratios to the vendor."""
+    """Summarises the times of the strategies chosen for products: regret, and ratios to the
+    vendor."""
     best = [min(times_of(row).values()) for row in rows]
     regret = 100 * statistics.mean(c / b - 1 for c, b in zip(chosen, best))
     ratios = [

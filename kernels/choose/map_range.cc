@@ -9,8 +9,8 @@ std::int64_t StrideOf(const View& view, int axis) {
   return view.strides[static_cast<std::size_t>(axis)];
 }
 
-// The same elements in the same order, with extents of 1 dropped and neighbouring axes that one
-// stride walks through in all operands made one.
+// Returns a problem with the same elements in the same order. Extents of 1 are dropped, and
+// neighbouring axes are merged if one stride walks through both in all operands.
 MapProblem Merged(const MapProblem& p) {
   MapProblem merged = p;
   const int operands = p.program->operands;
@@ -43,7 +43,7 @@ MapProblem Merged(const MapProblem& p) {
   return merged;
 }
 
-// Row `index` of the outermost axis, or `rows` of them from there on, which stay an axis.
+// Returns row `index` of the outermost axis, or `rows` rows from there on with that axis kept.
 MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool keeps_axis) {
   MapProblem part = p;
   for (int i = 0; i < p.program->operands; ++i) {
@@ -62,8 +62,8 @@ MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool
   return part;
 }
 
-// f(part) for the boxes that the elements make up, in order: what is left of a row that they begin
-// in, whole rows, and the beginning of a last one.
+// Calls f(part) for the boxes that the elements form, in order: the rest of a row that they begin
+// in, whole rows, and the beginning of a last row.
 template <class F>
 void ForBoxes(const MapProblem& p, std::int64_t first, std::int64_t count, const F& f) {
   const Shape& shape = p.operands[0].shape;

@@ -1,4 +1,5 @@
-// Parts of what an expression computes, for the operations that take their elements from one.
+// Computes parts of an expression's result, for operations that take their elements from an
+// expression.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 namespace tessera {
 
 // Enqueues elements [first, first + count) of the problem's result, counted in row-major order, by
-// the strategy that is chosen for it; they go to out, whatever the problem says. The same bits
-// whatever the range. Throws DeviceError.
+// the default strategy. They go to out, whatever the problem says. The bits do not depend on the
+// range. Throws DeviceError.
 void LaunchMapRange(const MapProblem& problem, std::int64_t first, std::int64_t count, void* out,
                     Stream& stream);
 

@@ -13,40 +13,42 @@ namespace {
 
 // --- What a device of the kind does in a second, before anything has been measured ---
 
-// For each thread of a CPU or SM of a GPU.
+// For each thread of a CPU, or each SM of a GPU.
 struct Rates {
-  double memory;  // bytes from memory, at best
-  double cached;  // bytes that a strategy reads again, which caches serve
+  double memory;  // bytes from memory, at most
+  double cached;  // bytes that a strategy reads again, which come from caches
   double flops;
-  double atomic;  // seconds, of the whole device on one address
-  double step;    // seconds, one of a chain of dependent operations
+  double atomic;  // seconds for one address, for the whole device
+  double step;    // seconds for one of a chain of dependent operations
 };
 constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
-// Of an H200: 4.75 TB/s in all; loads of `naive` at 20 TB/s. The steps of reductions are those that
-// one thread or the host does at the end.
+// For an H200: 4.75 TB/s in total; `naive` loads at 20 TB/s. The steps of reductions are those that
+// one thread or the host computes at the end.
 constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
-// A step along k: loads from shared memory or the first-level cache, which the next one waits for.
+// A step along k: it loads from shared memory or the first-level cache, and the next step waits for
+// it.
 constexpr double kCudaMatmulStep = 70e-9;
-// What one thread reads in a second when there are too few to fill the device: a few loads at a
-// time, each of which takes about 0.6 us.
+// The bytes that one thread reads in a second when there are too few threads to fill the device: a
+// few loads at a time, each of which takes about 0.6 us.
 constexpr double kCudaThread = 20e6;
-constexpr double kCudaBlocks = 32;  // that an SM holds at once
+constexpr double kCudaBlocks = 32;  // that an SM holds at the same time
 constexpr double kUsualBlock = 256;
 // More threads than this do not read faster from one host's memory.
 constexpr double kMemoryThreads = 10;
 
-// No strategy is so much faster or slower than its model says: what was measured is a disturbance.
+// No strategy is this much faster or slower than its model says, so such a measurement is a
+// disturbance.
 constexpr double kMostWrong = 1000;
 
-// --- Where a rate stands ---
+// --- The index of a rate ---
 
 constexpr int kMostStrategies = 32;                   // of an operation
-constexpr int kStrategiesEach = 2 * kMostStrategies;  // apart those of narrow problems
+constexpr int kStrategiesEach = 2 * kMostStrategies;  // with a separate index for narrow problems
 constexpr int kOps = 16;                              // a power of two above every ReduceOp
 constexpr int kKinds = (static_cast<int>(kDTypeInfos.size()) + 1) * kOps;
 
 constexpr int kCopy = 0;
-// Copies come first, then one operation after the other.
+// Copies come first, then the operations in order.
 template <class Problem>
 constexpr int kFirstStrategy = [] {
   int first = 0, next = 0;
@@ -62,7 +64,8 @@ constexpr int kStrategies = [] {
   return end;
 }();
 
-// Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
+// Whether a problem leaves parts of a strategy's tiles idle, which makes the strategy many times
+// slower.
 template <class Problem>
 bool IsNarrow(const Problem&) {
   return false;
@@ -76,7 +79,7 @@ bool IsNarrow(const MatmulProblem& p) {
   return std::min({p.m, p.n, p.k}) < 32;
 }
 
-// Strategies that are not in the table share the last place.
+// Strategies that are not in the table share the last index.
 template <class Problem>
 int IndexOf(const Strategy<Problem>& strategy, const Problem& problem) {
   const auto all = Strategies<Problem>();
@@ -96,20 +99,20 @@ int KindOfCopy(const View& view, DType to) {
   return static_cast<int>(view.dtype) * kOps + static_cast<int>(to);
 }
 
-// --- Problems that no 64-bit figure of a cost model describes ---
+// --- Problems whose costs do not fit 64 bits ---
 
-// A problem whose costs fit, and by how much they are to be multiplied.
+// A problem whose costs fit, and the factor to multiply them by.
 template <class Problem>
 struct Scaled {
   Problem problem;
   double scale = 1;
 };
 
-// Costs are at most a few dozen times the elements or products that these allow.
+// Costs are at most a few dozen times the number of elements or products that these allow.
 constexpr double kMostElements = 0x1p44;
 constexpr double kMostProducts = 0x1p54;
 
-// Halves the longest of the extents until their product is no more than `most`.
+// Halves the longest extent until the product of the extents is at most `most`.
 double Halve(std::initializer_list<std::int64_t*> extents, double most) {
   double scale = 1;
   while (true) {
@@ -140,8 +143,8 @@ Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
   const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
   return {p, scale};
 }
-// The time of some strategies grows with n * radius, of others with n: the radius stays what it is,
-// as long as it is one that any memory holds.
+// The time of some strategies grows with n * radius, and that of others with n. The radius is kept,
+// as long as it is one that fits any memory.
 template <>
 Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
   double scale = Halve({&p.n}, kMostElements);
@@ -160,7 +163,7 @@ Scaled<TopKProblem> ScaleDown(TopKProblem p) {
   return {p, scale};
 }
 
-// Bytes that any algorithm moves: operands once, and the result.
+// The bytes that any algorithm must move: the operands once, and the result.
 double LeastBytes(const DotProblem& p) {
   return 2.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
 }
@@ -196,13 +199,14 @@ double LeastBytes(const TopKProblem& p) {
          static_cast<double>(TopKOutBytes(p));
 }
 
-// Returns the seconds that one thread of a CPU needs to load an element of a view that is not
+// Returns the seconds that one CPU thread needs to load an element of a view that is not
 // contiguous, row by row.
 double FindSeconds(const View& view) {
   constexpr double kLine = 64, kPageBytes = 4096, kNearCache = 1 << 19;
   const auto size = static_cast<double>(SizeOf(view.dtype));
   const int rank = view.shape.rank;
-  // Bytes from an element to its nearest neighbour, to the next element of its row, and in all.
+  // Bytes from an element to its nearest neighbour, to the next element of its row, and of all
+  // elements.
   double closest = kPageBytes, innermost = size, all = size;
   for (int i = 0; i < rank; ++i) {
     if (view.shape[i] <= 1) continue;
@@ -257,12 +261,12 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     double step = rates.step;
     if constexpr (std::is_same_v<Problem, ReduceProblem> ||
                   std::is_same_v<Problem, ReduceAxesProblem>) {
-      // Along an axis each addition waits for the one before; in other folds they overlap.
+      // Along an axis each addition waits for the one before it; in other folds they overlap.
       constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
       model.work *= kWaits * FoldWeight(p.op, p.dtype);
       step *= FoldWeight(p.op, p.dtype);
     }
-    // What one core does after the other, however many there are.
+    // What one core does in sequence, regardless of the number of cores.
     model.work = std::max(model.work, depth * step);
     if constexpr (std::is_same_v<Problem, MapProblem>) {
       // Rates that were measured with contiguous operands do not include this cost.
@@ -301,7 +305,7 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   } else if (cpu && to == view.dtype) {
     model.work = elements * 0.4e-9 + 2 * elements * size / rates.memory;
   } else if (!cpu && (to == view.dtype || !view.contiguous())) {
-    // Bytes that one element fetches, at most a sector: neighbours along any axis share one.
+    // Bytes fetched for one element, at most a sector: neighbours along any axis share one.
     double closest = 32;
     for (int i = 0; i < view.shape.rank; ++i) {
       const auto stride = static_cast<double>(view.strides[static_cast<std::size_t>(i)]);
@@ -321,7 +325,7 @@ double Pace::Seconds(const Model& model, const Rate& rate) {
   return std::max({factor * model.work, model.memory, model.latency});
 }
 
-// Of a kind that has not been measured: the slowest of those that have been, of the strategy.
+// For a kind that has not been measured, returns the slowest measured rate of the strategy.
 Pace::Rate Pace::RateOf(int strategy, int kind) const {
   const Slot* slots = &slots_[static_cast<std::size_t>(strategy) * kKinds];
   const Rate own = slots[kind].load(std::memory_order_relaxed);
@@ -343,7 +347,7 @@ void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   Rate next;
   do {
     if (old.base == 0) {
-      // The first call is believed as far as any call may lead away from what was expected.
+      // The first call may move the factor as far from the expected one as any number of calls.
       const Rate expected = RateOf(strategy, kind);
       const auto base = expected.base == 0 ? 1.0 : static_cast<double>(expected.base);
       next = {static_cast<float>(base),

@@ -1,5 +1,5 @@
-// Which strategy a matrix product gets that names none: a decision tree for each type of operands,
-// fitted to the times of random products by kernels/bench/tune.py. Standard library only.
+// Which strategy a matrix product gets if the request names none: a decision tree for each type of
+// operands, fitted by kernels/bench/tune.py to the times of random products. Standard library only.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// What the trees ask about. Extents are logarithms to base 2; alignments are of address and pitch
-// in bytes, as logarithms, at most 4.
+// The features that the trees compare. Extents are logarithms to base 2. Alignments are logarithms
+// of the alignment in bytes of address and pitch, at most 4.
 enum class MatmulFeature : std::uint8_t {
   kM,
   kN,
@@ -29,11 +29,11 @@ enum class MatmulFeature : std::uint8_t {
 inline constexpr std::size_t kMatmulFeatures = 12;
 using MatmulFeatures = std::array<float, kMatmulFeatures>;
 
-// An address that is null counts as aligned.
+// A null address counts as aligned.
 MatmulFeatures FeaturesOf(const MatmulProblem& p);
 
-// A node of a tree, in preorder: of an inner one, the branch for features up to the threshold comes
-// next, and the other one `skip` nodes later. A leaf names a strategy.
+// A node of a tree, in preorder. After an inner node comes the branch for features up to the
+// threshold; the other branch is `skip` nodes later. A leaf names a strategy.
 struct TuningNode {
   std::string_view strategy;  // empty: an inner node
   MatmulFeature feature{};
@@ -41,8 +41,8 @@ struct TuningNode {
   std::uint16_t skip = 0;
 };
 
-// The strategy that was fastest for products like this one; it may refuse this one, or need what
-// the device does not have. Empty for a type without a tree.
+// Returns the strategy that was fastest for similar products. It may refuse this one, or need
+// something that the device does not have. Empty for a type without a tree.
 std::string_view TunedStrategy(const MatmulProblem& p);
 
 }  // namespace tessera

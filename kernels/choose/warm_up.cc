@@ -1,6 +1,6 @@
-// Strategies run on small problems before the first request, for what a first call costs (a
-// kernel's code is loaded when it is first launched, a library's handle made) and for how fast they
-// are.
+// Runs strategies on small problems before the first request. This covers the cost of first calls
+// (a kernel's code is loaded when it is first launched, and a library's handle is created), and it
+// measures how fast the strategies are.
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
@@ -16,19 +16,19 @@
 namespace tessera {
 namespace {
 
-// Of two sizes: large enough that their difference is work, small enough that all strategies
-// together take next to no time, and on a CPU that none shares its work out to other threads.
+// The two sizes are large enough that their difference is work, and small enough that all
+// strategies together take little time. On a CPU, none of them uses other threads at these sizes.
 struct Sizes {
-  std::int64_t elements;  // of vectors
+  std::int64_t elements;  // for vectors
   std::int64_t m, n, k;
-  std::int64_t side;  // of narrow products, of kFew strategies
+  std::int64_t side;  // of narrow products, for kFew strategies
 };
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
 constexpr std::int64_t kRadius = 8, kFew = 2, kTopKRows = 8, kTopK = 32;
 
-// Device memory for the operands and results of the largest problem, full of zeros.
+// Device memory for the operands and results of the largest problem, filled with zeros.
 struct Arena {
   Memory a, b, out;
 };
@@ -56,7 +56,7 @@ template <>
 ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  // Short rows, or rows that lie pages apart.
+  // Short rows, or rows that are pages apart.
   p.inner = narrow ? 1 : 1024;
   p.length = narrow ? 16 : s.elements / p.inner;
   p.outer = s.elements / (p.inner * p.length);
@@ -114,12 +114,12 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   return p;
 }
 
-// Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.
+// Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>
 constexpr bool kHasNarrow =
     std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
 
-// A few steps along k, for a strategy that takes no more.
+// Reduces the steps along k for a strategy that takes only a few.
 template <class Problem>
 void Suit(const Strategy<Problem>& strategy, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)
@@ -134,7 +134,7 @@ class WarmUpRun {
   const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
   const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
 
-  // Also what a stream itself needs: its first copies in both directions.
+  // Also runs what a stream itself needs: its first copies in both directions.
   absl::Status MakeArena() {
     const Sizes& s = large();
     const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
@@ -156,7 +156,7 @@ class WarmUpRun {
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
   }
 
-  // One problem on the default strategy.
+  // Runs one problem by the default strategy.
   template <class Problem>
   absl::Status Default() {
     Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
@@ -164,7 +164,7 @@ class WarmUpRun {
     return strategy == nullptr ? absl::OkStatus() : Run(*strategy, p).status();
   }
 
-  // A sum of what an expression makes, in each type: the code for it is loaded a type at a time.
+  // Runs a sum of an expression's result in each type, because its code is loaded for each type.
   absl::Status SumsOfExpressions() {
     if (cpu_) return absl::OkStatus();
     for (DType dtype : kAllDTypes) {
@@ -218,7 +218,7 @@ class WarmUpRun {
     return {ReduceOp::kSum};
   }
 
-  // Seconds that the strategy takes, in a request of its own.
+  // Returns the seconds that the strategy takes, in a separate request.
   template <class Problem>
   absl::StatusOr<double> Run(const Strategy<Problem>& strategy, Problem p) {
     if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
@@ -232,7 +232,7 @@ class WarmUpRun {
     return Now() - start;
   }
 
-  // A CPU's strategies run on this thread, whose own time leaves out what else the host does.
+  // A CPU's strategies run on this thread, whose CPU time excludes other work of the host.
   double Now() const {
     timespec now{};
     clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
@@ -241,7 +241,8 @@ class WarmUpRun {
 
   template <class Problem>
   void Measure(const Strategy<Problem>& strategy, const Problem& little, const Problem& much) {
-    // The first of each loads code and makes room; the better of two is the one less disturbed.
+    // The first run of each loads code and allocates; of two runs, the faster one was disturbed
+    // less.
     if (!Run(strategy, little).ok() || !Run(strategy, much).ok()) return;
     const absl::StatusOr<double> small_seconds = Run(strategy, little);
     const absl::StatusOr<double> once = Run(strategy, much), again = Run(strategy, much);

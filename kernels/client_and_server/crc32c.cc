@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-// Polynomials over GF(2) modulo Castagnoli's, reflected as a CRC-32C is: bit 31 is the coefficient
-// of x^0, bit 0 that of x^31.
+// Polynomials over GF(2) modulo Castagnoli's, reflected like a CRC-32C: bit 31 is the coefficient
+// of x^0, and bit 0 is that of x^31.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 constexpr std::uint32_t kOne = 0x80000000;
 
@@ -22,7 +22,7 @@ constexpr std::uint32_t Multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-// Entry k: x^(8 * 2^k), which moves a checksum on by 2^k bytes.
+// Entry k is x^(8 * 2^k), which advances a checksum by 2^k bytes.
 constexpr std::array<std::uint32_t, 64> kMoves = [] {
   std::array<std::uint32_t, 64> moves{};
   moves[0] = kOne >> 8;
@@ -36,8 +36,8 @@ std::uint32_t Crc32c(const void* data, std::size_t size) { return Crc32cExtend(0
 
 std::uint32_t Crc32cExtend(std::uint32_t crc, const void* data, std::size_t size) {
   constexpr std::size_t kLongest = std::size_t{1} << 30;  // the library counts in int
-  // It neither inverts its register in the beginning nor in the end, and reads the bytes without
-  // changing them.
+  // The function does not invert its register at the beginning or the end, and it does not change
+  // the bytes.
   auto* bytes = static_cast<unsigned char*>(const_cast<void*>(data));
   std::uint32_t state = ~crc;
   while (size > 0) {
@@ -50,8 +50,8 @@ std::uint32_t Crc32cExtend(std::uint32_t crc, const void* data, std::size_t size
 }
 
 // The remainder of a concatenation is that of its first part, times x^(bits of the second), plus
-// that of the second; the inversions at both ends cancel out. The method is that of crc32_combine
-// in zlib (Mark Adler), by powers of x.
+// that of the second; the inversions at both ends cancel out. This is the method of crc32_combine
+// in zlib (Mark Adler), with powers of x.
 std::uint32_t Crc32cCombine(std::uint32_t crc1, std::uint32_t crc2, std::uint64_t size2) {
   for (std::size_t k = 0; size2 != 0; ++k, size2 >>= 1) {
     if ((size2 & 1) != 0) crc1 = Multiply(kMoves[k], crc1);

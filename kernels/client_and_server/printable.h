@@ -1,4 +1,4 @@
-// Text from outside, on its way to a log or a terminal.
+// Text from outside, made safe for a log or a terminal.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-// The text as one harmless piece of a line: control characters, those that break a line or turn the
-// direction of writing, and bytes that are no UTF-8 become escapes (\x1b), and what is longer than
-// about `longest` bytes is cut and ends with "...".
+// Returns the text as a harmless part of a line. Control characters, characters that break a line
+// or change the direction of writing, and bytes that are not UTF-8 become escapes (\x1b). Text
+// longer than about `longest` bytes is cut and ends with "...".
 std::string Printable(std::string_view text, std::size_t longest = std::string_view::npos);
 
-// The beginning of a text in UTF-8, of at most so many bytes and whole characters.
+// Returns the beginning of a UTF-8 text: at most `longest` bytes, in whole characters.
 std::string_view Beginning(std::string_view text, std::size_t longest);
 
 }  // namespace tessera

@@ -38,11 +38,11 @@ std::uint64_t RouteWeight(std::string_view server, std::string_view route) {
 absl::StatusOr<Ring> Ring::Parse(std::string_view text) {
   Ring ring;
   for (const auto& [number, words] : WordLines(text)) {
-    if (words.size() != 2) return Bad(number, "it has a server's name and its address");
+    if (words.size() != 2) return Bad(number, "it must have a server's name and its address");
     if (!IsPlainName(words[0]))
       return Bad(number, "a name is 1 to 64 characters of [a-zA-Z0-9._-]");
     Server server{std::string(words[0]), std::string(words[1])};
-    if (ring.Find(server.name) != nullptr) return Bad(number, "the name is there already");
+    if (ring.Find(server.name) != nullptr) return Bad(number, "the name is already in use");
     ring.servers_.push_back(std::move(server));
   }
   if (ring.servers_.empty()) {

@@ -1,9 +1,10 @@
-// Several servers that share names: which of them is the home of a name.
+// Several servers that share names: which server is the home of a name.
 //
-// A name's route is what comes before its last `/`, or all of it where there is none, so that the
-// names of a folder have one home. Its home is the server that weighs most for the route, by a hash
-// of the server's name and the route (rendezvous hashing): when a server goes, only its own names
-// move, and evenly to all others. Names of servers count, not addresses, which change.
+// A name's route is the part before its last `/`, or the whole name if there is none, so that the
+// names of a folder have one home. The home is the server with the largest weight for the route, a
+// hash of the server's name and the route (rendezvous hashing). When a server is removed, only its
+// own names move, evenly to all others. The hash uses names of servers rather than addresses, which
+// change.
 //
 //   hash(text)            FNV-1a, 64 bits
 //   weight(server, route) mix(hash(server) ^ mix(hash(route))), mix being that of SplitMix64
@@ -30,18 +31,19 @@ class Ring {
     std::string address;  // for clients
   };
 
-  // A line for each server: its name and its address, `#` begins a comment. INVALID_ARGUMENT /
-  // BAD_RING, with the number of the line: for one without two words, a name twice, no server.
+  // Parses one line per server: its name and its address; `#` begins a comment. INVALID_ARGUMENT /
+  // BAD_RING, with the number of the line, if a line does not have two words, a name occurs twice,
+  // or there is no server.
   static absl::StatusOr<Ring> Parse(std::string_view text);
 
   const std::vector<Server>& servers() const { return servers_; }
-  // Of the servers with the largest weight, the one whose name comes first.
+  // If several servers have the largest weight, the one whose name comes first is the home.
   const Server& HomeOf(std::string_view name) const;
-  // Null: none has the name.
+  // Returns null if no server has the name.
   const Server* Find(std::string_view server) const;
 
  private:
-  std::vector<Server> servers_;  // by name; at least one
+  std::vector<Server> servers_;  // sorted by name; at least one
 };
 
 }  // namespace tessera

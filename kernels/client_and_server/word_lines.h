@@ -1,4 +1,4 @@
-// Files that have words on lines, of which `#` begins a comment: of callers, of servers.
+// Files of words on lines, in which `#` begins a comment: lists of callers and of servers.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct WordLine {
-  std::size_t number = 0;  // of the line in the text, from 1 on
+  std::size_t number = 0;  // line number in the text, from 1 on
   std::vector<absl::string_view> words;
 };
 
@@ -18,10 +18,10 @@ struct WordLine {
 // of files, or the whole text if there is none.
 std::string_view BehindByteOrderMark(std::string_view text);
 
-// The lines that have words, which lie in the text. A byte order mark is skipped.
+// Returns the lines that have words; the words point into the text. A byte order mark is skipped.
 std::vector<WordLine> WordLines(std::string_view text);
 
-// What such a file may call something: 1 to 64 characters of [a-zA-Z0-9._-].
+// Whether it can be a name in such a file: 1 to 64 characters of [a-zA-Z0-9._-].
 bool IsPlainName(absl::string_view text);
 
 }  // namespace tessera

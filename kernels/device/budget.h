@@ -1,5 +1,5 @@
-// How much of something may be in use at a time: bytes of buffers, of scratch memory, of messages.
-// Standard library only.
+// How much of something may be in use at the same time: bytes of buffers, of scratch memory, of
+// messages. Standard library only.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ class Budget {
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // Whether amount was free and has been taken. Takes all of it or nothing.
+  // Takes the amount if all of it is free; otherwise takes nothing and returns false.
   bool TryTake(std::uint64_t amount) {
     std::uint64_t used = used_.load(std::memory_order_relaxed);
     do {
@@ -22,7 +22,7 @@ class Budget {
     } while (!used_.compare_exchange_weak(used, used + amount, std::memory_order_relaxed));
     return true;
   }
-  // REQUIRES: amount has been taken and not been returned.
+  // REQUIRES: the amount has been taken and has not been returned yet.
   void Return(std::uint64_t amount) { used_.fetch_sub(amount, std::memory_order_relaxed); }
 
   std::uint64_t limit() const { return limit_; }

@@ -24,19 +24,19 @@ struct DeviceInfo {
   int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
   int multiprocessors = 0;     // streaming multiprocessors, or threads that CPU strategies use
   std::uint64_t memory_bytes = 0;
-  std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
+  std::string pci_bus_id;  // "0000:65:00.0"; empty if it is not a GPU
 };
 
-// A failed call to the device's runtime. Thrown inside kernels/ only: run/ turns it into a
+// A failed call to the device's runtime. It is thrown only inside kernels/: run/ turns it into a
 // Status.
 class DeviceError : public std::exception {
  public:
   enum class Kind {
-    kOutOfMemory,      // of the device
-    kOutOfHostMemory,  // page-locked or ordinary
+    kOutOfMemory,      // device memory
+    kOutOfHostMemory,  // host memory, page-locked or ordinary
     kOutOfScratch,     // the stream's scratch budget has no room; nothing was allocated
-    kUnsupported,      // the device, or the machine that it is part of, cannot do this
-    kFailed,           // this call failed, the device goes on
+    kUnsupported,      // the device, or the machine that it belongs to, cannot do this
+    kFailed,           // this call failed; the device still works
     kLost,             // sticky: every later call fails too
   };
   DeviceError(Kind kind, std::string call, std::string error, std::uint64_t requested = 0)
@@ -45,7 +45,7 @@ class DeviceError : public std::exception {
         error_(std::move(error)),
         requested_(requested),
         what_(call_ + ": " + error_) {}
-  // kOutOfScratch.
+  // An error of kind kOutOfScratch.
   DeviceError(std::uint64_t requested, const Budget& budget)
       : DeviceError(Kind::kOutOfScratch, "Stream::Scratch", "out of scratch memory", requested) {
     free_ = budget.free();
@@ -53,15 +53,16 @@ class DeviceError : public std::exception {
   }
 
   Kind kind() const { return kind_; }
-  const std::string& call() const { return call_; }       // the expression
+  const std::string& call() const { return call_; }       // the expression that failed
   const std::string& error() const { return error_; }     // the runtime's name for the error
   std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
-  // Bytes of the budget, when out of scratch.
+  // Bytes of the budget, for kOutOfScratch.
   std::uint64_t free() const { return free_; }
   std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
-  // The device whose call it was, where that need not be the one that the work is for; else null.
+  // The device whose call failed, if it may differ from the device that the work is for; otherwise
+  // null.
   Device* device() const { return device_; }
   void SetDevice(Device& device) { device_ = &device; }
 
@@ -76,17 +77,17 @@ class DeviceError : public std::exception {
   std::string what_;
 };
 
-// Bytes in memory of the host.
+// Bytes in host memory.
 struct HostBytes {
   const void* data = nullptr;
   std::size_t size = 0;
 };
 
-// Host memory with an owner, which may outlive its device.
+// Owned host memory. It may outlive its device.
 using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
 
-// That copies of a device reach host memory of others without a detour, until it ends. May outlive
-// the device, not the memory.
+// While it lives, a device's copies directly reach host memory that the device did not allocate. It
+// may outlive the device but not the memory.
 using HostRegistration = std::unique_ptr<void, void (*)(void*) noexcept>;
 
 // The part of an array that lies on one of several devices: bytes [begin, end) of the array.
@@ -96,46 +97,48 @@ struct Shard {
   std::uint64_t end = 0;
 };
 
-// Memory on several devices under one range of addresses. Its end frees it, when no work that uses
-// it may be in flight. The devices outlive it.
+// Memory on several devices under one range of addresses. The destructor frees it; no work that
+// uses it may be in flight then. The devices outlive it.
 class ShardedMemory {
  public:
   virtual ~ShardedMemory() = default;
   virtual void* data() const = 0;
 };
 
-// Memory of a device that its owner can do without. Thread safe.
+// Device memory that can be freed when it is needed elsewhere. Thread safe.
 class SpareMemory {
  public:
   virtual ~SpareMemory() = default;
-  // Counts what has been freed.
+  // Returns how many allocations have been freed so far.
   virtual std::uint64_t frees() const = 0;
-  // Frees all that nobody uses at the moment. Never allocates.
+  // Frees everything that is not in use. Never allocates.
   virtual void Clear() noexcept = 0;
 };
 
-// Thread safe, long-lived: outlives its streams and its memory.
+// Thread safe. It outlives its streams and its memory.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
-  // Bytes free on the device now, for any process. 0 on a lost device, which marks it so.
+  // Returns how many bytes are free on the device, for any process. On a lost device it returns 0,
+  // and marks the device lost.
   virtual std::uint64_t FreeBytes() const = 0;
-  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every stream. Throws
-  // DeviceError.
+  // Allocates bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every stream.
+  // Throws DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
-  // What an allocation of so many bytes takes of the device's memory.
+  // Returns how much of the device's memory an allocation of `bytes` takes.
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
-  // memory: of Allocate, with no work in flight that uses it. Never throws.
+  // memory: returned by Allocate; no work that uses it may be in flight. Never throws.
   virtual void Free(void* memory) noexcept = 0;
-  // Null, as in the beginning: there is none. It is cleared on threads that are about to allocate,
-  // whatever locks of others they hold. REQUIRES: nobody is in WithSpare or FreeSpare.
+  // Sets the spare memory; null, the initial value, means that there is none. Threads that are
+  // about to allocate clear it, whatever other locks they hold. REQUIRES: no thread is in WithSpare
+  // or FreeSpare.
   void SetSpare(SpareMemory* spare) { spare_ = spare; }
   void FreeSpare() noexcept {
     if (spare_ != nullptr) spare_->Clear();
   }
-  // f(), and if that runs out of the device's memory and there was any to spare, once more without
-  // that.
+  // Calls f(). If that runs out of device memory, frees the spare memory and, if there was any,
+  // calls f() again.
   template <class F>
   auto WithSpare(F&& f) {
     const std::uint64_t frees = spare_ == nullptr ? 0 : spare_->frees();
@@ -148,43 +151,43 @@ class Device {
     }
     return f();
   }
-  // What shards begin at multiples of. Each takes so many multiples of it of its device's memory as
-  // it needs.
+  // Shards begin at multiples of this size, and each takes a whole number of such units of its
+  // device's memory.
   virtual std::size_t ShardUnit() const { return 4096; }
-  // Uninitialised memory on several devices of one backend, this one among them, which streams of
-  // all of them reach as a whole. shards: two at least, none empty, one right behind the other from
-  // 0 on, on different devices. Throws DeviceError: kUnsupported where such memory cannot be.
+  // Allocates uninitialised memory on several devices of one backend, including this one; streams
+  // of all of them reach all of it. shards: at least two, none empty, adjacent from 0 on, on
+  // different devices. Throws DeviceError; kUnsupported where such memory is impossible.
   virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind do not reach each other's memory");
   }
-  // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without
-  // a detour. May wait for the device's work, and so may its end. Throws DeviceError.
+  // Allocates bytes > 0 of uninitialised host memory, aligned to 64, that the device's copies reach
+  // directly. It may wait for the device's work, and so may freeing the memory. Throws DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
-  // Makes copies of the device reach memory without a detour: bytes > 0, in whole pages that are
-  // there. One registration serves all devices of a backend: another one of the same memory may be
-  // empty, and has no effect beyond the first one. May wait for the device's work, and so may its
-  // end. Throws DeviceError.
+  // Lets the device's copies reach memory directly: bytes > 0, in whole pages that are present. One
+  // registration serves all devices of a backend; a second one of the same memory may be empty, and
+  // its effect ends with the first one. Registering may wait for the device's work, and so may
+  // ending the registration. Throws DeviceError.
   virtual HostRegistration RegisterHost(void* /*memory*/, std::size_t /*bytes*/) {
     return {nullptr, [](void*) noexcept {}};
   }
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
-  // Asks the device whether it still answers, in microseconds and without waiting for its work.
-  // Throws DeviceError: kLost after a failure that no stream has met yet.
+  // Asks the device whether it still responds, in microseconds and without waiting for its work.
+  // Throws DeviceError; kLost also for a failure that no stream has met yet.
   virtual void Probe() = 0;
-  // Begins or ends what a profiler records of the device's work, if one is attached that waits to
-  // be told.
+  // Starts or stops a profiler's recording of the device's work, if an attached profiler waits for
+  // this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
-  // Has streams of MakeLargeStream leave a part of the device to the others, if it can be parted:
-  // work of those then never waits for a kernel that fills all the rest. info() counts the rest
-  // from here on, so that strategies do the same, to the last bit, on either kind of stream.
-  // REQUIRES: there is no stream. Throws DeviceError.
+  // Makes streams of MakeLargeStream leave a part of the device to other streams, if the device can
+  // be partitioned. Work on the other streams then never waits for a kernel that fills the rest.
+  // From then on info() counts only the rest, so that strategies give the same bits on either kind
+  // of stream. REQUIRES: there is no stream. Throws DeviceError.
   virtual void KeepRoom() {}
-  // A stream for operations that would hold the device for long. Throws DeviceError.
+  // Returns a stream for operations that would occupy the device for long. Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
-  // Latched by the first kLost error on any stream; there is no way back within the process.
+  // Set by the first kLost error on any stream. A lost device does not recover within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
@@ -193,30 +196,29 @@ class Device {
   SpareMemory* spare_ = nullptr;
 };
 
-// How far a stream's scratch memory has been handed out.
+// How much of a stream's scratch memory has been handed out.
 struct ScratchMark {
-  std::size_t block = 0, used = 0;  // bytes of that block
+  std::size_t block = 0, used = 0;  // used: bytes of that block
 };
 
-// An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
-// device. Every function may throw DeviceError.
+// An in-order queue of work with its own scratch memory. Only one thread at a time may use it, and
+// its device outlives it. Every function may throw DeviceError.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual Device& device() const = 0;
 
-  // What the blocks of Scratch and HostScratch are charged to from here on, before they are
-  // allocated; null, as in the beginning: nothing. It outlives the stream. REQUIRES: the stream has
-  // no block yet.
+  // Sets the budget that blocks of Scratch and HostScratch are charged to before they are
+  // allocated; null, the initial value, means none. The budget outlives the stream. REQUIRES: the
+  // stream has no block yet.
   virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
-  // The cancellation flag of the current request; null if it cannot be cancelled. Once set it stays
-  // set until the request ends. Any thread may set it.
+  // Sets the cancellation flag of the current request; null if it cannot be cancelled. Once the
+  // flag is set, it stays set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
-  // Whether to stop. Strategies look at it as they go, where that costs nothing, every few
-  // milliseconds; one that stops leaves its results as they are, which are not read. Thread
-  // safe.
+  // Whether to stop. Strategies poll this every few milliseconds, where that costs nothing. A
+  // strategy that stops leaves its results incomplete, and they are not read. Thread safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
@@ -228,23 +230,24 @@ class Stream {
   void ExpectNothing() { expected_.store(0, std::memory_order_relaxed); }
   double expected_seconds() const { return expected_.load(std::memory_order_relaxed); }
 
-  // Begins a request: everything Scratch returned before is invalid, result() is reset.
+  // Begins a request: invalidates everything that Scratch has returned, and resets result().
   virtual void Reset() = 0;
-  // Ends a request: waits for its work, and gives all but the stream's own small block of scratch
-  // memory, which no budget counts, back to the device and the budget.
+  // Ends a request: waits for its work, and gives its scratch memory back to the device and the
+  // budget. The stream keeps only its own small block, which no budget counts.
   virtual void Trim() = 0;
-  // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws
-  // kOutOfScratch when the budget has no room, kOutOfMemory when the device has none, not even
-  // spare memory.
+  // Returns `bytes` of uninitialised device memory aligned to 256, valid until Reset or Trim.
+  // Throws kOutOfScratch when the budget has no room, and kOutOfMemory when the device has none
+  // even after spare memory has been freed.
   virtual void* Scratch(std::size_t bytes) = 0;
   virtual ScratchMark MarkScratch() const = 0;
-  // Lets Scratch hand out again, to work that follows, what it has since the mark. REQUIRES:
-  // neither Reset nor Trim since; only work that this stream has had, and no HostScratch, lies
-  // there.
+  // Lets Scratch hand out again, to later work, what it has handed out since the mark. REQUIRES:
+  // neither Reset nor Trim has been called since; only work of this stream uses that memory, and
+  // none of it is HostScratch.
   virtual void RewindScratch(const ScratchMark& mark) = 0;
-  // Who keeps from here on what Prepare gives out; null, as in the beginning: nobody.
+  // Sets the keeper of what Prepare returns; null, the initial value, means that nothing is kept.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
-  // Memory for what is made of an operand, as of Scratch, but that it may be there already.
+  // Returns memory for what is made from an operand. It is like Scratch, but the contents may be
+  // there already.
   PreparedMemory Prepare(const Preparation& what, std::size_t bytes) {
     PreparedMemory memory;
     if (keeper_ != nullptr) memory = keeper_->Keep(what, bytes);
@@ -252,46 +255,45 @@ class Stream {
     if (memory.ready) ++prepared_found_;
     return memory;
   }
-  // How often Prepare has given out what was there already.
+  // Returns how many times Prepare has found the contents there already.
   std::uint64_t prepared_found() const { return prepared_found_; }
-  // One Scalar in host memory that kernels can write, in stream order.
+  // Returns one Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
-  // bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write in
-  // stream order; otherwise like Scratch.
+  // Returns bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write
+  // in stream order; otherwise like Scratch.
   virtual void* HostScratch(std::size_t bytes) = 0;
 
-  // Copies the pieces, one behind the other. They may be in any memory, which may be reused on
-  // return; the device sees the bytes in stream order.
+  // Copies the pieces, one after the other. They may be in any memory and may be reused on return;
+  // the device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
-  // Copies from staging memory or memory that is registered, which stays as it is until
-  // Synchronize.
+  // Copies from staging memory or registered memory, which must not change until Synchronize.
   virtual void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
     const HostBytes piece{host, bytes};
     CopyToDevice(device, {&piece, 1});
   }
-  // The bytes are in host on return. Copied once if host is in the device's staging memory, or in
-  // memory that is registered.
+  // The bytes are in host on return. They are copied only once if host is in the device's staging
+  // memory or in registered memory.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
-  // Whether CopyToPeer can write to the memory of the peer's device. What that takes is set up the
-  // first time.
+  // Whether CopyToPeer can write to the memory of the peer's device. The first call sets up what
+  // that takes.
   virtual bool ReachesPeer(Stream& /*peer*/) { return false; }
-  // Copies to memory of the peer's device without a detour, in the order of this stream: the bytes
-  // are there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
+  // Copies directly to memory of the peer's device, in the order of this stream: the bytes are
+  // there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
   virtual void CopyToPeer(Stream& /*peer*/, void* /*out*/, const void* /*data*/,
                           std::size_t /*bytes*/) {}
-  // Makes what this stream is given from here on begin behind what the other one, of a device of
-  // the same backend, has been given so far.
+  // Makes later work of this stream begin after all work that the other stream has been given so
+  // far. Both devices are of the same backend.
   virtual void WaitFor(Stream& /*other*/) {}
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
-  // Writes n contiguous elements as another type, or the same. What does not fit is rounded or
-  // clipped as kernels/same_bits/convert.h says.
+  // Writes n contiguous elements as another type or the same one. Values that do not fit are
+  // rounded or clipped as kernels/same_bits/convert.h says.
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;
-  // Device time between the two, in microseconds. StopTimer synchronises.
+  // Device time between the two calls, in microseconds. StopTimer synchronises.
   virtual void StartTimer() = 0;
   virtual double StopTimer() = 0;
 
@@ -303,7 +305,7 @@ class Stream {
   std::uint64_t prepared_found_ = 0;
 };
 
-// f(), whose errors say that they are of the stream's device.
+// Calls f() and marks its errors as errors of the stream's device.
 template <class F>
 void OnDeviceOf(Stream& stream, F&& f) {
   try {

@@ -1,4 +1,4 @@
-// The one place where an exception of a device becomes a Status.
+// The only place where a device's exception becomes a Status.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace tessera {
 
-// RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}.
+// Returns RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}.
 absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
                               std::uint64_t total);
 
-// What the exception in flight means, of this device unless it names another one; marks the device
-// lost when it is.
+// Returns the Status of the exception in flight, which concerns this device unless it names another
+// one. Marks the device lost if the exception says so.
 absl::Status CurrentExceptionStatus(Device& at);
 
-// The Status of f(), which may throw DeviceError.
+// Returns the Status of f(), which may throw DeviceError.
 template <class F>
 absl::Status Guard(Device& device, F&& f) {
   try {

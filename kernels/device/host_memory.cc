@@ -19,26 +19,28 @@ namespace {
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPage = 4096;
-// What is populated at once. Meanwhile no other thread of the process maps or unmaps memory: beside
-// four callers that created buffers of 1 GiB, small calls of others took 0.8 to 6 s (p99) where
-// these were populated whole, and 36 to 140 ms in these pieces (2 busy cores, 2026-11-27).
+// How much is populated in one call, during which no other thread of the process can map or unmap
+// memory. While four callers created buffers of 1 GiB, other callers' small calls took 0.8 to 6 s
+// (p99) where the buffers were populated whole, and 36 to 140 ms in these pieces (2 busy cores,
+// 2026-11-27).
 constexpr std::size_t kPopulated = std::size_t{16} << 20;
-// From this size on memory is mapped, so that it goes back to the system when it is freed. Below it
-// comes from the heap, which keeps some.
+// From this size on memory is mapped, so that freeing it returns it to the system. Smaller amounts
+// come from the heap, which keeps some of what is freed.
 constexpr std::size_t kLeastMapping = std::size_t{256} << 10;
-// What small allocations may take together before somebody looks at what is free.
+// What small allocations may take together before free memory is read again.
 constexpr std::uint64_t kCredit = std::uint64_t{16} << 20;
-// For the stacks, messages and tables of the process.
+// Reserved for the stacks, messages and tables of the process.
 constexpr std::uint64_t kReserve = std::uint64_t{64} << 20;
 
-// A number in a file; kNoLimit for a missing file and for "max".
+// Returns the number in a file; kNoLimit for a missing file and for "max".
 std::uint64_t Figure(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t value = 0;
   return file >> value ? value : kNoLimit;
 }
 
-// The number behind a key, as in "MemTotal:  24 kB" and "inactive_file 24"; 0 when it is not there.
+// Returns the number after a key, as in "MemTotal:  24 kB" and "inactive_file 24"; 0 if the key is
+// missing.
 std::uint64_t FigureOf(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -49,7 +51,7 @@ std::uint64_t FigureOf(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// What one version of control groups calls its files.
+// File names of one version of control groups.
 struct Files {
   const char* limit;
   const char* used;
@@ -61,7 +63,7 @@ constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
 // Calls f(group) for the group at mount + path, which begins with '/', and for each group that
 // encloses it, up to the mount's own: the limits of all of them apply. In a container the path may
-// be that of the host, and only the mount itself is there.
+// be the host's, and then only the mount itself exists.
 template <class F>
 void ForGroups(const std::string& mount, std::string path, const F& f) {
   while (true) {
@@ -85,14 +87,15 @@ void ApplyGroups(const std::string& mount, const std::string& path, const Files&
   });
 }
 
-// The path of a line of /proc/self/cgroup, "hierarchy:controllers:path", without a '/' at its end.
+// Returns the path in a line of /proc/self/cgroup, "hierarchy:controllers:path", without a trailing
+// '/'.
 std::string PathOf(const std::string& line) {
   std::string path = line.substr(line.find(':', line.find(':') + 1) + 1);
   while (!path.empty() && path.back() == '/') path.pop_back();
   return path.empty() || path[0] == '/' ? path : "";
 }
 
-// The paths of this process's group of a controller, in either version of control groups.
+// The paths of this process's group for a controller, in both versions of control groups.
 struct GroupPaths {
   std::string version1, version2;
 };
@@ -110,7 +113,7 @@ GroupPaths PathsOf(const std::string& root, const std::string& controller) {
   return paths;
 }
 
-// Maps pages, so many that they are there, or nothing: null.
+// Maps memory and makes all its pages present; null on failure.
 void* Map(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
@@ -124,21 +127,23 @@ void* Map(std::size_t bytes) {
   return memory;
 }
 
-// Who may take what is free. One for the process: the memory is one.
+// Decides which allocations may take free memory. There is one for the process, because its threads
+// share the memory.
 class Ledger {
  public:
-  // Whether bytes are free. They count as taken until Settle, by which time the system says so.
+  // Whether the bytes are free. They count as taken until Settle, and by then the system counts
+  // them.
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // What others are populating counts twice meanwhile.
+      // Until then, memory that other threads are populating counts twice.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }
     populating_ += bytes;
     return true;
   }
-  // memory: null when it came to nothing.
+  // memory: null if the allocation failed.
   void Settle(void* memory, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     populating_ -= bytes;
@@ -154,7 +159,7 @@ class Ledger {
     credit_ -= bytes;
     return true;
   }
-  // The size of a mapping, which is forgotten; 0 for memory of the heap.
+  // Forgets a mapping and returns its size; 0 for memory of the heap.
   std::size_t Forget(void* memory) {
     const std::lock_guard lock(mutex_);
     const auto it = mappings_.find(memory);
@@ -220,7 +225,7 @@ int ReadCpuQuota(const std::string& root) {
   };
   const GroupPaths paths = PathsOf(root, "cpu");
   ForGroups(root + "/sys/fs/cgroup", paths.version2, [&](const std::string& group) {
-    double quota = 0, period = 0;  // without a quota the file has "max", which is not read
+    double quota = 0, period = 0;  // without a quota the file contains "max", which does not parse
     if (std::ifstream(group + "cpu.max") >> quota >> period) apply(quota, period);
   });
   ForGroups(root + "/sys/fs/cgroup/cpu", paths.version1, [&](const std::string& group) {

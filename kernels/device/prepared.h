@@ -1,6 +1,6 @@
-// What is made of an operand before a kernel reads it, as a copy without gaps. The operand of a
-// later request may be the same memory, unchanged; so whoever serves requests may keep it. Standard
-// library only.
+// What is made from an operand before a kernel reads it, such as a copy without gaps. A later
+// request may have the same operand in the same memory, unchanged, so a server may keep the result.
+// Standard library only.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// What is made of which elements. Two that are equal make the same bytes, as long as the elements
-// stay as they are.
+// What is made, and from which elements. Equal preparations make the same bytes, as long as the
+// elements do not change.
 struct Preparation {
-  std::string_view how;  // a literal: what is made depends on it and on the view alone
+  std::string_view how;  // a literal; the bytes depend only on it and on the view
   View operand;
 
   friend bool operator==(const Preparation& a, const Preparation& b) {
@@ -30,15 +30,17 @@ struct Preparation {
 
 struct PreparedMemory {
   void* data = nullptr;
-  // An earlier request has made it; otherwise it is to be made there, in the order of the stream.
+  // True if an earlier request has made the contents; otherwise they are made there in stream
+  // order.
   bool ready = false;
 };
 
-// Keeps what one request prepares, on the device of its stream. One thread.
+// Keeps what one request prepares, on the device of its stream. Used by one thread.
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  // bytes of device memory, aligned to 256, until the request has ended. No data: this is not kept.
+  // Returns `bytes` of device memory, aligned to 256, valid until the request has ended. data is
+  // null if this preparation is not kept.
   virtual PreparedMemory Keep(const Preparation& what, std::size_t bytes) = 0;
 };
 

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Null: no profiler listens.
+// Returns null if no profiler listens.
 nvtxDomainHandle_t Domain() noexcept {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("tessera");
   return domain;
@@ -34,7 +34,7 @@ ProfilerRange::~ProfilerRange() {
 
 }  // namespace tessera
 
-#else  // NVTX is part of CUDA's toolkit
+#else  // NVTX is part of the CUDA toolkit
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
-// Scratch memory of a stream: blocks that are handed out from front to back and given back
-// together, or from a mark on. Standard library only.
+// Scratch memory of a stream: blocks that are handed out from front to back, and given back
+// together or from a mark on. Standard library only.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,21 @@
 
 namespace tessera {
 
-// The owner gives back everything (Free) before what it allocates from goes.
+// The owner must call Free before what it allocates from is destroyed.
 class ScratchBlocks {
  public:
-  // The stream's own block, which it keeps between requests and which no budget counts: small
-  // requests find it there. Also the least that is allocated.
+  // Size of the stream's own block, which the stream keeps between requests and which no budget
+  // counts. Small requests find it there. Also the smallest allocation.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
-  // allocate throws DeviceError, free does not throw.
+  // allocate may throw DeviceError; free must not throw.
   ScratchBlocks(std::function<void*(std::size_t)> allocate, std::function<void(void*)> free)
       : allocate_(std::move(allocate)), free_(std::move(free)) {}
   ScratchBlocks(const ScratchBlocks&) = delete;
   ScratchBlocks& operator=(const ScratchBlocks&) = delete;
 
-  // bytes aligned to 256; null for none. Throws DeviceError; kOutOfScratch before it allocates.
+  // Returns `bytes` aligned to 256, or null for 0 bytes. Throws DeviceError; kOutOfScratch before
+  // it allocates.
   void* Take(std::size_t bytes, Budget* budget) {
     constexpr std::size_t kAlignment = 256;
     if (bytes == 0) return nullptr;
@@ -45,11 +46,11 @@ class ScratchBlocks {
   }
 
   ScratchMark Mark() const { return at_; }
-  // What was handed out since the mark is invalid; its blocks stay, to be handed out again.
-  // REQUIRES: neither Trim nor Free since.
+  // Invalidates what was handed out since the mark; the blocks stay, to be handed out again.
+  // REQUIRES: neither Trim nor Free has been called since.
   void Rewind(const ScratchMark& mark) { at_ = mark; }
 
-  // Everything that was handed out is invalid; the stream's own block stays.
+  // Invalidates everything that was handed out; the stream's own block stays.
   void Trim(Budget* budget) {
     const auto own =
         std::find_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.own; });
@@ -90,7 +91,7 @@ class ScratchBlocks {
   const std::function<void*(std::size_t)> allocate_;
   const std::function<void(void*)> free_;
   std::vector<Block> blocks_;
-  ScratchMark at_;  // what is handed out next: those before it are full
+  ScratchMark at_;  // where the next memory comes from: blocks before it are full
 };
 
 }  // namespace tessera

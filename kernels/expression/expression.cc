@@ -29,21 +29,21 @@ absl::Status BadNode(std::size_t node, std::string_view what) {
 
 bool IsFloat(DType dtype) { return dtype != DType::kBool && !IsInteger(dtype); }
 
-// The type of a node's value. A constant without a type has none of its own.
+// The type of a node's value. A constant whose node names no type is free.
 struct NodeType {
   bool free_integer = false;
   bool free_real = false;
   DType dtype = DType::kBool;
 
   bool is_free() const { return free_integer || free_real; }
-  // Where nothing beside it decides.
+  // The type if no other argument decides it.
   DType settled() const { return free_integer ? DType::kI64 : free_real ? DType::kF64 : dtype; }
 };
 
-// The one type for arguments that meet.
+// Returns the common type of arguments of one operation.
 DType CommonType(absl::Span<const NodeType> types) {
-  // Bytes and truth values are left out if there are other numbers, so that the result does not
-  // depend on the order of the arguments.
+  // One-byte types are left out if there are other numbers, so that the result does not depend on
+  // the order of the arguments.
   std::optional<DType> common, small;
   for (const NodeType& type : types) {
     if (type.is_free()) continue;
@@ -76,13 +76,13 @@ bool Fits(std::int64_t value, DType dtype) {
   }
 }
 
-// Whether what a register holds of the one is what it holds of the other: values of 16 bits are
-// values of F32, those of a byte of I32.
+// Whether registers hold values of both types in the same way: 16-bit values are values of F32, and
+// one-byte values are values of I32.
 bool AreSameValues(DType from, DType to) {
   return from == to || (ValueTypeOf(from) == ValueTypeOf(to) && IsStoredAsValue(to));
 }
 
-// Whether operations on elements of 16 bits leave values that have to be rounded to them.
+// Whether an operation on 16-bit elements gives values that must be rounded to their type.
 bool Rounds(MapOp op) {
   switch (op) {
     case MapOp::kMinimum:
@@ -107,8 +107,8 @@ int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
 
-// Checks node by node, and then writes the instructions of those that the last one needs. Registers
-// are numbered by the instruction that fills them until Allocate.
+// Checks the nodes one by one, and then writes the instructions of those that the last node needs.
+// Until Allocate, a register has the number of the instruction that fills it.
 class Compiler {
  public:
   Compiler(absl::Span<const ExpressionNode> nodes, absl::Span<const DType> operands,
@@ -174,7 +174,7 @@ class Compiler {
     NodeType& type = types_[i];
     if (node.kind == Kind::kBoolean) {
       if (node.dtype.value_or(DType::kBool) != DType::kBool)
-        return BadNode(i, "a truth value is of type bool; CAST makes a number of it");
+        return BadNode(i, "a truth value is of type bool; CAST converts it to a number");
       return absl::OkStatus();
     }
     type.free_integer = !node.dtype && node.kind == Kind::kInteger;
@@ -183,7 +183,7 @@ class Compiler {
     return node.dtype ? CheckFits(i, *node.dtype, i) : absl::OkStatus();
   }
 
-  // Whether the constant can be of the type, in the eyes of node `at`.
+  // Checks that the constant can have the type; errors name node `at`.
   absl::Status CheckFits(std::size_t constant, DType dtype, std::size_t at) const {
     const ExpressionNode& node = nodes_[constant];
     if (dtype == DType::kBool || (IsInteger(dtype) && node.kind == Kind::kReal)) {
@@ -203,7 +203,7 @@ class Compiler {
     if (info == nullptr)
       return BadNode(i, absl::StrCat("there is no operation ", static_cast<int>(node.op)));
     if (node.args.size() != static_cast<std::size_t>(info->arguments)) {
-      // Of a request's the server keeps at most one more than any operation takes.
+      // The server keeps at most one argument more than any operation takes.
       const bool many = node.args.size() > kMostArguments;
       return BadNode(i, absl::StrCat(Absl(info->name), " takes ", info->arguments,
                                      info->arguments == 1 ? " argument" : " arguments", " and has ",
@@ -252,7 +252,7 @@ class Compiler {
         result = common = CommonType(args.subspan(1));
         break;
       case MapRule::kCast:
-        if (!nodes_[i].dtype) return BadNode(i, "cast names no type");
+        if (!nodes_[i].dtype) return BadNode(i, "cast does not name a type");
         common = args[0].settled();
         result = *nodes_[i].dtype;
         break;
@@ -304,7 +304,7 @@ class Compiler {
                   {value, -1, -1});
   }
 
-  // The register of a node's value as one of the type.
+  // Returns the register of a node's value as the type.
   int Argument(std::size_t node, DType dtype) {
     if (types_[node].is_free()) return Constant(node, dtype);
     const DType from = types_[node].dtype;
@@ -349,7 +349,7 @@ class Compiler {
   }
 
   // Gives every value a register from its instruction until its last use. The result of an
-  // instruction never shares one with its arguments.
+  // instruction never shares a register with its arguments.
   void Allocate() {
     std::array<int, kMostInstructions> last_use{}, where{};
     for (int i = 0; i < program_.instructions; ++i)
@@ -371,7 +371,7 @@ class Compiler {
         int& last = last_use[static_cast<std::size_t>(arg)];
         if (last != i) continue;
         unused.push_back(*fields[a]);
-        last = -1;  // once, of an argument that comes twice
+        last = -1;  // only once for an argument that occurs twice
       }
       program_.wide |= SizeOf(instruction.dtype) == 8 || instruction.type == ValueType::kF64 ||
                        instruction.type == ValueType::kI64;
@@ -382,9 +382,9 @@ class Compiler {
   const absl::Span<const DType> operands_;
   const std::optional<DType> cast_;
   std::array<NodeType, kMostNodes> types_{};
-  std::array<DType, kMostNodes> common_{};  // of an operation's arguments
+  std::array<DType, kMostNodes> common_{};  // the type of an operation's arguments
   std::array<bool, kMostNodes> needed_{};
-  std::array<int, kMostNodes> value_{};  // the instruction that computes it
+  std::array<int, kMostNodes> value_{};  // the instruction that computes the node
   std::array<std::array<int, kMostArguments>, kMostInstructions> args_{};
   int constants_ = 0;
   MapProgram program_;

@@ -1,5 +1,5 @@
-// Expressions as requests bring them: a list of nodes, checked and made into the program that the
-// strategies of Map run.
+// Expressions as requests state them: lists of nodes, which are checked and compiled into the
+// program that the strategies of Map run.
 #pragma once
 
 #include <cstddef>
@@ -29,45 +29,45 @@ struct ExpressionNode {
   std::int64_t integer = 0;
   bool boolean = false;
   MapOp op{};
-  // The arguments of an operation: nodes before this one.
+  // For an operation: indices of earlier nodes.
   absl::InlinedVector<std::uint32_t, kMostArguments> args;
-  // Of a constant: its type; absent: that of the arguments beside it. Of CAST: the result's.
+  // For a constant: its type; if absent, that of the other arguments. For CAST: the result's type.
   std::optional<DType> dtype;
 };
 
-// The expression over operands of these types as a program. INVALID_ARGUMENT / BAD_EXPRESSION
-// {node, ...}, with the index of the node at fault, as far as there is one. cast: what the result
-// is cast to, if to anything.
+// Compiles the expression over operands of these types into a program. INVALID_ARGUMENT /
+// BAD_EXPRESSION {node, ...}, with the index of the invalid node if there is one. cast: the type
+// that the result is cast to, if any.
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);
 
-// An expression that is compiled once for an operation: checks and launches that follow each other
-// share the program. One thread at a time.
+// An expression that keeps the program it was compiled to, so that checking and running an
+// operation compile it once. For one thread at a time.
 class Expression {
  public:
   Expression() = default;
-  // NOLINTBEGIN(google-explicit-constructor): a list of nodes is an expression.
+  // A list of nodes is an expression. NOLINTBEGIN(google-explicit-constructor)
   Expression(std::vector<ExpressionNode> nodes) : nodes_(std::move(nodes)) {}
   Expression(absl::Span<const ExpressionNode> nodes) : nodes_(nodes.begin(), nodes.end()) {}
   Expression(std::initializer_list<ExpressionNode> nodes) : nodes_(nodes) {}
   // NOLINTEND(google-explicit-constructor)
 
   absl::Span<const ExpressionNode> nodes() const { return nodes_; }
-  // CompileExpression of the nodes. The program lives until the expression is compiled for other
-  // operands, or ends.
+  // Compiles the nodes as CompileExpression does. The program lives as long as the expression, and
+  // until it is compiled for operands of other types.
   absl::StatusOr<const MapProgram*> Compile(absl::Span<const DType> operands,
                                             std::optional<DType> cast = std::nullopt) const;
 
  private:
   std::vector<ExpressionNode> nodes_;
-  // Without a cast, and with one.
+  // The programs without a cast and with one.
   mutable std::unique_ptr<const MapProgram> compiled_[2];
 };
 
-// The type that both become where they meet, as in NumPy: the larger of two of a kind, F32 for F16
-// and BF16, F64 for an integer beside any floating-point type, any number beside BOOL and any but
-// those of a byte beside U8 and I8, I32 for these two.
+// Returns the common type of two arguments, as in NumPy: the larger of two types of the same kind;
+// F32 for F16 and BF16; F64 for an integer and any floating-point type; the other type for BOOL and
+// a number; the other type for U8 or I8 and a wider number; I32 for U8 and I8.
 DType Promote(DType a, DType b);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Elements of the view that are not repetitions, of at most n.
+// The number of elements of the view without repetitions, at most n.
 std::int64_t Distinct(const View& view, std::int64_t n) {
   std::int64_t distinct = 1;
   for (int i = 0; i < view.shape.rank; ++i)
@@ -19,10 +19,10 @@ std::int64_t Distinct(const View& view, std::int64_t n) {
   return view.shape.rank == 0 ? n : std::min(n, distinct);
 }
 
-// Whether elements lie apart, so that each is found on its own.
+// Whether elements are not adjacent, so that each must be located separately.
 bool IsScattered(const View& view) { return view.shape.rank > 0 && !view.contiguous(); }
 
-// What finding an element takes, in additions.
+// The cost of locating an element, in additions.
 constexpr std::uint64_t kFindFlops = 8;
 
 std::uint64_t Flops(const MapProblem& p) {
@@ -32,8 +32,8 @@ std::uint64_t Flops(const MapProblem& p) {
   return flops * static_cast<std::uint64_t>(p.n);
 }
 
-// By how many unit roundoffs the operation on floating-point numbers may miss. Functions are within
-// 2 units in the last place, of which each is at most two unit roundoffs.
+// Returns how many unit roundoffs the error of a floating-point operation can have. Functions are
+// within 2 units in the last place, and each of those is at most two unit roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:
@@ -55,7 +55,7 @@ int Roundings(MapOp op) {
   }
 }
 
-// a * b + c of one type.
+// a * b + c in one type.
 const MapProgram& MultiplyAdd(DType dtype) {
   static const auto& programs = *[] {
     auto* all = new std::array<MapProgram, kAllDTypes.size()>;
@@ -100,7 +100,7 @@ Cost OnePassCost(const MapProblem& p) {
 
 Cost PassEachCost(const MapProblem& p) {
   constexpr std::uint64_t kRegisterBytes = 8;
-  std::uint64_t values = 0;  // read and written, of one element
+  std::uint64_t values = 0;  // read and written, for one element
   for (const Instruction& i : *p.program) {
     values += 1;
     if (i.kind == Instruction::Kind::kConvert) values += 1;

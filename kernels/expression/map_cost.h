@@ -1,4 +1,4 @@
-// What a Map costs, by the model that its strategies share.
+// What a Map costs, according to the model that its strategies share.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +7,26 @@
 
 namespace tessera {
 
-// Bytes of the operands, each element once however often it is repeated.
+// Bytes of the operands; each element counts once, however often it is repeated.
 std::uint64_t OperandBytes(const MapProblem& p);
 
-// One pass over memory: operands once, the result once.
+// One pass over memory: it reads the operands once and writes the result once.
 Cost OnePassCost(const MapProblem& p);
 
-// A pass for each instruction: its arguments, and its result.
+// One pass per instruction: it reads the arguments and writes the result.
 Cost PassEachCost(const MapProblem& p);
 
-// Bound of the rounding of each node, to its own type included: |computed - exact| <= roundoff *
-// |exact| for the arguments that the node is given, as long as the result is a normal number. What
-// the nodes before it have lost is not in it: an expression may magnify that as much as it likes.
+// Bound of the rounding of each node, including that to its own type: |computed - exact| is at most
+// roundoff * |exact| for the arguments that the node is given, as long as the result is a normal
+// number. It does not include the errors of earlier nodes, which an expression may magnify without
+// limit.
 double MapRoundoff(const MapProblem& p);
 
-// a * b + c over n elements of F32, for estimates and lists.
+// a * b + c for n elements of F32, for estimates and lists.
 MapProblem ReferenceMap(std::int64_t n);
 
-// The same with an operand of so many elements of the type at x, thrice, and a result there; for
-// warming up.
+// Likewise for warming up: all three operands are n elements of dtype at x, and the result goes to
+// out.
 MapProblem WarmUpMap(std::int64_t n, DType dtype, const void* x, void* out);
 
 }  // namespace tessera

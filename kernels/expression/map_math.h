@@ -1,7 +1,8 @@
-// What each operation of an expression computes, on one element, written once for both devices.
+// What each operation of an expression computes on one element, defined once for both kinds of
+// device.
 //
-// Every file that includes it is compiled without contraction of a * b + c, so that arithmetic,
-// comparisons, sqrt and fma have the same bits on both, but for the payload of a NaN.
+// Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
+// comparisons, sqrt and fma therefore have the same bits on both, except for the payload of a NaN.
 #pragma once
 
 #include <bit>
@@ -25,7 +26,7 @@ TESSERA_HD T WrapSubtract(T a, T b) {
   return static_cast<T>(static_cast<U>(a) - static_cast<U>(b));
 }
 
-// By zero: 0. The smallest value by -1 wraps to itself.
+// Division by 0 gives 0. The smallest value divided by -1 wraps to itself.
 template <class T>
 TESSERA_HD T FloorDivideInteger(T a, T b) {
   if (b == 0) return 0;
@@ -34,7 +35,7 @@ TESSERA_HD T FloorDivideInteger(T a, T b) {
   return quotient - ((a % b != 0) && ((a < 0) != (b < 0)) ? 1 : 0);
 }
 
-// By zero: 0. Otherwise it has the sign of b.
+// Division by 0 gives 0. Otherwise the remainder has the sign of b.
 template <class T>
 TESSERA_HD T RemainderInteger(T a, T b) {
   if (b == 0 || b == -1) return 0;
@@ -42,7 +43,7 @@ TESSERA_HD T RemainderInteger(T a, T b) {
   return rest != 0 && ((rest < 0) != (b < 0)) ? rest + b : rest;
 }
 
-// Negative exponents: 1 / a^-b, of which the fraction is cut off; of a = 0, 0.
+// For a negative exponent: 1 / a^-b with the fraction cut off, and 0 for a = 0.
 template <class T>
 TESSERA_HD T PowerInteger(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 == 0 ? 1 : -1) : 0;
@@ -65,7 +66,7 @@ TESSERA_HD inline double PowerOfTwo(int e) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(e + 1023) << 52);
 }
 
-// x = fraction * 2^exponent for a fraction in [1, 2); x > 0 and finite.
+// x = fraction * 2^exponent, with a fraction in [1, 2); x > 0 and finite.
 struct Fraction {
   double fraction;
   int exponent;
@@ -79,11 +80,11 @@ TESSERA_HD inline Fraction FractionOf(double x) {
           subnormal ? e - 54 : e};
 }
 
-// a - b * trunc(a / b), exactly, as std::fmod, which needs a step for each bit of the quotient: by
-// long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with digits of 50 bits,
-// at most 42 of them. A digit is computed with the reciprocal of b and is off by less than 1/4
-// before it is rounded to an integer, so that remainders are at most 3/4 b. A fused multiply-add
-// computes them exactly, because they are multiples of the last place of b.
+// Returns a - b * trunc(a / b) exactly, like std::fmod, but without a step for each bit of the
+// quotient. It uses long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with
+// at most 42 digits of 50 bits. A digit is computed with the reciprocal of b and is off by less
+// than 1/4 before it is rounded to an integer, so that remainders are at most 3/4 b. A fused
+// multiply-add computes them exactly, because they are multiples of the last place of b.
 TESSERA_HD inline double Rest(double a, double b) {
   const double x = std::fabs(a), y = std::fabs(b);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -138,8 +139,8 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
     return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
   }
   // The quotient is an integer, rounded to nearest. The exact floor rounds to another double only
-  // if it lies in the middle between two doubles and the exact quotient above it: then the quotient
-  // was rounded up to a double with an odd last bit, and the floor is rounded down to the even one.
+  // if it is halfway between two doubles and the exact quotient is above it. Then the quotient was
+  // rounded up to a double with an odd last bit, and the floor is rounded down to the even one.
   if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
   const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
   const double rest = std::fma(-quotient, b, a);
@@ -148,16 +149,16 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
 }
 template <class T>
 TESSERA_HD T FloorDivideReal(T a, T b) {
-  // In f32 the quotient's own rounding is that of the double's floor.
+  // In f32, rounding the double's floor gives the rounded exact floor.
   return static_cast<T>(FloorQuotient(a, b));
 }
 
 #ifndef __CUDA_ARCH__
-// As in Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2
-// a) + 1) for larger ones. The host's own function misses by up to 2.2 units in the last place.
+// After Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2
+// a) + 1) for larger a. The host's own function is off by up to 2.2 units in the last place.
 inline double AccurateTanh(double a) {
   const double magnitude = std::fabs(a);
-  if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too little to be seen
+  if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too small to matter
   if (magnitude > 22) return std::copysign(1.0, a);
   if (magnitude >= 0.625) return std::copysign(1 - 2 / (std::exp(2 * magnitude) + 1), a);
   const double s = a * a;
@@ -169,8 +170,9 @@ inline double AccurateTanh(double a) {
 }
 #endif
 
-// Within 2 units in the last place of the exact value, subnormal ones included. Of F32 through
-// double, where the device's own function is less accurate than that: pow on a GPU, tanh on a CPU.
+// Within 2 units in the last place of the exact value, including subnormal values. F32 is computed
+// in double where the device's own function is less accurate than that: pow on a GPU, tanh on a
+// CPU.
 template <MapOp kOp, class T>
 TESSERA_HD T Function(T a, T b) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -196,9 +198,9 @@ TESSERA_HD T Function(T a, T b) {
   }
 }
 
-// --- All of them ---
+// --- All types ---
 
-// NaN, where there is any, as in NumPy.
+// Returns NaN if an argument is NaN, as in NumPy.
 template <class T>
 TESSERA_HD T Minimum(T a, T b) {
   return a <= b || a != a ? a : b;
@@ -260,11 +262,12 @@ constexpr bool kHasMapOp = [] {
     case MapRule::kLogic:
       return kIsBool;
     default:
-      return false;  // instructions of their own
+      return false;  // these are separate instructions
   }
 }();
 
-// Of an operation with fewer arguments, the others are anything. bool for a comparison, else T.
+// Arguments that the operation does not have are ignored. Returns bool for a comparison, otherwise
+// T.
 template <MapOp kOp, class T>
 TESSERA_HD auto Apply(T a, T b, T c) {
   if constexpr (InfoOf(kOp)->rule == MapRule::kComparison) {
@@ -292,8 +295,9 @@ TESSERA_HD auto Apply(T a, T b, T c) {
   }
 }
 
-// A value rounded to an element type, as the value that this type has in a register:
-// kernels/same_bits/convert.h for numbers; of BOOL, 0 and 1; to BOOL, whether it is not zero.
+// Rounds a value to an element type, and returns it as that type's value in a register. Numbers
+// follow kernels/same_bits/convert.h; BOOL becomes 0 or 1, and a number becomes true if it is not
+// zero.
 template <class Element, class From>
 TESSERA_HD ValueOf<Element> RoundTo(From x) {
   if constexpr (std::is_same_v<Element, bool>) {
@@ -305,12 +309,12 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
   }
 }
 
-// An element as it is read from memory, where a bool may be any byte: conversion to bool makes 1 of
-// what is not 0.
+// An element as it is read from memory. There a bool may be any byte, and conversion to bool turns
+// any byte but 0 into 1.
 template <class Element>
 using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
 
-// Calls f(std::integral_constant<MapOp, op>{}), by bisection: a kernel asks for each instruction.
+// Calls f(std::integral_constant<MapOp, op>{}). It bisects because kernels call it per instruction.
 template <std::size_t kFirst = 0, std::size_t kCount = kMapOpInfos.size(), class F>
 constexpr void DispatchMapOp(MapOp op, F&& f) {
   constexpr std::size_t kHalf = kCount / 2;

@@ -1,6 +1,6 @@
-// An expression as the strategies of Map run it: typed instructions on registers, one value an
-// element each. kernels/expression/expression.h makes it from what a request says. Standard library
-// only.
+// An expression as the strategies of Map run it: typed instructions on registers, each of which
+// holds one value per element. kernels/expression/expression.h makes it from a request. Standard
+// library only.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace tessera {
 inline constexpr int kMostOperands = 8;
 inline constexpr int kMostNodes = 64;
 
-// What a register holds. Elements of 16 bits are F32 there, and integers of a byte I32, rounded to
-// their own type.
+// What a register holds. 16-bit elements are F32 in registers, and 8-bit integers are I32, both
+// rounded to their own type.
 enum class ValueType : std::uint8_t { kF32, kF64, kI32, kI64, kBool };
 
 constexpr ValueType ValueTypeOf(DType dtype) {
@@ -35,7 +35,7 @@ constexpr ValueType ValueTypeOf(DType dtype) {
   }
 }
 
-// Whether elements in memory are what registers hold.
+// Whether elements in memory have the type that registers hold.
 constexpr bool IsStoredAsValue(DType dtype) {
   return dtype != DType::kF16 && dtype != DType::kBF16 && !IsByteInteger(dtype);
 }
@@ -73,14 +73,14 @@ struct Instruction {
   std::uint8_t out = 0, a = 0, b = 0, c = 0;
 };
 
-// A constant's value as a register holds it: the bits, beginning with the first byte.
+// A constant's value as a register holds it: its bits, from the first byte on.
 struct MapConstant {
   std::uint64_t bits = 0;
 };
 
-// A node needs a conversion for each argument and one for its result, besides itself.
+// A node needs one conversion for each argument and one for its result, in addition to itself.
 inline constexpr int kMostInstructions = (kMostArguments + 2) * kMostNodes;
-// Values of nodes, and what a node needs for the moment.
+// The values of nodes, and the temporaries of one node.
 inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
 
 // The last instruction leaves the result in its register, of type ValueTypeOf(dtype).
@@ -91,7 +91,7 @@ struct MapProgram {
   int instructions = 0;
   int registers = 0;
   int flops = 0;      // of one element, by the cost model
-  bool wide = false;  // whether some value takes 64 bits
+  bool wide = false;  // whether any value takes 64 bits
   std::array<Instruction, kMostInstructions> code{};
   std::array<MapConstant, kMostInstructions> constants{};
 

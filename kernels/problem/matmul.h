@@ -1,5 +1,5 @@
-// What the strategies of Matmul share on every device: the pairs of operand and result types,
-// arithmetic on one element, and the figures of their cost models. Standard library only.
+// What the strategies of Matmul share on every device: the pairs of operand and result types, the
+// arithmetic on one element, and the cost models. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// The pairs that exist: floating-point results are of the operands' type, and 16-bit operands may
-// give the f32 in which they are accumulated anyway. Integers wrap in the result's width.
+// The pairs that exist: floating-point results have the operands' type, and products of 16-bit
+// operands may also be f32, in which they are accumulated anyway. Integers wrap in the result's
+// width.
 constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -50,12 +51,12 @@ decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
   }
 }
 
-// What an element of the result is summed in: f32 for 16 bits; the result's own type for integers,
-// since what wraps away at the end may as well wrap on the way.
+// The type that an element of the result is summed in: f32 for 16 bits; the result's own type for
+// integers, since wrapping at every step gives the same as wrapping at the end.
 template <class T, class O>
 using MatmulAcc = std::conditional_t<std::is_integral_v<T>, O, ValueOf<T>>;
 
-// sum + a * b: fused where the device does that at no cost, wrapping for integers.
+// sum + a * b; fused where the device does that at no cost, and wrapping for integers.
 template <class V, class A>
 TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
   if constexpr (std::is_integral_v<A>) {
@@ -69,19 +70,19 @@ TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
   }
 }
 
-// --- Figures ---
+// --- Cost models ---
 
 // Unit roundoff of the accumulators of MatmulAcc.
 constexpr double MatmulRoundoffUnit(DType dtype) {
   return IsInteger(dtype) ? 0 : dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
-// Every element one chain of k fused multiply-adds.
+// Each element is one chain of k fused multiply-adds.
 inline double MatmulChainRoundoff(const MatmulProblem& p) {
   return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
 }
 
-// The cost of a strategy that loads so many elements of its operands from memory.
+// The cost of a strategy that loads `loads` elements of its operands from memory.
 constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
   const auto k = static_cast<std::uint64_t>(p.k);
@@ -101,8 +102,9 @@ constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t row
          row_tiles * static_cast<std::uint64_t>(p.n) * k;
 }
 
-// The same for a strategy of a CPU, of which one core goes through the multiply-adds of a block of
-// c, in tiles that are so many columns wide; what sticks out of c to the right is computed as well.
+// The cost of a CPU strategy in which one core computes all multiply-adds of a block of c, in tiles
+// that are `columns` wide. It computes a tile in full even where the tile extends beyond c on the
+// right.
 constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
                               std::int64_t block_columns, std::int64_t columns) {
   const std::int64_t height = p.m < block_rows ? p.m : block_rows;

@@ -1,6 +1,6 @@
 // A product that selects: the best elements of each row of a matrix product, or of scores that are
-// made of it, without the product in memory. It stands for three steps of a program, Matmul, Map
-// and TopK, whose results nobody else reads, and has their bits. Standard library only.
+// computed from it, without the product in memory. It replaces three steps of a program (Matmul,
+// Map and TopK) whose results nothing else reads, and gives the same bits. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-// What an element c of the product becomes before it is compared, rounded to the scores' type after
-// every operation:
+// What an element c of the product becomes before it is compared; every operation rounds to the
+// scores' type:
 //
 //     outer * (vector + scale * c)
 //
-// A factor of 1 and no vector change nothing, whatever c is: -0 is added for want of a vector.
+// A factor of 1 and a missing vector change nothing, whatever c is: a missing vector counts as -0.
 struct Score {
   float scale = 1;
   float outer = 1;
@@ -26,16 +26,17 @@ struct Score {
   bool negated = false;  // the vector is subtracted
 };
 
-// The expression as such a score of operand `product`, if it is one: s * c, v + c, v - c, c - v,
-// v - s * c, s * (v - c), and their like, in any order of arguments, in one floating-point type.
+// Returns the expression as a score of operand `product`, if it has that form: s * c, v + c, v - c,
+// c - v, v - s * c, s * (v - c) and the like, with arguments in any order, in one floating-point
+// type.
 std::optional<Score> FindScore(const MapProgram& program, int product);
 
-// product.c is not used; product.out_dtype is the type of the scores, of the vector and of values.
+// product.c is not used; product.out_dtype is the type of the scores, the vector and the values.
 // values and indices are [m, k].
 struct ProductTopKProblem {
   MatmulProblem product;
   Score score;
-  const void* vector = nullptr;  // its element for column j: at j * stride
+  const void* vector = nullptr;  // the element for column j is at j * stride
   std::int64_t stride = 0;
   bool smallest = false;
   std::int64_t k = 0;
@@ -43,14 +44,14 @@ struct ProductTopKProblem {
   std::int64_t* indices = nullptr;
 };
 
-// One way to do it: a constant defined in its own file.
+// One implementation: a constant defined in its own file.
 struct ProductTopKStrategy {
   std::string_view name;
-  std::string_view product;  // the strategy of Matmul whose bits scores are made of
-  // What it asks of a problem that this one does not meet; empty: it takes it.
+  std::string_view product;  // the Matmul strategy whose bits the scores have
+  // Why the strategy does not take the problem; empty if it does.
   std::string (*refuses)(const ProductTopKProblem&, const Device&);
   Cost (*cost)(const ProductTopKProblem&);
-  // Scratch memory that a launch takes at most: less than the scores would.
+  // The most scratch memory that a launch takes: less than the scores would take.
   std::uint64_t (*scratch)(const ProductTopKProblem&, const Device&);
   // Throws DeviceError.
   void (*launch)(const ProductTopKProblem&, Stream&);

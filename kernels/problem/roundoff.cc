@@ -15,21 +15,21 @@ double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps)
       return std::expm1(static_cast<double>(n) * kRoundoffF64);
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      // In double from the start. The square and the root round once each, and an i64 that becomes
-      // a double does so twice, being squared.
+      // All of it is in double. The square and the root round once each. An i64 rounds when it
+      // becomes a double, and squaring doubles that error.
       return (all + 4) * kRoundoffF64;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // In double from the start. A merge computes the difference of two means to within a few
-      // roundings, and moves the mean by a share of that difference. The error of a merge, also by
-      // way of later differences, is therefore a few roundings of the deviations that it adds.
-      // Since each element stands on the smaller side of a merge at most log2(n) times, all merges
-      // together weigh no more than log2(n) sums of squares.
+      // All of it is in double. A merge computes the difference of two means to within a few
+      // roundings, and moves the mean by a share of that difference. Its error, including the
+      // effect on later differences, is therefore a few roundings of the deviations that it adds.
+      // Since each element is on the smaller side of a merge at most log2(n) times, all merges
+      // together add no more than log2(n) sums of squares.
       const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
       return 40 * (1 + levels) * all * kRoundoffF64;
     }
     default:
-      // SUM, MEAN, NORM_L1. For a mean the division rounds once more; one more is to spare.
+      // SUM, MEAN, NORM_L1. The division of a mean rounds once more; one more rounding is a margin.
       return SumRoundoff(dtype, {steps.narrow, steps.wide + 2});
   }
 }

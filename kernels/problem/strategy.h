@@ -22,8 +22,9 @@ namespace tessera {
 class Device;
 class Stream;
 
-// A non-owning n-dimensional window into device memory. strides count elements and may be 0 or
-// negative; data is the address of element [0, 0, ...] and aligned to the element's size, no more.
+// A non-owning n-dimensional window into device memory. Strides count elements and may be 0 or
+// negative. data is the address of element [0, 0, ...]; only the element's own alignment is
+// guaranteed.
 struct View {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -31,7 +32,7 @@ struct View {
   std::array<std::int64_t, kMaxRank> strides{};
 
   constexpr std::int64_t elements() const { return shape.elements(); }
-  // Row-major without gaps; extents of 1 have no stride to speak of.
+  // Whether the view is row-major without gaps. The stride of an extent of 1 does not matter.
   constexpr bool contiguous() const {
     std::int64_t expected = 1;
     for (int i = shape.rank - 1; i >= 0; --i) {
@@ -42,9 +43,9 @@ struct View {
   }
 };
 
-// Where an operation that ends in one value leaves it: host memory that the device can write.
-// Floating-point operands set real, integer operands set integer, ARGMIN and ARGMAX set index as
-// well.
+// Where an operation with a single value leaves it: host memory that the device can write.
+// Floating-point operands set real, integer operands set integer, and ARGMIN and ARGMAX also set
+// index.
 struct Scalar {
   double real = 0;
   std::int64_t integer = 0;
@@ -54,11 +55,11 @@ struct Scalar {
 constexpr void Finish(double sum, Scalar* result) { result->real = sum; }
 constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
 
-// The problem of each operation. kOperation: the operation's name as requests, the CLI and the
-// documents spell it. Operands are contiguous device memory (row-major, aligned to the element
-// only), n >= 0. A strategy that reads_views finds an operand that is not contiguous behind its
-// view pointer, which is null otherwise, and nothing behind the other. result and out are written
-// by the time the stream has been synchronised.
+// The problem of each operation. kOperation is the operation's name in requests, the CLI and the
+// documents. Operands are contiguous device memory (row-major, with only the element's alignment),
+// and n >= 0. A strategy with reads_views gets an operand that is not contiguous through its view
+// pointer, and the other pointer is null; otherwise the view pointer is null. result and out are
+// written by the time the stream has been synchronised.
 
 struct DotProblem {
   static constexpr std::string_view kOperation = "dot";
@@ -74,7 +75,7 @@ struct DotProblem {
 
 struct MapProblem;
 
-// With a map, element i of x is element i of its result, and x is null.
+// With a map, element i of x is element i of the map's result, and x is null.
 struct ReduceProblem {
   static constexpr std::string_view kOperation = "reduce";
   DType dtype = DType::kF32;
@@ -94,22 +95,25 @@ struct ReduceAxesProblem {
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
   std::int64_t outer = 0;
-  std::int64_t length = 0;  // > 0 when NeedsElements(op) and there is any output
+  std::int64_t length = 0;  // > 0 when NeedsElements(op) and there are outputs
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
-  // Above 0: this is a share of a problem with so many, and has the bits that it has there.
+  // Above 0: this problem is a share of one with this extent, and has the same bits as there.
   std::int64_t outer_of_all = 0;
-  // Above 0: the same of inner, where outer is 1; rows of x are so many elements apart.
+  // Above 0: likewise for inner, where outer is 1; it is also the distance between rows of x, in
+  // elements.
   std::int64_t inner_of_all = 0;
-  // The stream has had another share of that problem, whose left_range counts still.
+  // The stream has had another share of the same problem, and the result of its left_range still
+  // counts.
   bool continues = false;
   Launch launch;
 };
 
-// c[m, n] = op(a) * op(b), c row-major without gaps, extents above 0. a is [m, k] with row pitch
-// lda >= k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches count
-// elements. Which types c may have for which operands: IsMatmulPair in kernels/problem/matmul.h.
+// c[m, n] = op(a) * op(b), with c row-major without gaps and extents above 0. a is [m, k] with row
+// pitch lda >= k, or [k, m] with lda >= m when transpose_a; likewise b is [k, n] or [n, k]. Pitches
+// count elements. IsMatmulPair in kernels/problem/matmul.h says which types c may have for which
+// operands.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
@@ -137,17 +141,17 @@ struct AddProblem {
 
 inline constexpr std::int64_t kWindowPart = std::int64_t{1} << 16;
 
-// out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
+// out[i] = the sum of x[j] over all existing j with |j - i| <= radius. out has the type
 // ResultDType(kSum, dtype).
 struct WindowSumProblem {
   static constexpr std::string_view kOperation = "window_sum";
   DType dtype = DType::kF32;
   std::int64_t n = 0;
-  std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
+  std::int64_t radius = 0;  // below max(1, n): a larger radius gives the same sums
   const void* x = nullptr;
   void* out = nullptr;
-  // The results that are wanted, [first, end), of which the first goes to out[0]; end 0: to the
-  // last. They begin and end at multiples of kWindowPart, or at n.
+  // The results to compute, [first, end); the first goes to out[0], and end 0 means to the last
+  // one. They begin and end at multiples of kWindowPart, or at n.
   std::int64_t first = 0;
   std::int64_t end = 0;
   Launch launch;
@@ -156,8 +160,8 @@ struct WindowSumProblem {
 };
 
 // out[i] = the program's value for element i of each operand, in row-major order of the result's
-// shape. Operands are views of that shape, whose strides are 0 where they repeat; out overlaps
-// none.
+// shape. Operands are views of that shape, with stride 0 where they are broadcast. out overlaps no
+// operand.
 struct MapProblem {
   static constexpr std::string_view kOperation = "map";
   DType dtype = DType::kF32;  // of the result: program->dtype
@@ -170,9 +174,9 @@ struct MapProblem {
 
 inline constexpr std::int64_t kMostTopK = 4096;
 
-// Of each row of x[rows, n] the k largest or smallest elements, sorted, and their indices in the
-// row; kernels/problem/top_k.h has the order. values and indices are [rows / inner, k, inner]: row
-// r leaves its j-th element at [r / inner, j, r % inner].
+// Selects the k largest or smallest elements of each row of x[rows, n], sorted, with their indices
+// in the row; kernels/problem/top_k.h defines the order. values and indices are [rows / inner, k,
+// inner]: row r leaves its j-th element at [r / inner, j, r % inner].
 struct TopKProblem {
   static constexpr std::string_view kOperation = "top_k";
   DType dtype = DType::kF32;
@@ -209,28 +213,28 @@ constexpr std::string_view Name(Backend backend) {
 // of every strategy that needs nothing newer.
 inline constexpr int kBaseComputeCapability = 75;
 
-// What a strategy costs for one problem, by its own model.
+// What a strategy costs for one problem, according to its own model.
 struct Cost {
   std::uint64_t bytes = 0;    // device memory read and written
   std::uint64_t flops = 0;    // arithmetic operations on elements
   std::uint64_t atomics = 0;  // atomic read-modify-writes on one address
-  std::uint64_t depth = 0;    // longest chain of dependent operations; on a CPU, of those that
-                              // one core does one after the other
+  std::uint64_t depth = 0;    // longest chain of dependent operations; on a CPU, the operations
+                              // that one core does in sequence
 };
 
-// Parts [first, end) of a problem, for a stream of the device that takes them: of Dot and Reduce
-// chunks of the fixed tree, of ReduceAxes slabs, of Matmul rows of c.
+// Parts [first, end) of a problem, for a stream of the device that takes them: chunks of the fixed
+// tree (Dot and Reduce), slabs (ReduceAxes), or rows of c (Matmul).
 struct TeamShare {
   Stream* stream = nullptr;
   std::int64_t first = 0;
   std::int64_t end = 0;
 };
 
-// One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every
-// function may be called from many threads at once, each with its own stream.
+// One algorithm of one operation: a constant defined in the algorithm's own file. It is stateless;
+// several threads may call any function at the same time, each with its own stream.
 template <class Problem>
 struct Strategy {
-  std::string_view name;     // what a request says; the stem of the file
+  std::string_view name;     // its name in requests; the stem of the file
   std::string_view summary;  // one line
   std::string_view source;   // where the algorithm comes from
   Backend backend = Backend::kCpu;
@@ -239,41 +243,41 @@ struct Strategy {
   bool deterministic = false;      // same operands, launch and device: same bits
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
-  // result is rounded to an output type. For PRODUCT the factor is relative to |product|; of Map it
-  // bounds each node by itself (MapRoundoff). It includes the unit roundoff, and holds as long as
-  // all partial sums stay in the accumulators' range, neither beyond it nor among subnormal
-  // numbers.
+  // result is rounded to an output type. For PRODUCT the factor is relative to |product|; for Map
+  // it bounds each node separately (MapRoundoff). It includes the unit roundoff. It holds as long
+  // as no partial sum overflows its accumulator or becomes subnormal.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after
   // stream.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Stream&) = nullptr;
-  // For strategies that run by default in accumulators which sums of finite operands may leave.
-  // left_range, once launch's work is done: whether some sum is not finite. launch_wide: launch
-  // once more, for such sums, in accumulators wide enough for them; where operands are not finite
-  // themselves, it finds the same again. Null, both: there is nothing wider to do.
+  // For strategies whose default accumulators can overflow on sums of finite operands. left_range,
+  // called once launch's work is done: whether any sum is not finite. launch_wide: launches again
+  // for such sums, in accumulators wide enough for them; where operands themselves are not finite,
+  // it finds the same result again. Both are null if there is nothing wider to use.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // The same as launch and launch_wide, shared out among devices that all reach the operands: of
-  // Dot and Reduce chunks of the fixed tree, of which the problem's stream, with or without a
-  // share, makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/team/axis_slabs.h),
-  // where the problem has some. Shares follow each other from the first part to the last. The
-  // result is there once all streams have been synchronised. Null: one device does all.
+  // Like launch and launch_wide, but shared out among devices that all reach the operands. The
+  // parts are chunks of the fixed tree (Dot and Reduce; the problem's stream makes the result, with
+  // or without a share), rows of c (Matmul), or slabs (ReduceAxes, where the problem has some;
+  // kernels/team/axis_slabs.h). Shares are adjacent from the first part to the last. The result is
+  // there once all streams have been synchronised. Null: one device does everything.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
-  // What the strategy needs and this device or host does not have; empty: nothing. Null: always
-  // runs.
+  // What the strategy needs that this device or host does not have; empty if nothing. Null: it
+  // always runs.
   std::string (*missing)(const Device&) = nullptr;
-  // What the strategy asks of a problem of its dtypes that this one does not meet; empty: it takes
-  // it. Null: takes them all.
+  // What the strategy requires of a problem of its dtypes that this one does not meet; empty if it
+  // takes the problem. Null: it takes every problem.
   std::string (*refuses)(const Problem&) = nullptr;
-  // Scratch memory that launch takes at most, in bytes: copies of operands and results. Addresses
-  // that are null are still to be allocated, and aligned. Null: none worth mentioning, a few MiB.
+  // The most scratch memory that launch takes, in bytes: copies of operands and results. Addresses
+  // in the problem that are null are not allocated yet, and count as aligned. Null: at most a few
+  // MiB.
   std::uint64_t (*scratch)(const Problem&) = nullptr;
-  // It calls the vendor's library: what the others are compared with.
+  // It calls the vendor's library, with which the other strategies are compared.
   bool vendor = false;
-  // Of Dot and Reduce: takes operands that are not contiguous as they are; of Reduce also those
-  // that a map computes.
+  // For Dot and Reduce: takes operands that are not contiguous as they are, and for Reduce also
+  // operands that a map computes.
   bool reads_views = false;
 };
 

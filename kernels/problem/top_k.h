@@ -1,5 +1,5 @@
-// The order in which TopK sorts, once for the host and the device: elements become unsigned keys of
-// which the wanted ones are the smallest.
+// The order in which TopK sorts, defined once for the host and the device: elements become unsigned
+// keys, and the smallest keys are the wanted ones.
 #pragma once
 
 #include <bit>
@@ -15,9 +15,9 @@ template <class T>
 using KeyOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
-// Keys grow as elements do: -0 and 0 have the same, and every NaN the largest. Where the largest
-// elements are wanted, all bits are flipped, so that the wanted keys are the smallest either way.
-// The steps of a floating-point number: its sign becomes the upper bit, and the magnitude of a
+// Keys increase with elements: -0 and 0 have the same key, and every NaN has the largest. If the
+// largest elements are wanted, all bits are flipped, so that the wanted keys are the smallest
+// either way. For a floating-point number, the sign becomes the upper bit, and the magnitude of a
 // negative one counts downwards.
 template <class T>
 TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
@@ -28,7 +28,7 @@ TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
   if constexpr (std::is_integral_v<T>) {
     key = bits ^ kSign;
   } else {
-    // The magnitude of infinity; above it are NaNs.
+    // The bits of infinity; larger magnitudes are NaNs.
     constexpr Key kInfinity = std::is_same_v<T, double>     ? Key(0x7ff0000000000000u)
                               : std::is_same_v<T, float>    ? Key(0x7f800000u)
                               : std::is_same_v<T, BFloat16> ? Key(0x7f80u)
@@ -41,13 +41,13 @@ TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
   return smallest ? key : static_cast<Key>(~key);
 }
 
-// The place in values and indices of the j-th element that a row wants.
+// Returns the place in values and indices of the j-th element that a row selects.
 TESSERA_HD inline std::int64_t TopKPlace(std::int64_t row, std::int64_t j, std::int64_t k,
                                          std::int64_t inner) {
   return (row / inner * k + j) * inner + row % inner;
 }
 
-// Bytes of values and indices.
+// Bytes of values and indices together.
 inline std::uint64_t TopKOutBytes(const TopKProblem& p) {
   return static_cast<std::uint64_t>(p.rows * p.k) * (SizeOf(p.dtype) + sizeof(std::int64_t));
 }

@@ -1,4 +1,4 @@
-// Checks of shapes and views. Every figure may come from the wire, so all arithmetic is checked for
+// Checks of shapes and views. Every number may come from a client, so all arithmetic is checked for
 // overflow.
 #include <cstdint>
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// The first values where there are more than any array has.
+// Shows only the first values if there are more than any array has.
 std::string Join(absl::Span<const std::int64_t> values) {
   constexpr std::size_t kShown = 2 * kMaxRank;
   return absl::StrCat("[", absl::StrJoin(values.subspan(0, kShown), ", "),
@@ -26,7 +26,7 @@ absl::Status BadView(std::string_view field, std::string value, std::string limi
       {{"field", absl::StrCat("view.", std::string(field))}, {"value", value}, {"limit", limit}});
 }
 
-// The extents as a Shape, or why they are none; size_limit bounds the number of elements.
+// Returns the extents as a Shape, or an error; size_limit bounds the number of elements.
 absl::StatusOr<Shape> CheckedShape(absl::Span<const std::int64_t> dims, std::int64_t size_limit) {
   if (dims.size() > static_cast<std::size_t>(kMaxRank)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
@@ -37,8 +37,8 @@ absl::StatusOr<Shape> CheckedShape(absl::Span<const std::int64_t> dims, std::int
   }
   Shape shape;
   shape.rank = static_cast<int>(dims.size());
-  // Zero extents do not excuse the others: their product must fit as well, so that strides can be
-  // computed.
+  // A zero extent does not excuse the others: their product must fit as well, so that strides can
+  // be computed.
   std::int64_t elements = 1;
   for (int i = 0; i < shape.rank; ++i) {
     shape[i] = dims[static_cast<std::size_t>(i)];
@@ -89,7 +89,7 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
                               absl::Span<const std::int64_t> shape,
                               absl::Span<const std::int64_t> strides) {
   const std::int64_t size = type.shape.elements();
-  // A broadcast view may name more elements than the array has; what it gathers to must still be
+  // A broadcast view may have more elements than the array; a gathered copy must still be
   // addressable.
   absl::StatusOr<Shape> checked =
       CheckedShape(shape, kMaxBytes / static_cast<std::int64_t>(SizeOf(type.dtype)));
@@ -98,7 +98,7 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
   if (strides.empty()) {
     SetContiguousStrides(view);
   } else if (strides.size() != shape.size()) {
-    return BadView("strides", Join(strides), absl::StrCat(shape.size(), " values, one an extent"));
+    return BadView("strides", Join(strides), absl::StrCat(shape.size(), " values, one per extent"));
   } else {
     for (std::size_t i = 0; i < strides.size(); ++i) view.strides[i] = strides[i];
   }
@@ -106,7 +106,7 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
   if (offset < 0 || offset > size)
     return BadView("offset", absl::StrCat(offset), absl::StrCat("0 to ", size));
   if (view.elements() == 0) {
-    SetContiguousStrides(view);  // strides that lead nowhere may be of any size
+    SetContiguousStrides(view);  // strides that are never followed may have any size
   } else {
     std::int64_t low = offset;
     std::int64_t high = offset;
@@ -125,7 +125,7 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
           absl::StrCat(Join(shape), " at offset ", offset, ", elements ", low, " to ", high),
           absl::StrCat("elements 0 to ", size - 1));
     }
-    // Where data is null the address is an offset alone, which pointers cannot add.
+    // If data is null, the address is only an offset, which pointer arithmetic cannot express.
     const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(data) +
                                    static_cast<std::uint64_t>(offset) * SizeOf(type.dtype);
     view.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)

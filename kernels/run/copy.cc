@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-// streams: those that run the copy. Adds the estimate to what they expect.
+// streams: those that run the copy. The estimate is added to what they expect.
 absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View& view, DType dtype,
                               const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();
@@ -27,7 +27,7 @@ absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View
   return TooLong("the copy", "", estimate, options.max_seconds, "");
 }
 
-// n contiguous elements as another type. Throws DeviceError.
+// Converts n contiguous elements to another type. Throws DeviceError.
 void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, std::int64_t n) {
   if (IsComputed(from) && IsComputed(to)) return stream.Convert(in, from, out, to, n);
   const Expression identity = Identity();
@@ -74,9 +74,10 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
   if (!found.ok()) return found;
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
-  // What crosses between two looks at whether to stop, each of which costs the link between two
-  // GPUs a tenth of a millisecond: some 3 ms over NVLink, some tenths of a millisecond over a GPU's
-  // bus to the host. What is gathered or converted on the way has to fit in scratch memory.
+  // The bytes copied between two checks of whether to stop, each of which costs the link between
+  // two GPUs a tenth of a millisecond. They take some 3 ms over NVLink, and some tenths of a
+  // millisecond over a GPU's bus to the host. What is gathered or converted on the way must fit in
+  // scratch memory.
   const std::int64_t piece_bytes = std::int64_t{direct ? 1024 : 4} << 20;
   std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));
   if (!direct || converts || gathers)
@@ -113,7 +114,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
       return sent.ok() && !from.stopped() && !to.stopped();
     });
   });
-  // What is in flight may still write to out.
+  // Work in flight may still write to out.
   sent.Update(Guard(to.device(), [&] { to.Synchronize(); }));
   return sent.ok() ? status : sent;
 }

@@ -1,4 +1,4 @@
-// Devices by name, memory with an owner, and the guarded forms of Stream's functions.
+// Opens devices by name; owned memory, and the guarded forms of Stream's functions.
 #include <algorithm>
 #include <charconv>
 #include <utility>
@@ -94,7 +94,7 @@ absl::Status CurrentExceptionStatus(Device& at) {
       case DeviceError::Kind::kUnsupported:
         return MakeError(
             absl::StatusCode::kFailedPrecondition, "PLACEMENT_UNSUPPORTED",
-            absl::StrCat("no array can lie on these devices together: ", error.error()),
+            absl::StrCat("an array cannot be placed on these devices together: ", error.error()),
             {{"device", device.info().name}, {"cause", error.error()}});
       case DeviceError::Kind::kLost:
         device.MarkLost();
@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
     const char* const end = name.data() + name.size();
     int ordinal = 0;
     const auto [stop, error] = std::from_chars(begin, end, ordinal);
-    // Spelled in one way alone: it is the device's name.
+    // Only the canonical spelling is accepted, because it becomes the device's name.
     if (error == std::errc() && ordinal >= 0 &&
         std::string_view(begin, end) == absl::StrCat(ordinal)) {
       if (family == "cpu") return OpenCpuDevice(std::string(name));
@@ -144,7 +144,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
       absl::StrCat("device '", std::string(name),
-                   "' is none of auto, cpu, cpu:0, cpu:1, ..., cuda, cuda:0, cuda:1, ..."),
+                   "' is not one of auto, cpu, cpu:0, cpu:1, ..., cuda, cuda:0, cuda:1, ..."),
       {{"device", std::string(name)}});
 }
 
@@ -173,7 +173,7 @@ std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t b
   std::vector<Shard> shards;
   std::uint64_t begin = 0;
   for (std::uint64_t i = 1; i <= count; ++i) {
-    // The first so many devices have one unit more than the others.
+    // The first units % count devices have one unit more than the others.
     const std::uint64_t last = units / count * i + std::min(i, units % count);
     const std::uint64_t end = std::min(bytes, last * unit);
     if (end > begin) shards.push_back({devices[i - 1], begin, end});
@@ -242,7 +242,7 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // With a GPU, few host loops are long, and those are limited by memory.
+  // With a GPU, few host loops are long, and memory bandwidth limits those.
   constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
                                                 : std::min(HostThreads(), kMostWithGpu);

@@ -25,7 +25,7 @@ absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n) {
   if (!Folds(op, dtype)) {
     return Invalid(
         "BAD_DTYPE",
-        absl::StrCat(Absl(Name(op)), " of truth values: sum, mean, all and any fold them"),
+        absl::StrCat(Absl(Name(op)), " does not fold truth values; only sum, mean, all and any do"),
         {{"op", std::string(Name(op))}, {"dtype", std::string(Name(dtype))}});
   }
   return n == 0 && NeedsElements(op) ? EmptyInput(op) : absl::OkStatus();
@@ -40,8 +40,8 @@ absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
 
 namespace {
 
-// Reduce of what an expression makes: by a strategy that computes its elements as it goes, or from
-// scratch memory.
+// Reduce of an expression's result: by a strategy that computes the elements as it folds them, or
+// from scratch memory.
 struct FoldMap {
   const MapProblem& map;
   const Stream& stream;
@@ -69,8 +69,8 @@ struct FoldMap {
   }
 };
 
-// Runs a batch into results. launch(scalars) enqueues it, problem_of(i, result) is a problem of it;
-// integer: whether results are integers.
+// Runs a batch into results. launch(scalars) enqueues it, and problem_of(i, result) returns its
+// problem i; integer: whether results are integers.
 template <class Launch, class ProblemOf>
 absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult> results,
                           const Launch& launch, const ProblemOf& problem_of) {

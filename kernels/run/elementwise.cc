@@ -18,7 +18,7 @@ namespace {
 
 std::string NameOfMapOperand(std::size_t i) { return absl::StrCat("operands[", i, "]"); }
 
-// Add piece by piece, where an operand is strided.
+// Add in pieces, for strided operands.
 struct AddInPieces {
   const View& a;
   const View& b;

@@ -32,10 +32,11 @@ absl::Status CheckSame(const View& a, const View& b) {
 
 absl::Status CheckComputed(std::string_view operation, DType dtype) {
   if (IsComputed(dtype)) return absl::OkStatus();
-  return Invalid("BAD_DTYPE",
-                 absl::StrCat(Absl(operation), " takes no elements of ", Absl(Name(dtype)),
-                              ": cast them before, by CopyBuffer or in an expression of Map"),
-                 {{"operation", std::string(operation)}, {"dtype", std::string(Name(dtype))}});
+  return Invalid(
+      "BAD_DTYPE",
+      absl::StrCat(Absl(operation), " does not take elements of type ", Absl(Name(dtype)),
+                   ": cast them first, with CopyBuffer or in an expression of Map"),
+      {{"operation", std::string(operation)}, {"dtype", std::string(Name(dtype))}});
 }
 
 std::string Names(DTypes dtypes) {

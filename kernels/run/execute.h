@@ -1,4 +1,4 @@
-// The way of every operation from a checked problem to a finished result: find the strategy, make
+// The steps of every operation from a checked problem to a finished result: find the strategy, make
 // operands contiguous where they are not, launch, wait. Step 3 of a request's path.
 #pragma once
 
@@ -30,9 +30,9 @@ absl::Status Invalid(std::string_view reason, const std::string& message,
                      std::initializer_list<std::pair<std::string_view, std::string>> metadata);
 absl::Status DtypesDiffer(const View& a, const View& b);
 absl::Status ShapesDiffer(std::string_view rule, const View& a, const View& b);
-// Of dtypes and shapes.
+// Checks that dtypes and shapes agree.
 absl::Status CheckSame(const View& a, const View& b);
-// Of an operation that takes no elements of a byte.
+// The check for operations that do not take one-byte elements.
 absl::Status CheckComputed(std::string_view operation, DType dtype);
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice);
@@ -82,8 +82,8 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
   return absl::OkStatus();
 }
 
-// The strategy that a request names, or the fastest; checked against the problem's type, the device
-// and the launch.
+// Returns the strategy that a request names, or else the fastest one. It has been checked against
+// the problem's type, the device and the launch.
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
@@ -101,7 +101,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
       return Unsupported("(any)", problem, device, absl::StrCat("operands of ", Names(any)));
     }
   } else {
-    // A name may have a strategy for each kind of device.
+    // A name may stand for one strategy on each kind of device.
     std::vector<std::string_view> valid;
     for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
       if (std::find(valid.begin(), valid.end(), strategy->name) == valid.end())
@@ -115,7 +115,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
           absl::StrJoin(valid, ", ", [](std::string* out, std::string_view s) { out->append(s); });
       return Invalid("UNKNOWN_STRATEGY",
                      absl::StrCat("no strategy of ", Absl(Problem::kOperation), " is called '",
-                                  Absl(name), "'; there are ", names),
+                                  Absl(name), "'; the strategies are ", names),
                      {{"strategy", std::string(name)},
                       {"operation", std::string(Problem::kOperation)},
                       {"valid", names}});
@@ -134,7 +134,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
 
 // --- What it may cost ---------------------------------------------------------------------------
 
-// The expected seconds.
+// Returns the expected seconds.
 template <class Problem>
 absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
                                     const Device& device, double gather_seconds,
@@ -164,9 +164,9 @@ class Stopwatch {
 
 // --- Running it ---------------------------------------------------------------------------------
 
-// What work() left, once the stream has been synchronised, or unless `wait`, enqueued: after a
-// failure always synchronised, since what is in flight may still use the operands. On a lost device
-// that fails as well, and nothing runs any more.
+// Runs work() and synchronises the stream, unless `wait` is false. After a failure it always
+// synchronises, since work in flight may still use the operands. On a lost device that fails as
+// well, but then nothing runs there.
 template <class Work>
 absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
   Device& device = stream.device();
@@ -191,12 +191,12 @@ inline std::uint64_t Bytes(const View& view) {
   return static_cast<std::uint64_t>(view.elements()) * SizeOf(view.dtype);
 }
 
-// An operand as a view, and where a strategy looks for it.
+// An operand as a view, and where the strategy finds it.
 struct OperandSlot {
   const View& view;
-  bool gather;                // the strategy needs a copy: it cannot use the view's own memory
+  bool gather;                // the strategy cannot use the view's own memory
   const void** data;          // in the problem
-  const View** as_view = {};  // in the problem, for strategies that read views; null: none does
+  const View** as_view = {};  // in the problem, for strategies that read views; may be null
 
   OperandSlot(const View& v, bool g, const void** d, const View** a = nullptr)
       : view(v), gather(g), data(d), as_view(a) {
@@ -206,8 +206,8 @@ struct OperandSlot {
 
 inline bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// Whether there is nothing to compute: the result has no elements, whatever the other extents are,
-// or they are sums without terms. No strategy is asked.
+// Whether there is nothing to compute: the result has no elements, or all of them are sums without
+// terms. Then no strategy is launched.
 template <class Problem>
 bool IsTrivial(const Problem&) {
   return false;
@@ -231,12 +231,12 @@ void LaunchOn(Stream& stream, const Problem& problem, const Strategy<Problem>& s
   const ProfilerRange range(strategy.name);
   strategy.launch(problem, stream);
 }
-// Copies the view's elements to out, in row-major order. Throws DeviceError.
+// Copies the view's elements to out in row-major order. Throws DeviceError.
 inline void GatherOn(Stream& stream, const View& view, void* out) {
   const ProfilerRange range("gather");
   stream.Gather(view, out);
 }
-// The same in memory of the request's.
+// Returns such a copy in memory that belongs to the request.
 inline const void* GatheredOn(Stream& stream, const View& view) {
   const PreparedMemory copy =
       stream.Prepare({"gather", view}, static_cast<std::size_t>(Bytes(view)));
@@ -244,8 +244,8 @@ inline const void* GatheredOn(Stream& stream, const View& view) {
   return copy.data;
 }
 
-// One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
-// stream's order. Throws DeviceError.
+// One strategy on one problem: the scratch memory that it takes, and how to launch it in a stream's
+// order. Throws DeviceError.
 template <class Problem>
 struct WholeLaunch {
   absl::Span<const OperandSlot> operands;
@@ -259,7 +259,7 @@ struct WholeLaunch {
       if (Copies(operand, strategy)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
     return bytes;
   }
-  // Whether they are copied or read in place.
+  // Whether operands are copied or read in place.
   double GatherSeconds(const Pace& pace) const {
     double seconds = 0;
     for (const OperandSlot& operand : operands) {
@@ -288,7 +288,7 @@ struct WholeLaunch {
   }
 };
 
-// The scratch memory that the work takes at most by a strategy.
+// The most scratch memory that the work takes with this strategy.
 template <class Problem, class Work>
 std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
                            const Stream& stream, const Work& work) {
@@ -301,9 +301,10 @@ std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& pro
   return SaturatingAdd(work.CopyBytes(stream, strategy), bytes);
 }
 
-// The strategy, if its scratch memory is within the limit of the stream's budget; or, for whoever
-// leaves the choice to us, another whose is. Both by the limit, not by what is free of it: the same
-// request shall have the same bits however busy the server is.
+// Returns the strategy if its scratch memory is within the limit of the stream's budget. Otherwise,
+// if the request names no strategy, returns another one that is within it. Both depend on the limit
+// and not on what is free of it, so that the same request gives the same bits however busy the
+// server is.
 template <class Problem, class Work>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
                                                      const Problem& problem, bool named,
@@ -325,7 +326,7 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   return ScratchExhausted(stream.device(), needed, budget->free(), budget->limit());
 }
 
-// What the strategy says of itself for a problem.
+// Returns what the strategy's own models say about a problem.
 template <class Problem>
 Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
   const Cost cost = strategy.cost(problem);
@@ -335,13 +336,15 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
           .roundoff = strategy.roundoff(problem)};
 }
 
-// place(problem) says where the result goes; work is launched, and may gather, which the measured
-// time includes. What else it may have: Account(strategy, stats) for what it costs beside the
-// strategy, LaunchBytes(strategy) where launches do not take scratch memory for the problem as it
-// is, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy) where
-// Strategy::launch_wide alone does not do it, LaunchShare (kernels/team/share_out.h), and
-// ShareBytes(problem, strategy), the scratch memory that a share takes at most: the stream works
-// alone where another device has less.
+// place(problem) says where the result goes. work is launched and may gather, which the measured
+// time includes. It may also have these members:
+//   Account(strategy, stats)               adds its costs to those of the strategy
+//   LaunchBytes(strategy)                  replaces the scratch memory of Strategy::scratch
+//   Settle(problem, stream)                writes the result of a trivial problem
+//   LaunchWide(stream, problem, strategy)  replaces Strategy::launch_wide
+//   LaunchShare                            see kernels/team/share_out.h
+//   ShareBytes(problem, strategy)          the most scratch memory that a share takes: the stream
+//                                          works alone if another device has less
 template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
@@ -379,7 +382,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     if (!found.ok()) return found.status();
     shares = *std::move(found);
     if constexpr (requires { work.ShareBytes(problem, **strategy); }) {
-      // The bits are the same alone.
+      // A single device gives the same bits.
       const std::uint64_t bytes = work.ShareBytes(problem, **strategy);
       const auto lacks_room = [&](const TeamShare& share) {
         const Budget* budget = share.stream->scratch_budget();
@@ -425,15 +428,15 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, or help, or without what was prepared before, the time says little about
-  // the strategy.
+  // With a gather in it, with other devices, or with operands that an earlier request prepared, the
+  // time says little about the strategy.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());
   return stats;
 }
 
-// For operations that end in an array, whose address goes to *data.
+// For operations whose result is an array: its address goes to *data.
 inline auto PlaceAt(const Output& output, void** data) {
   return [&output, data](const auto&) -> absl::Status {
     absl::StatusOr<void*> memory = output.Get();
@@ -445,7 +448,7 @@ inline auto PlaceAt(const Output& output, void** data) {
 template <class Problem, class Work>
 absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
                                            RunOptions options, const Work& work) {
-  options.enqueue_only = false;  // the result is read at once
+  options.enqueue_only = false;  // the result is read immediately
   const auto place = [&stream](Problem& p) {
     p.result = stream.result();
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // How Reduce along axes folds what an expression computes: in pieces, each of which is computed and
-// folded before the next.
+// folded before the next one.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,19 @@
 
 namespace tessera {
 
-// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded
-// and the map's result is more than scratch memory may hold, in pieces of the first axis of inner;
-// a column of it has no pieces.
+// The map's result is [outer, length, inner], and pieces are ranges of outer. If the outermost axis
+// is folded and the map's result exceeds the scratch memory, pieces are ranges of the first axis of
+// inner instead. A single column is never divided.
 struct FoldMapAxes {
   const MapProblem& map;
   const Stream& stream;
   const ReduceAxesProblem& problem;
-  int first_inner;  // of the map's axes
-  // Of shares: what a stream computes into, in both launches.
+  int first_inner;  // its index among the map's axes
+  // For shares: the memory that each stream computes into, for both launches.
   mutable std::vector<std::pair<Stream*, const void*>> pieces = {};
 
   std::int64_t row() const { return problem.length * problem.inner; }
-  // Rows of a piece: what stays in a cache of the second level, of each core's on a CPU.
+  // Rows of a piece: as many as fit in the second-level cache (on a CPU, in those of all cores).
   std::int64_t rows() const {
     const DeviceInfo& info = stream.device().info();
     const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
@@ -35,7 +35,7 @@ struct FoldMapAxes {
                                     std::max<std::int64_t>(1, problem.outer));
   }
   std::int64_t inner_extent() const { return map.operands[0].shape[first_inner]; }
-  // Steps of the first inner axis in a piece; 0: pieces are of whole rows.
+  // Indices of the first inner axis in a piece; 0 if pieces are whole rows.
   std::int64_t steps(const Strategy<ReduceAxesProblem>& strategy) const {
     const Budget* budget = stream.scratch_budget();
     const std::int64_t outer = std::max(problem.outer, problem.outer_of_all);
@@ -46,13 +46,13 @@ struct FoldMapAxes {
     const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1);
     return std::clamp<std::int64_t>(elements / (row() / inner_extent()), 1, inner_extent());
   }
-  // Of the problem, columns that are so many steps.
+  // Returns the problem of `count` indices of the first inner axis.
   ReduceAxesProblem Columns(std::int64_t count) const {
     ReduceAxesProblem part = problem;
     part.inner = problem.inner / inner_extent() * count;
     return part;
   }
-  // Scratch memory of the largest launch, beside the piece that it folds.
+  // Scratch memory of the largest launch, in addition to the piece that it folds.
   std::uint64_t LaunchBytes(const Strategy<ReduceAxesProblem>& strategy) const {
     if (strategy.scratch == nullptr) return 0;
     const std::int64_t columns = steps(strategy);
@@ -63,13 +63,13 @@ struct FoldMapAxes {
     const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
     return static_cast<std::uint64_t>(elements) * SizeOf(map.dtype);
   }
-  // Of scratch memory, on each device that has a share.
+  // The scratch memory that it takes on each device with a share.
   std::uint64_t ShareBytes(const ReduceAxesProblem&,
                            const Strategy<ReduceAxesProblem>& strategy) const {
     return CopyBytes(stream, strategy);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  // Divides along the outermost axis, unless that is folded.
+  // Divides along the outermost axis, unless that axis is folded.
   Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
                   const Team& team) const {
     return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();
@@ -79,7 +79,8 @@ struct FoldMapAxes {
     if (columns > 0) AccountColumns(strategy, columns, stats);
     AccountMap(map, /*in_cache=*/rows() < problem.outer || columns > 0, stats);
   }
-  // Parts may be folded otherwise than the whole would, the last one otherwise than the rest.
+  // The strategy may fold a part differently from the whole, and the last part differently from the
+  // others.
   void AccountColumns(const Strategy<ReduceAxesProblem>& strategy, std::int64_t columns,
                       Stats& stats) const {
     const ReduceAxesProblem part = Columns(columns);
@@ -91,7 +92,7 @@ struct FoldMapAxes {
     stats.roundoff = std::max(stats.roundoff, strategy.roundoff(last));
     stats.bytes += strategy.cost(last).bytes;
   }
-  // first_row: of the map's, which `whole` begins with.
+  // first_row: the row of the map that `whole` begins with.
   void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
             bool wide, std::int64_t first_row = 0) const {
     if (whole.x == nullptr) {
@@ -137,7 +138,7 @@ struct FoldMapAxes {
       Launch(on, part, strategy, wide);
     }
   }
-  // What a launch takes is there for the next one, however many there are.
+  // Each launch uses the same scratch memory as the one before it.
   static void Launch(Stream& on, const ReduceAxesProblem& part,
                      const Strategy<ReduceAxesProblem>& strategy, bool wide) {
     const ScratchMark before = on.MarkScratch();

@@ -1,4 +1,4 @@
-// Matmul, and an expression on its way out.
+// Matmul, and an expression applied to its result.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace tessera {
 
 namespace {
 
-// Matmul into scratch memory, which the map reads from operand 0.
+// Matmul into scratch memory, which the map reads as operand 0.
 struct MatmulThenMap {
   WholeLaunch<MatmulProblem> product;
   MapProblem& map;
@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StageMatmul(const ArrayType& product,
   absl::StatusOr<std::unique_ptr<StagedMap>> staged =
       StagedMap::Make(WholeView(product, nullptr), &out_of, "product", /*numeric=*/false);
   if (!staged.ok() || (*staged)->type().shape == product.shape) return staged;
-  // Some other operand stretches the product.
+  // Some other operand would broadcast the product to a larger shape.
   std::size_t at = 0;
   const auto stretches = [&](const Shape& own) {
     if (own.rank > product.shape.rank) return true;
@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StageMatmul(const ArrayType& product,
   const std::string name = absl::StrCat("with[", at, "]");
   return Invalid("BAD_SHAPE",
                  absl::StrCat("operand ", name, " has shape ", ToString(out_of.with[at].shape),
-                              ", which is not broadcast to ", ToString(product.shape)),
+                              ", which cannot be broadcast to ", ToString(product.shape)),
                  {{"operand", name},
                   {"shape", ToString(out_of.with[at].shape)},
                   {"others", ToString(product.shape)}});

@@ -1,4 +1,4 @@
-// The operands of a matrix product as its strategies take them.
+// The operands of a matrix product in the form that strategies take.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// A matrix as the strategies take it: rows or columns without gaps, any pitch.
+// A matrix in the form that strategies take: rows or columns without gaps, with any pitch.
 struct MatrixOperand {
   View view;
   std::int64_t pitch = 0;
@@ -25,7 +25,7 @@ inline MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
     if (rows > 1) operand.pitch = row_stride;
   } else if ((rows <= 1 || row_stride == 1) &&
              (columns <= 1 || column_stride >= std::max<std::int64_t>(1, rows))) {
-    // Columns without gaps: the transpose of what is stored.
+    // Columns without gaps: the matrix is the transpose of what is stored.
     operand.pitch = columns > 1 ? column_stride : std::max<std::int64_t>(1, rows);
     operand.transpose = !transpose;
   } else {

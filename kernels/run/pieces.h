@@ -1,4 +1,4 @@
-// Arrays in pieces of bounded size, in row-major order.
+// Cuts arrays into pieces of bounded size, in row-major order.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
-// outlast their launches, on the CPU what stays in so many caches. `copies` of them fit what a
-// stream keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
+// Returns how many elements of `size` bytes a piece has when a strided array is copied in pieces.
+// On a GPU a piece takes longer than its launches; on the CPU it fits `caches` caches. `copies`
+// pieces fit the scratch memory that a CPU stream keeps, and a quarter of the budget on any device.
 inline std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies,
                                   int caches = 1) {
   std::uint64_t bytes = stream.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20
@@ -24,13 +24,13 @@ inline std::int64_t PieceElements(const Stream& stream, std::size_t size, int co
       1, static_cast<std::int64_t>(bytes) / (copies * static_cast<std::int64_t>(size)));
 }
 
-// A part of an array whose elements follow each other in row-major order.
+// A part of an array whose elements are adjacent in row-major order.
 struct Piece {
   std::int64_t first = 0;  // index of its first element
   std::array<std::int64_t, kMaxRank> begin{};
   Shape shape;
 
-  // Of an array of which this is a part.
+  // Returns this part of an array.
   View Of(const View& view) const {
     std::int64_t offset = 0;
     for (int i = 0; i < shape.rank; ++i)
@@ -43,12 +43,13 @@ struct Piece {
   }
 };
 
-// f(piece) for pieces of at most `most` elements, from first to last, until it is false.
+// Calls f(piece) for pieces of at most `most` elements, from first to last, until it returns false.
 template <class F>
 void ForPieces(const Shape& shape, std::int64_t most, const F& f) {
   const std::int64_t n = shape.elements();
   if (n == 0) return;
-  // The outermost axis of which a step is not too much; axes before it are walked one by one.
+  // The outermost axis along which one step is within the limit; the axes before it are walked one
+  // index at a time.
   std::int64_t step = n;  // elements of a step along the axis
   int axis = -1;
   do {

@@ -1,5 +1,5 @@
-// Matmul, an expression and TopK as one operation (kernels/problem/product_top_k.h), for whoever
-// has them as steps.
+// Matmul, an expression and TopK as one operation (kernels/problem/product_top_k.h), for callers
+// that have them as steps of a program.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// The steps as one request. The expression's operand `product` is the result of Matmul, and where
-// there is no expression the scores are the product itself.
+// The steps as one request. Operand `product` of the expression is the result of Matmul. Without an
+// expression, the scores are the product itself.
 struct ProductTopK {
   View a, b;
   bool transpose_a = false, transpose_b = false;
@@ -26,21 +26,21 @@ struct ProductTopK {
   bool smallest = false;
 };
 
-// The strategy that does the same as Matmul by `product`, the strategy that it would take, Map and
-// TopK by theirs. Null: there is none. Addresses need not be those of memory yet, but are aligned
-// as those will be.
+// Returns the strategy with the same results as Matmul, Map and TopK in sequence; null if there is
+// none. product: the strategy that Matmul would use. Addresses need not be real yet, but they are
+// aligned as the real ones will be.
 const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::string_view product,
                                            const Device& device);
-// The same, if it is sooner done.
+// Likewise, but only if that is faster than the steps.
 const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::string_view product,
                                              const Device& device);
 
-// Scratch memory that it takes at most.
+// The most scratch memory that it takes.
 std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
                                  const Device& device);
 
-// Launches it, and waits unless the options have enqueue_only. Of the options timing counts
-// besides. Stats are those of the whole.
+// Launches it, and waits unless options.enqueue_only is set. The only other option that it honours
+// is timing. Stats cover the whole operation.
 absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const ProductTopKStrategy& strategy, const Output& values,
                                      const Output& indices, const RunOptions& options);

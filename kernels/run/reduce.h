@@ -1,4 +1,4 @@
-// What reductions of a whole array and along axes share.
+// What reductions of a whole array and reductions along axes share.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 namespace tessera {
 
 absl::Status EmptyInput(ReduceOp op);
-// Whether the operation has a value for so many elements of the type.
+// Checks that the operation has a value for n elements of the type.
 absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n);
-// Of a whole operand's value: ARG operations give the extreme one, which is of the operand's type.
+// The type of a whole operand's value: ARG operations give the extreme value, in the operand's
+// type.
 inline DType ScalarDType(ReduceOp op, DType dtype) {
   return IsArg(op) ? dtype : ResultDType(op, dtype);
 }
-// Of the array that is folded.
+// Returns the type of the array that is folded.
 absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Reduce along some axes.
+// Reduce along axes.
 
 #include <array>
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace tessera {
 
 namespace {
 
-// The axes of an array so ordered that folded ones are neighbours, and the three extents that
-// result. Axes that are neighbours already stay where they are, which saves a gather.
+// The axes of an array, ordered so that the folded ones are adjacent, and the resulting three
+// extents. Axes that are adjacent already keep their order, which saves a gather.
 struct Folding {
   std::vector<int> order;
   std::int64_t outer = 1, length = 1, inner = 1;
-  int first_inner = 0;  // of the axes in order; their number: there is none
+  int first_inner = 0;  // among the ordered axes; their number if there is none
 
   View Of(const View& x) const {
     View ordered = x;

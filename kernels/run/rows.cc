@@ -43,10 +43,11 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
   const int at = axis < 0 ? axis + x.shape.rank : axis;
   const std::int64_t most = std::min(x.shape[at], kMostTopK);
   if (k < 1 || k > most) {
-    return Invalid("BAD_K",
-                   absl::StrCat("k is ", k, ", the axis has ", x.shape[at],
-                                " elements; allowed: 1 to ", kMostTopK, " and no more than those"),
-                   {{"field", "k"}, {"value", absl::StrCat(k)}, {"limit", absl::StrCat(most)}});
+    return Invalid(
+        "BAD_K",
+        absl::StrCat("k is ", k, ", the axis has ", x.shape[at], " elements; allowed: 1 to ",
+                     kMostTopK, ", and no more than the axis has"),
+        {{"field", "k"}, {"value", absl::StrCat(k)}, {"limit", absl::StrCat(most)}});
   }
   ArrayType type{x.dtype, x.shape};
   type.shape[at] = k;
@@ -58,7 +59,7 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
                               const RunOptions& options) {
   const absl::StatusOr<ArrayType> type = TopKType(x, k, axis);
   if (!type.ok()) return type.status();
-  // The axis is the last one of what strategies see.
+  // Strategies see the axis as the last one.
   const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis, last = rank - 1;
   View rows = x;
   TopKProblem problem{.dtype = x.dtype, .smallest = smallest, .n = x.shape[at], .k = k};

@@ -24,7 +24,7 @@ absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
         return Invalid(
             "BAD_SHAPE",
             absl::StrCat("operand ", names(operand), " has shape ", ToString(own),
-                         ", which does not go with ", ToString(shape)),
+                         ", which cannot be broadcast with ", ToString(shape)),
             {{"operand", names(operand)}, {"shape", ToString(own)}, {"others", ToString(shape)}});
       }
       extent = own[i];

@@ -1,4 +1,4 @@
-// Expressions on the way into operations and out of them, checked and broadcast.
+// Expressions applied to an operation's input or result, checked and broadcast.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// The shape that all operands are stretched to: of each axis, counted from the last, the one extent
-// that is not 1. names: of an operand in an error.
+// Returns the shape that all operands are broadcast to: for each axis, counted from the last, the
+// only extent that is not 1. names: returns the name of an operand, for errors.
 absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
                                      absl::FunctionRef<std::string(std::size_t)> names);
-// The view stretched to the shape, with strides of 0 where it repeats.
+// Returns the view broadcast to the shape, with stride 0 where it repeats.
 View Broadcast(const View& view, const Shape& shape);
 
 // The program of the expression over these operands, which lives as long as the expression.
@@ -26,18 +26,18 @@ absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
                                              const Expression& expression,
                                              std::optional<DType> cast = std::nullopt);
 
-// Returns an expression that takes the elements of its operand as they are.
+// Returns the expression that leaves elements as they are.
 Expression Identity();
 
-// A MapStage that has been checked, as a problem.
+// A checked MapStage as a problem. The program belongs to the stage's expression.
 class StagedMap {
  public:
-  // first: operand 0, which errors call first_name. stage: null for the elements as they are; its
-  // expression outlives this. numeric: elements of a byte become I32.
+  // Makes it for operand 0, which errors call first_name. Without a stage, elements stay as they
+  // are. The stage's expression outlives the result. numeric: one-byte elements become I32.
   static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage* stage,
                                                          std::string_view first_name, bool numeric);
 
-  // Of what the expression makes, in which truth values are still such.
+  // The type of the expression's result, in which truth values are still BOOL.
   const ArrayType& type() const { return type_; }
   MapProblem& problem() { return problem_; }
 
@@ -47,13 +47,13 @@ class StagedMap {
   MapProblem problem_;
 };
 
-// What is folded: x itself, through an expression that changes nothing, where there is no other.
+// Returns what is folded. Without an expression, it is x itself through the identity.
 absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in);
-// Whether elements are to be computed before they are folded.
+// Whether elements must be computed before they are folded.
 bool IsMapped(const View& x, const MapStage* in);
 
-// What a map costs beside the operation. in_cache: its result is in device memory neither when it
-// is written nor when the operation, which counts that, reads it.
+// Adds the cost of a map to that of the operation. in_cache: the map's result is neither written to
+// nor read from device memory, although the operation's cost counts reading it.
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats);
 double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace);
 

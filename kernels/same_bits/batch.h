@@ -1,6 +1,6 @@
-// Batches: many short problems of Dot or Reduce in one piece of work, each folded as the strategy
-// fixed_tree folds it, with its bits. What run/ and the two devices agree on. Standard library
-// only.
+// Batches: many short problems of Dot or Reduce in one piece of work. Each is folded as the
+// strategy fixed_tree folds it, with the same bits. run/ and the two devices share this interface.
+// Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// The longest operand in bytes: one chunk of the fixed tree, in an array of no more.
+// The longest operand in bytes: one chunk of the fixed tree, in an array of at most this size.
 inline constexpr std::int64_t kBatchBytes = 8 * kTreeRowBytes;
 
 // A problem: contiguous operands of n elements, of up to kBatchBytes each.
@@ -23,14 +23,14 @@ struct alignas(16) BatchItem {
 using DotItem = BatchItem<2>;
 using ReduceItem = BatchItem<1>;
 
-// Enqueues problems of one dtype and, of Reduce, one op. The result of items[i] is results[i], in
-// memory as Strategy::launch wants it. The items may change once it has returned. Throws
-// DeviceError.
+// Enqueues problems of one dtype and, for Reduce, one op. The result of items[i] goes to
+// results[i], in memory as Strategy::launch requires. The items may change once the call has
+// returned. Throws DeviceError.
 void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
 void LaunchBatch(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                  Stream& stream);
 
-// The same on either device.
+// The implementations for the two kinds of device.
 void LaunchBatchCpu(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
 void LaunchBatchCpu(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                     Stream& stream);
@@ -38,7 +38,7 @@ void LaunchBatchCuda(DType dtype, std::span<const DotItem> items, Scalar* result
 void LaunchBatchCuda(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                      Stream& stream);
 
-// An item as a problem of its own.
+// An item as a separate problem.
 inline DotProblem ProblemOf(DType dtype, const DotItem& item, Scalar* result) {
   return {.dtype = dtype, .n = item.n, .a = item.x[0], .b = item.x[1], .result = result};
 }

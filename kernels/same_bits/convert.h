@@ -1,8 +1,8 @@
-// Elements of one type as elements of another, with the same bits on the host and the device.
+// Converts elements of one type to another, with the same bits on the host and the device.
 //
-// To a floating-point type: the nearest value, ties to even; infinity beyond the largest. To an
-// integer: what is left of the fraction is cut off; beyond the range it is the nearest end of it,
-// and NaN is 0.
+// To a floating-point type: the nearest value, ties to even, and infinity beyond the largest. To an
+// integer: the fraction is cut off, a value out of range becomes the nearest end of the range, and
+// NaN becomes 0.
 #pragma once
 
 #include <bit>
@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-// x as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end on the
-// wrong side of a tie; so where x is no float, take of its two neighbours the one whose last bit is
-// 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
-// M: double, or an unsigned integer.
+// Returns x as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end
+// on the wrong side of a tie. If x is not a float, this therefore returns the one of its two
+// neighbours whose last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and
+// correctly rounded sums", 2008). M: double, or an unsigned integer.
 template <class M>
 TESSERA_HD float ToOddFloat(M x) {
 #ifdef __CUDA_ARCH__
@@ -50,8 +50,8 @@ TESSERA_HD To ConvertElement(From element) {
     }
     return static_cast<To>(x);
   } else if constexpr (std::is_integral_v<To>) {
-    // The first value above the range, a power of 2, is a number of every type; Limits::max() is
-    // not.
+    // The first value above the range is a power of 2, which every type can represent;
+    // Limits::max() may not be representable.
     constexpr auto kEnd = 2 * static_cast<ValueOf<From>>((Limits::max() >> 1) + 1);
     if (x != x) return 0;
     if (x >= kEnd) return Limits::max();

@@ -1,23 +1,24 @@
-// The tree that the strategies fixed_tree and compensated sum along, here and nowhere else: its
-// shape is a function of the number of elements and the element's size, so that every grid, every
-// GPU, the CPU and any division of the chunks among devices give the same bits. To reproduce a
-// result:
+// The tree that the strategies fixed_tree and compensated sum along; this is its only definition.
+// Its shape is a function of the number of elements and the element's size, so that every grid,
+// every GPU, the CPU and any division of the chunks among devices give the same bits. To reproduce
+// a result:
 //
 //   vector   16 bytes: V = 16 / size elements.
-//   row      256 vectors: W = 256 V elements, 4096 bytes. Element i stands in row i / W and, within
+//   row      256 vectors: W = 256 V elements, 4096 bytes. Element i is in row i / W and, within
 //            it, in column i mod W. Lane t owns the V columns V t, V t + 1, ...
-//   chunk    TreeRows(n, size) rows that follow each other. The last chunk and the last row may be
-//            short; n = 0 is one empty chunk.
-//   segment  64 rows of a chunk, counted from the chunk's begin. The last may be short.
+//   chunk    TreeRows(n, size) consecutive rows. The last chunk and the last row may be short;
+//            n = 0 is one empty chunk.
+//   segment  64 rows of a chunk, counted from the beginning of the chunk. The last may be short.
 //
-//   1. A column folds its elements of one segment from top to bottom, beginning with the identity,
+//   1. A column folds its elements of one segment from top to bottom, starting with the identity,
 //      in the narrow accumulator of its kind (kernels/same_bits/tree_columns.h).
 //   2. The V columns of a lane are widened and folded as a halving tree: of count values, value i
-//      takes value i + count / 2, then count / 4, ... , 1.
-//   3. A lane folds those of the chunk's segments from first to last, beginning with the identity.
-//   4. The 256 lanes fold as a halving tree: the value of the chunk.
+//      is combined with value i + count / 2, then with i + count / 4, ..., i + 1.
+//   3. A lane folds its values of the chunk's segments from first to last, starting with the
+//      identity.
+//   4. The 256 lanes fold as a halving tree, which gives the value of the chunk.
 //   5. With more than one chunk, lane t folds the values of chunks t, t + 256, t + 512, ... in this
-//      order, beginning with the identity, and the 256 lanes fold as a halving tree.
+//      order, starting with the identity, and the 256 lanes fold as a halving tree.
 //
 //   V = 4, one segment      lane 0       lane 1               lane 255
 //   row 0                 0  1  2  3   4  5  6  7   ...   1020 .. 1023
@@ -26,15 +27,15 @@
 //                         `--'--'--'   `--'--'--'                |      2: across a lane
 //                             `------------- 4: across the lanes-'
 //
-//   6. Where the narrow accumulator is f32 and the result of a sum is not finite, all of it once
-//      more with double in its place.
+//   6. Where the narrow accumulator is f32 and the result of a sum is not finite, everything is
+//      computed again with double in its place.
 //
-// No multiplication is fused with an addition, unless a kind says so. A NaN result is the NaN with
-// no other bits set.
+// No multiplication is fused with an addition, unless a kind says so. Every NaN result is the quiet
+// NaN with no other bits set.
 //
-// Columns and lanes that have no elements hold identities and take part: the tree has no special
-// cases. Rounding: a term passes at most 64 additions in the narrow type, and as many in the wide
-// one as there are segments in a chunk and chunks in 256, and 16 + log2 V more.
+// Columns and lanes without elements hold identities and take part, so the tree has no special
+// cases. A term passes through at most 64 additions in the narrow type. In the wide type it passes
+// through one for each segment of a chunk, one for every 256 chunks, and 16 + log2 V more.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +47,7 @@ inline constexpr int kTreeLanes = 256;
 inline constexpr int kTreeVectorBytes = 16;
 inline constexpr int kTreeRowBytes = kTreeLanes * kTreeVectorBytes;
 inline constexpr int kTreeSegmentRows = 64;
-// Chunks of one array at most: the last block to start receives as many values, 72 per lane.
+// The most chunks of one array: the last block to start receives that many values, 72 per lane.
 inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
 // How an array is cut into chunks.
@@ -56,30 +57,31 @@ struct Tree {
   std::int64_t chunks;  // at least 1
 };
 
-// Rows of all n elements of `size` bytes; the last may be short.
+// Returns the rows of n elements of `size` bytes; the last row may be short.
 constexpr std::int64_t TreeTotalRows(std::int64_t n, std::int64_t size) {
   const std::int64_t row = kTreeRowBytes / size;
   return n / row + (n % row != 0);
 }
 
-// n elements of `size` bytes in chunks of `rows` rows.
+// Cuts n elements of `size` bytes into chunks of `rows` rows.
 constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
   const std::int64_t total = TreeTotalRows(n, size);
   return {n, rows * (kTreeRowBytes / size), std::max<std::int64_t>(1, (total + rows - 1) / rows)};
 }
 
-// Rows of a chunk of the fixed tree: 8 in an array of no more, which one block has folded before
-// two could meet; otherwise the first of these that makes few enough chunks:
+// Returns the rows of a chunk of the fixed tree. An array of at most 8 rows is one chunk of 8,
+// because one block folds it before two could combine their results. Otherwise it is the first of
+// these numbers that makes few enough chunks:
 //
 //   rows     4    8    16   28   60    124   252    508   ...
 //   chunks   256  512  512  640  4608  4608  18432  18432   at most
 //
-// Short arrays make enough chunks for every SM to begin at once. In long ones the
-// chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
-// the same memory channels at the same time. The longest, which several GPUs share, make more of
-// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round
-// takes as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
-// arrays").
+// Short arrays have enough chunks for every SM to begin immediately. In long arrays, the chunks
+// that are processed at the same time begin 4 * odd rows apart; with powers of two they would use
+// the same memory channels at the same time. The longest arrays, which several GPUs share, have
+// more chunks. Each GPU runs its chunks in rounds of as many as its SMs hold blocks, and the last
+// round takes as long as the others, however few chunks are left for it (docs/notebook.md, "Chunks
+// of the longest arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;

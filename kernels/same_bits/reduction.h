@@ -1,5 +1,6 @@
-// The algebra of reductions: what each ReduceOp does to elements, once for the host and the device.
-// Fold<op, T> serves every strategy; kernels/same_bits/tree_columns.h lays it along the fixed tree.
+// The algebra of reductions: what each ReduceOp does to elements, defined once for the host and the
+// device. Every strategy uses Fold<op, T>; kernels/same_bits/tree_columns.h applies it along the
+// fixed tree.
 #pragma once
 
 #include <cmath>
@@ -14,7 +15,7 @@
 
 namespace tessera {
 
-// An extreme value and where it stands.
+// An extreme value and its index.
 template <class T>
 struct Indexed {
   T value;
@@ -37,13 +38,13 @@ inline constexpr bool kIsMoments = false;
 template <class Squares>
 inline constexpr bool kIsMoments<Moments<Squares>> = true;
 
-// The squared deviations of elements from their mean, by the sum and the sum of squares of their
-// differences from a shift; mean: sum over their number. A sum that is not finite stands for an
-// element that is not (or for f64 beyond 2^1016).
+// Returns the squared deviations of elements from their mean, given the sum and the sum of squares
+// of their differences from a shift; mean is that sum divided by their number. A sum that is not
+// finite means that an element is not finite (or, for f64, beyond 2^1016).
 TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   const double deviations = squares - mean * sum;
   if (deviations < 0) return 0;
-  // Squares alone have left the range.
+  // Only the squares have left the range.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
 }
@@ -57,7 +58,8 @@ TESSERA_HD inline WideSquares<double> DeviationsOf(const WideSquares<double>& sq
 // apart^2 * weight
 TESSERA_HD inline double Weighted(double apart, double weight) { return apart * apart * weight; }
 
-// The squared deviations of two groups whose means are that far apart from the mean of both.
+// Returns the squared deviations of the means of two groups from the mean of both; `apart` is the
+// difference of the two means.
 template <class Squares>
 TESSERA_HD Squares Between(double apart, double weight) {
   if constexpr (std::is_same_v<Squares, double>) {
@@ -68,7 +70,7 @@ TESSERA_HD Squares Between(double apart, double weight) {
   }
 }
 
-// |x|; of the least integer itself.
+// The absolute value; the least integer stays as it is.
 template <class A>
 TESSERA_HD A Magnitude(A x) {
   if constexpr (std::is_integral_v<A>) {
@@ -80,15 +82,15 @@ TESSERA_HD A Magnitude(A x) {
   }
 }
 
-// Whether the earlier value a stays when b comes, where the larger or the smaller wins: NaN beats
-// all, and the first of equals wins.
+// Whether the earlier value a stays when b comes, where the larger or the smaller value wins. NaN
+// beats every number, and the first of equal values wins.
 template <bool kLargest, class V>
 TESSERA_HD bool Stays(V a, V b) {
   return (kLargest ? a >= b : a <= b) | (a != a);
 }
 
-// Return a sum of squares divided by count, and the root of that quotient. Intermediate values do
-// not leave the range if the result is in it.
+// Return a sum of squares divided by count, and the root of that quotient. Intermediate values stay
+// in the range if the result does.
 template <class Squares>
 TESSERA_HD double VarianceOf(const Squares& squares, double count) {
   const ScaledSquares scaled = InRange(squares);
@@ -100,14 +102,14 @@ TESSERA_HD double RootOf(const Squares& squares, double count) {
   return ::sqrt(scaled.sum / count) * scaled.unit;
 }
 
-// Every NaN with the same bits.
+// Stores every NaN with the same bits.
 TESSERA_HD inline void StoreReal(double value, Scalar* result) {
   result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
 }
 
-// Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are
-// combined in, so that no chain of single-precision additions grows with n. Squares and products
-// are wide at once: they leave the range of their operands.
+// Acc: the accumulator within a thread and a block. Wide: the accumulator for results of blocks or
+// long chains, so that no chain of single-precision additions grows with n. Squares and products
+// are wide from the start, since they leave the range of their operands.
 template <ReduceOp op, class T>
 struct Fold {
   using R = ReduceOp;
@@ -121,7 +123,7 @@ struct Fold {
   static constexpr bool kMoments = IsDeviation(op);
   static constexpr bool kFraction = op == R::kMean || op == R::kNormL2 || kMoments;
 
-  using Value = ValueOf<T>;  // what an element is compared and added as
+  using Value = ValueOf<T>;  // the type in which an element is compared and added
 
   static constexpr auto AccType() {
     if constexpr (kArg) {
@@ -162,7 +164,7 @@ struct Fold {
   }
   using Acc = decltype(AccType());
   using Wide = decltype(WideType());
-  using Out = decltype(OutType());  // of an axis reduction: the C++ type of ResultDType
+  using Out = decltype(OutType());  // for an axis reduction: the C++ type of ResultDType
 
   template <class A = Acc>
   TESSERA_HD static A Identity() {
@@ -223,10 +225,10 @@ struct Fold {
       if (b.count == 0) return a;
       const double count = a.count + b.count;
       const double apart = (b.mean.value - a.mean.value) + (b.mean.lost - a.mean.lost);
-      // The counts are mostly equal, and this is the quotient without a division.
+      // The counts are usually equal, and then the quotient needs no division.
       const double share = a.count == b.count ? 0.5 : b.count / count;
       const auto deviations = Plus(a.deviations, b.deviations);
-      // Infinite means of finite elements, whose deviations are infinite already.
+      // The means of finite elements are infinite; then their deviations are infinite already.
       if (apart != apart) return {count, {apart, apart}, deviations};
       const Pair mean = TwoSum(a.mean.value, apart * share);
       return {count,
@@ -241,7 +243,7 @@ struct Fold {
     }
   }
 
-  // The value of the reduction of n elements.
+  // Returns the result of the reduction of n elements.
   TESSERA_HD static auto Finished(Wide w, [[maybe_unused]] std::int64_t n) {
     if constexpr (kArg) {
       return w.value;

@@ -1,4 +1,4 @@
-// Sums with more digits and a wider range than a double has, for the host and the device.
+// Sums with more digits and a wider range than a double, for the host and the device.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -28,13 +28,13 @@ TESSERA_HD inline Pair TwoSum(double a, double b) {
   return {sum, (a - (sum - from_b)) + (b - from_b)};
 }
 
-// a * b without error, as long as the error does not underflow. fma rounds once, by definition.
+// a * b without error, as long as the error does not underflow. By definition, fma rounds once.
 TESSERA_HD inline Pair TwoProduct(double a, double b) {
   const double product = a * b;
   return {product, ::fma(a, b, -product)};
 }
 
-// The sum of both, rounded once. Once the value has left the range, what was lost means nothing.
+// Returns the sum of both, rounded once. Once the value has left the range, `lost` means nothing.
 TESSERA_HD inline double Rounded(double x) { return x; }
 TESSERA_HD inline double Rounded(Pair p) {
   return p.value - p.value == 0 ? p.value + p.lost : p.value;
@@ -53,13 +53,13 @@ TESSERA_HD inline Pair Quotient(Pair a, double b) {
   const double quotient = a.value / b;
   return {quotient, (::fma(-quotient, b, a.value) + a.lost) / b};
 }
-// Returns the same sum with `lost` smaller than the last place of `value`, as products need it.
+// Returns the same sum with `lost` smaller than the last place of `value`, as products require.
 TESSERA_HD inline Pair Normal(Pair a) {
   return a.value - a.value == 0 ? TwoSum(a.value, a.lost) : a;
 }
 TESSERA_HD inline Pair Negative(Pair a) { return {-a.value, -a.lost}; }
 
-// Returns x without error. 64-bit integers are the sum of their halves.
+// Returns x without error. A 64-bit integer is the sum of its halves.
 template <class V>
 TESSERA_HD Pair ExactPair(V x) {
   if constexpr (std::is_same_v<V, std::int64_t>) {
@@ -85,10 +85,10 @@ TESSERA_HD double Apart(V x, V from) {
 
 // --- A wider range ---
 
-// A sum of squares of doubles that neither overflows nor underflows if its root does not: three
-// sums, the plain one (a double or a Pair), and two of scaled terms, so that the squares of large
-// or small numbers stay in the range (after Blue, "A portable Fortran program to find the Euclidean
-// norm of a vector", 1978).
+// A sum of squares of doubles that neither overflows nor underflows if its root does not. It
+// consists of three sums: the plain one (a double or a Pair), and two of scaled terms that keep the
+// squares of large or small numbers in range (after Blue, "A portable Fortran program to find the
+// Euclidean norm of a vector", 1978).
 template <class Middle>
 struct WideSquares {
   Middle middle;
@@ -136,7 +136,7 @@ TESSERA_HD void AddSquare(WideSquares<Middle>& sum, double x) {
 // A scaled sum of squares that is a normal number or 0.
 struct ScaledSquares {
   double sum;
-  double unit;  // factor by which the root of `sum` is to be multiplied
+  double unit;  // factor for the root of `sum`
 };
 TESSERA_HD inline ScaledSquares InRange(double sum) { return {sum, 1}; }
 template <class Middle>

@@ -8,20 +8,20 @@ namespace {
 
 constexpr int Log2(std::int64_t power) { return power <= 1 ? 0 : 1 + Log2(power / 2); }
 
-// Of sums with the bits of f64 twice, as PairSum keeps them, and `more` roundings beside: what is
-// lost is itself a sum of as many roundings, each of them at most u of what it came from; then the
-// result is rounded once.
+// The bound of sums with twice the digits of f64, as PairSum keeps them, with `more` additional
+// roundings. The lost part is itself a sum of that many roundings, each of at most u times its
+// operand, and the result is rounded once more.
 double PairRoundoff(const FoldSteps& steps, std::int64_t more) {
   const double all = static_cast<double>(2 * (steps.narrow + steps.wide + more)) * kRoundoffF64;
   return static_cast<double>(1 + more) * kRoundoffF64 + all * all;
 }
 
-// The type whose accumulators the columns of dtype have.
+// Returns the type whose accumulators the columns of dtype have.
 constexpr DType Widened(DType dtype, bool compensated) {
   return compensated && !IsInteger(dtype) ? DType::kF64 : dtype;
 }
 
-// flops: of an element, or of a pair.
+// flops: per element, or per pair.
 Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
             std::uint64_t value_bytes) {
   const FoldSteps steps = StepsOf(tree, dtype);
@@ -49,8 +49,8 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
-    // Inside a segment of c elements a column's differences are at most (2 + 2c) times the squares
-    // in the sum of their squares, and pass c + 4 roundings. The merges after that are those of
+    // Inside a segment of c elements, a column's differences are at most (2 + 2c) times the squares
+    // in the sum of their squares, and pass through c + 4 roundings. The later merges are those of
     // ReduceRoundoff.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));

@@ -1,18 +1,18 @@
 // What a column of the tree (kernels/same_bits/fixed_tree.h) does with its elements, for every kind
-// of sum, once for the host and the device, so that both compute the same bits.
+// of sum. It is defined once for the host and the device, so that both compute the same bits.
 //
 // A kind has
-//   Element, Column, Wide  the operand's type; the narrow accumulator; the wide one
+//   Element, Column, Wide  the operand's type, the narrow accumulator, and the wide one
 //   kOperands              1 for Reduce, 2 for Dot
-//   Start(x)               a column before its first element, which is x, or 0 when it has none
-//   Step(column, x, row)   takes the next element (Dot: a pair), of row `row` of the segment
-//   Widen(column, span)    the column's elements as Wide
+//   Start(x)               a column before its first element, which is x, or 0 if it has none
+//   Step(column, x, row)   adds the next element (Dot: a pair), of row `row` of the segment
+//   Widen(column, span)    the column's value as Wide
 //   Identity, Combine      of Wide values; Combine(earlier, later): KindOf has them from Fold
-//   Finish                 leaves the value of an operation where the result goes
-// mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
+//   Finish                 stores the result of an operation
+// mirror is the only run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
-// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The
-// strategies fixed_tree then fold again with the kind of compensated, whose columns are double.
+// Narrow columns of f32 may overflow although a double would hold the sum. The strategies
+// fixed_tree then fold again with the kind of compensated, whose columns are double.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -41,10 +41,10 @@ inline constexpr int kTreeVector = kTreeVectorBytes / static_cast<int>(sizeof(T)
 template <class T>
 inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
-// --- What a kind has from Fold ---
+// --- What a kind takes from Fold ---
 
-// The kind of the operations kOps, which differ in their terms and in their last step. Those of
-// them that T folds in another type than W belong to another kind.
+// The kind of the operations kOps, which differ in their terms and in their last step. An operation
+// for which T is folded in a type other than W belongs to another kind.
 template <class T, class W, ReduceOp kFirst, ReduceOp... kOthers>
 struct KindOf {
   using Element = T;
@@ -68,7 +68,7 @@ struct KindOf {
   }
 };
 
-// An operation that needs no kind of its own: its columns are the accumulators of Fold.
+// An operation that needs no special kind: its columns are the accumulators of Fold.
 template <ReduceOp op, class T>
 struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
   using F = Fold<op, T>;
@@ -85,8 +85,8 @@ struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
 template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
 
-// c + x * y, the product rounded first. Where A holds the products of two T exactly there is
-// nothing to round, and a GPU fuses them; in f32 those of bf16 may leave the range.
+// c + x * y, with the product rounded first. Where A holds the product of two T exactly, there is
+// nothing to round, and a GPU fuses the two operations. Products of bf16 may overflow f32.
 template <class T, class A>
 TESSERA_HD A AddProduct(A c, A x, A y) {
 #ifdef __CUDA_ARCH__
@@ -97,7 +97,7 @@ TESSERA_HD A AddProduct(A c, A x, A y) {
   return WrapAdd(c, WrapMultiply(x, y));
 }
 
-// SUM and MEAN; mirrored: NORM_L1. A: what the elements of a column are added in.
+// SUM and MEAN; mirrored: NORM_L1. A is the type in which the elements of a column are added.
 template <class T, class A>
 struct SumColumns : KindOf<T, WideOf<A>, ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1> {
   using Column = A;
@@ -109,8 +109,8 @@ struct SumColumns : KindOf<T, WideOf<A>, ReduceOp::kSum, ReduceOp::kMean, Reduce
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
 };
 
-// MEAN of i64: exact up to the last two roundings. The columns of a segment have no carry to pass
-// on: the upper and the lower halves of 64 elements fit 64 bits, apart.
+// MEAN of i64: exact up to the last two roundings. The columns of a segment need no carry, because
+// the sums of the upper and of the lower halves of 64 elements each fit 64 bits.
 struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   struct Column {
     std::int64_t upper;
@@ -129,7 +129,7 @@ struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   }
 };
 
-// SUM_SQUARES, and NORM_L2 of all but f64.
+// SUM_SQUARES, and NORM_L2 of every type but f64.
 template <class T, class A>
 struct SquareColumns : KindOf<T, WideOf<A>, ReduceOp::kSumSquares, ReduceOp::kNormL2> {
   using Column = A;
@@ -156,7 +156,7 @@ struct DotColumns : KindOf<T, WideOf<A>, ReduceOp::kSum> {
 
 // --- Extremes ---
 
-// x, or what it becomes when the order is reversed.
+// Returns x, or its mirror image when the order is reversed.
 template <class V>
 TESSERA_HD V Mirrored(V x, bool mirror) {
   if constexpr (std::is_integral_v<V>) {
@@ -193,7 +193,7 @@ struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
     Value value;
     std::int32_t row;
   };
-  // Whatever the first element is, it either beats this or is this.
+  // The first element either beats this value or equals it.
   TESSERA_HD static Column Start(T) { return {F::Identity().value, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int row, bool mirror) {
     const Value v = Mirrored(static_cast<Value>(x), mirror);
@@ -211,13 +211,13 @@ struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
   }
 };
 
-// --- The rest ---
+// --- Others ---
 
 // ALL and ANY.
 template <class T>
 struct LogicalColumns {
   using Element = T;
-  using Column = std::int32_t;  // 1: there is an element that is not zero; 2: there is a zero
+  using Column = std::int32_t;  // 1: an element is not zero; 2: an element is zero
   using Wide = std::int32_t;
   static constexpr int kOperands = 1;
   TESSERA_HD static Column Start(T) { return 0; }
@@ -239,10 +239,10 @@ TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
   return static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
 }
 
-// VARIANCE and STD: a column adds the differences from its first element of the segment and their
-// squares, which costs no division an element and does not cancel: no element of a segment is
-// further from the mean than the sum of squared deviations allows, so that with c elements the
-// squares are at most 1 + c times the deviations that are wanted. Segments merge as Moments do.
+// VARIANCE and STD. A column adds the differences from its first element of the segment, and their
+// squares, which needs no division per element and does not cancel. No element of a segment is
+// further from the mean than the sum of squared deviations allows. With c elements, the squares are
+// therefore at most 1 + c times the wanted deviations. Segments merge as Moments do.
 template <class T>
 struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, ReduceOp::kStd> {
   using Wide = Moments<SquaresOf<T>>;
@@ -267,7 +267,7 @@ struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, Red
 
 // --- Compensated, f64 ---
 
-// Ogita, Rump and Oishi, "Accurate sum and dot product", 2005: Sum2 and Dot2, along the tree.
+// Sum2 and Dot2 along the tree (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005).
 struct PairSum {
   using Wide = Pair;
   TESSERA_HD static Wide Identity() { return {0, 0}; }
@@ -324,7 +324,7 @@ struct PairNormColumns {
   }
 };
 
-// VARIANCE and STD: as MomentColumns and Fold::Combine, with twice the digits in every step.
+// VARIANCE and STD: like MomentColumns and Fold::Combine, with twice the digits in every step.
 struct PairMomentColumns {
   using Element = double;
   struct Column {
@@ -384,7 +384,7 @@ struct PairDotColumns : PairSum {
   TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
 };
 
-// Graillat, "Accurate floating-point product and exponentiation", 2009.
+// After Graillat, "Accurate floating-point product and exponentiation", 2009.
 struct PairProductColumns {
   using Element = double;
   using Column = Pair;
@@ -412,9 +412,9 @@ constexpr bool IsMirrored(ReduceOp op) {
   return op == ReduceOp::kNormL1 || op == ReduceOp::kMin || op == ReduceOp::kArgMin;
 }
 
-// The kind that folds T for op. Compensated: in twice the precision of T, f64 by Pair, the smaller
-// floating-point types in double. Operations that do not round, and integers, have nothing to
-// compensate; squares, products and variances of the smaller types are double already.
+// The kind that folds T for op. Compensated kinds have twice the precision of T: f64 uses Pair, and
+// the smaller floating-point types use double. Integers and operations that do not round have
+// nothing to compensate; squares, products and variances of the smaller types are double already.
 template <ReduceOp op, class T, bool kCompensated>
 constexpr auto ColumnsOf() {
   using R = ReduceOp;
@@ -459,7 +459,7 @@ constexpr auto ColumnsOf() {
   }
 }
 
-// Calls f with ColumnsOf the run-time op.
+// Calls f with ColumnsOf for the run-time op.
 template <class T, bool kCompensated, class F>
 void DispatchColumns(ReduceOp op, F&& f) {
   DispatchOp(op, [&](auto o) { f(ColumnsOf<o(), T, kCompensated>()); });
@@ -478,8 +478,8 @@ constexpr auto DotColumnsType() {
 
 // --- Out of range ---
 
-// Whether the kinds of an operation add in f32 what may leave its range: 64 terms of a column, all
-// f16 or their products, stay in it.
+// Whether the kinds of an operation add values in f32 that may overflow it. The 64 terms of a
+// column of f16, or of their products, do not.
 constexpr bool MayLeaveRange(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
 constexpr bool MayLeaveRange(const DotProblem& p) { return MayLeaveRange(p.dtype); }
 constexpr bool MayLeaveRange(const ReduceProblem& p) {
@@ -487,8 +487,8 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
          (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
 }
 
-// Strategy::left_range of fixed_tree, whose launch_wide is compensated: the same
-// tree, in double for these types.
+// Strategy::left_range of fixed_tree, whose launch_wide is compensated: the same tree, in double
+// for these types.
 template <class Problem>
 bool TreeLeftRange(const Problem& p, Stream&) {
   return MayLeaveRange(p) && !std::isfinite(p.result->real);
@@ -496,12 +496,12 @@ bool TreeLeftRange(const Problem& p, Stream&) {
 
 // --- Bounds and costs ---
 
-// In a column, then in the wide accumulator.
+// The steps in a column, then those in the wide accumulator.
 FoldSteps StepsOf(const Tree& tree, DType dtype);
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
 double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);
-// Bytes of the value that the block of one chunk sends to another.
+// Bytes of the value that the block of a chunk passes to another block.
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
 
 // The fixed tree of a problem of Dot or Reduce.
@@ -510,8 +510,8 @@ Tree FixedTreeOf(const Problem& p) {
   return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
 }
 
-// What folding along the tree costs. value_bytes: TreeWideBytes where the values of chunks travel
-// through device memory, 0 where they stay with a core.
+// The cost of folding along the tree. value_bytes: TreeWideBytes where the values of chunks pass
+// through device memory, 0 where they stay on a core.
 Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes);
 Cost TreeCost(const ReduceProblem& p, const Tree& tree, std::uint64_t value_bytes);
 

@@ -1,6 +1,6 @@
 // The rows of a product as shares of several devices: each multiplies its rows of a by all of b,
-// and writes its rows of c. k is never cut, so that a strategy that can be shared out has the same
-// bits for any division. Standard library only.
+// and writes its rows of c. k is never cut, so that a strategy that can be shared out gives the
+// same bits for any division. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Rows of a part of the product (TeamShare). On a GPU those of a tile: tensor_f32x3 computes whole
-// tiles again where an element has left the range of its parts.
+// Rows of a part of the product (TeamShare). On a GPU these are the rows of a tile, because
+// tensor_f32x3 computes whole tiles again where an element is out of range of its parts.
 constexpr std::int64_t MatmulPartRows(Backend backend) {
   return backend == Backend::kCuda ? 128 : 1;
 }
@@ -36,16 +36,17 @@ struct ProductPiece {
   std::int64_t columns = 0;
 };
 
-// In which pieces a device multiplies the columns of its share, while those of the next piece come.
+// The pieces in which a device multiplies the columns of its share while the columns of the next
+// piece arrive.
 struct PieceSizes {
-  std::int64_t round;  // columns that it computes at a time, when all of it is at work
-  std::int64_t most;   // of a piece, in whole rounds
-  double growth;       // columns that come while one is multiplied
+  std::int64_t round;  // columns that the whole device computes at a time
+  std::int64_t most;   // largest piece, in whole rounds
+  double growth;       // columns that arrive while one column is multiplied
 
-  // Of the next piece: the first one is a round, since the device waits for it; each other one
-  // comes while the one before it is multiplied. In whole rounds, and what would be less than one
-  // is not left. last: columns of the piece before, 0 of the first; left: those that have been in
-  // none.
+  // Returns the columns of the next piece. The first piece is one round, since the device waits for
+  // it; each later one arrives while the piece before it is multiplied. Pieces are whole rounds,
+  // except that a remainder of less than a round joins the last piece. last: columns of the piece
+  // before, 0 for the first; left: columns that are in no piece yet.
   std::int64_t Next(std::int64_t last, std::int64_t left) const {
     const auto grown = static_cast<std::int64_t>(growth * static_cast<double>(last));
     const std::int64_t rounds = grown / round > 1 ? grown / round : 1;
@@ -54,7 +55,7 @@ struct PieceSizes {
   }
 };
 
-// The piece as a problem, but for the pitch of c, which is p.n.
+// The piece as a problem, except that the pitch of c is p.n.
 inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece) {
   MatmulProblem part = p;
   part.n = piece.columns;
@@ -64,7 +65,7 @@ inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece
   return part;
 }
 
-// Strategy::launch_shared of a strategy of the CPU, whose devices all reach b as it is.
+// Strategy::launch_shared for CPU strategies; all CPU devices reach b in place.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchRows(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   for (const TeamShare& share : shares)

@@ -4,14 +4,14 @@
 //
 //   Dot, Reduce                    a chunk of the fixed tree
 //   Map, Reduce along inner axes   an index of the outermost axis
-//   TopK                           the rows of one index of the axes before
+//   TopK                           the rows of one index of the preceding axes
 //   Add                            an element
 //   WindowSum                      kWindowPart results
 //   Matmul                         some rows of c
 //
-// A reduction along the outermost axis has no such parts, since each result is made of all shards.
-// If it is long, each device folds some slabs of rows (axis_slabs.h), else as many columns as the
-// others.
+// A reduction along the outermost axis has no such parts, since each result depends on all shards.
+// If it is long, each device folds some slabs of rows (axis_slabs.h); otherwise each folds as many
+// columns as the others.
 #pragma once
 
 #include <algorithm>
@@ -26,20 +26,20 @@
 
 namespace tessera {
 
-// Parts of so many bytes, of an array at data. None: the problem cannot be shared out.
+// Parts of part_bytes each, of an array at data. Without parts, the problem cannot be shared out.
 struct Division {
   const void* data = nullptr;
   std::int64_t part_bytes = 1;
   std::int64_t parts = 0;
-  // One device that has all parts takes them as a share, too: the strategy's bits are others alone.
+  // Even a single device with all parts takes them as a share: otherwise the bits would differ.
   bool also_alone = false;
-  // Parts lie in all shards: devices that have some of the array take as many of them, and
-  // part_bytes is what a part has in all.
+  // Each part extends over all shards: the devices that have some of the array take equally many
+  // parts, and part_bytes is the size of a part over all shards.
   bool across = false;
 };
 
-// On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds
-// of a product.
+// GPUs finish less work than this before the other devices have begun: bytes of an operand, and
+// multiply-adds of a product.
 inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
 inline constexpr double kLeastSharedProduct = 0x1p32;
 
@@ -55,7 +55,7 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
 }
 
-// Whether the strategy itself launches shares of such a problem, all of them at once.
+// Whether the strategy itself launches all shares of such a problem together.
 template <class Problem>
 bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
   return strategy.launch_shared != nullptr;
@@ -72,8 +72,8 @@ Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
   return {};
 }
 
-// Whether the rows of a product are for those who have them, by its operands alone: it has the same
-// strategy, and bits, however many those are.
+// Whether each device computes the rows of a product that it has. This depends on the operands
+// alone, so that the strategy and the bits are the same for any number of devices.
 inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
   if (p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a)) return false;
   return backend == Backend::kCpu ||
@@ -81,16 +81,17 @@ inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team
              kLeastSharedProduct;
 }
 
-// The strategy of a product whose rows are shared out, in place of the one that is chosen for it
-// alone: that one, or the fastest with a bound that is no larger, that can be shared out.
+// Returns the strategy of a product whose rows are shared out, given the one that is chosen
+// otherwise: that one if it can be shared out, else the fastest one that can be and has no larger
+// error bound.
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device);
-// The same without scratch memory worth mentioning.
+// Likewise, among the strategies that need next to no scratch memory.
 const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
                                                    const Device& device);
 
-// Of a request that names no strategy: `alone`, or what takes its place.
+// For a request that names no strategy: returns `alone` or its replacement.
 template <class Problem>
 const Strategy<Problem>* ForTeam(const Problem&, const Strategy<Problem>& alone, const Device&,
                                  const Team&) {
@@ -112,7 +113,7 @@ inline const Strategy<MatmulProblem>* ForTeamInPlace(const MatmulProblem& p, con
              : ChooseInPlace(p, device);
 }
 
-// The outermost axis that there is something to cut along.
+// Returns the outermost axis with an extent above 1, or the last axis.
 inline int AxisOf(const MapProblem& p) {
   const Shape& shape = p.operands[0].shape;
   int axis = 0;
@@ -132,7 +133,7 @@ inline Division MapDivision(const MapProblem& p, const Team& team) {
 inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, const Team& team) {
   return MapDivision(p, team);
 }
-// The same memory in other parts, as even as bytes allow.
+// Divides the same memory into `parts` parts of about the same number of bytes.
 inline Division InParts(const Division& division, std::int64_t parts) {
   const std::int64_t bytes = division.parts * division.part_bytes;
   if (bytes == 0) return {};
@@ -146,7 +147,7 @@ inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
 }
 inline Division DivisionOf(const DotProblem& p, const Strategy<DotProblem>& strategy,
                            const Team& team) {
-  // Operands with gaps have no address here.
+  // p.a and p.b are null for operands with gaps.
   if (strategy.launch_shared == nullptr || p.a == nullptr || p.b == nullptr) return {};
   return TreeDivision(IsIn(team, p.a) ? p.a : p.b, p.n, p.dtype);
 }
@@ -160,18 +161,18 @@ inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>
   if (p.x == nullptr) return {};
   return TreeDivision(p.x, p.n, p.dtype);
 }
-// Whole vectors of any element, and lines of memory.
+// The columns of a part: whole vectors of any element type, and whole cache lines.
 inline constexpr std::int64_t kPartColumns = 128;
 inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
                            const Team&) {
   if (p.x == nullptr) return {};
-  // One row of others elsewhere has no columns to share out.
+  // A single row that is a share of a larger problem is not divided into columns.
   if (p.outer == 1 && p.outer_of_all > 1) return {};
   const std::int64_t row = p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t bytes = p.length * row;
   if (p.outer > 1) return {p.x, bytes, p.outer};
   if (LaunchesShares(p, strategy)) {
-    // A slab is for the device that has its middle, so that little of it is elsewhere.
+    // A slab belongs to the device that has its middle, so that little of it is elsewhere.
     const std::int64_t slab = SlabRows(p) * row;
     return {Advanced(p.x, slab / 2), slab, SlabCount(p)};
   }
@@ -193,8 +194,9 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
   return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
 }
 
-// Some windows, whose elements beyond both ends of a device's are read from others. Where a window
-// is as wide as what a device has, each would read most of the array.
+// A part is kWindowPart results. A device reads the elements beyond both ends of its parts from
+// other devices. If a window were as wide as what a device has, each device would read most of the
+// array.
 inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
                            const Team& team) {
   if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};
@@ -202,7 +204,8 @@ inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumPr
           (p.n + kWindowPart - 1) / kWindowPart};
 }
 
-// The rows of an index of the axes before the one that is searched, which lie together.
+// A part is the rows of one index of the axes before the one that is searched; these rows are
+// adjacent.
 inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, const Team&) {
   if (p.x == nullptr) return {};
   return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
@@ -210,7 +213,7 @@ inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, c
 
 // --- A share as a problem ---
 
-// Indices [share.first, share.end) of outer.
+// The problem of the indices [share.first, share.end) of outer.
 inline ReduceAxesProblem RowsOf(const ReduceAxesProblem& p, const TeamShare& share) {
   ReduceAxesProblem part = p;
   part.outer = share.end - share.first;
@@ -279,8 +282,8 @@ inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
 
 // --- Sharing out ---
 
-// At least two shares, or none where nobody else would have anything to do or it is not worth it;
-// one of what is a share alone, too.
+// Returns at least two shares, or none if no other device would have work or sharing is not worth
+// it. With also_alone, a single device gets one share.
 inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
                                                        Stream& own) {
   std::vector<TeamShare> shares;
@@ -316,7 +319,7 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
     }
     workers += shares.back().first < shares.back().end;
   }
-  // What a view of the last shard has behind the array's end: nothing.
+  // The parts of a view may reach past the end of the last shard.
   shares.back().end = division.parts;
   if (workers < 2) {
     shares.clear();
@@ -330,16 +333,16 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
   return shares;
 }
 
-// Waits for the shares of other devices, whose errors are theirs.
+// Waits for the shares of other devices, and marks their errors as those devices' own.
 inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own) {
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->Synchronize(); });
   }
 }
 
-// Enqueues all shares, or of a wide launch those that have left the range: behind the work that the
-// own stream has, and before what it is given next. work: what is to be done beside the strategy's
-// launch, by LaunchShare(problem, strategy, share, wide), if anything.
+// Enqueues all shares or, for a wide launch, those that have left the range. They run after the
+// work that the own stream has, and before what it is given next. If work has LaunchShare(problem,
+// strategy, share, wide), that replaces the strategy's launch.
 template <class Problem, class Work>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, Stream& own, bool wide, const Work& work) {
@@ -366,7 +369,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
   }
 }
 
-// Whether a share has left the range, once all have been synchronised.
+// Whether any share has left the range, once all have been synchronised.
 template <class Problem>
 bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
                const std::vector<TeamShare>& shares, Stream& own) {

@@ -32,7 +32,7 @@ namespace {
 using absl::StatusCode;
 
 constexpr std::size_t kLongestToken = 1024;
-constexpr std::size_t kLongestCertificateName = 1024;  // of a certificate
+constexpr std::size_t kLongestCertificateName = 1024;
 constexpr std::string_view kScheme = "bearer ";
 
 absl::Status Bad(std::size_t line, std::string_view why) {
@@ -51,7 +51,7 @@ std::optional<TokenHash> ParseHash(absl::string_view text) {
 
 constexpr absl::string_view kUser = "uid:";
 
-// What lines call a name, and where gRPC has it.
+// The prefix of a kind of name in the file, and the property that gRPC keeps it in.
 struct NameKind {
   absl::string_view prefix;
   const char* property;
@@ -61,12 +61,12 @@ constexpr NameKind kNames[] = {{"cn:", GRPC_X509_CN_PROPERTY_NAME},
                                {"uri:", GRPC_PEER_URI_PROPERTY_NAME},
                                {kUser, UserMark::kProperty}};
 
-// A name as lines and callers are compared by it.
+// Returns a name in the form in which the names of lines and callers are compared.
 std::string NameOf(absl::string_view prefix, absl::string_view name) {
   return absl::StrCat(prefix, prefix == "dns:" ? absl::AsciiStrToLower(name) : std::string(name));
 }
 
-// Nothing: it is none.
+// Returns nothing if the text is not a name.
 std::optional<std::string> ParseName(absl::string_view text) {
   for (const NameKind& kind : kNames) {
     absl::string_view name = text;
@@ -86,7 +86,7 @@ std::optional<Role> ParseRole(absl::string_view text) {
   return std::nullopt;
 }
 
-// "bytes=4Gi". Nothing: what is wrong with it is said in *why.
+// Parses a quota such as "bytes=4Gi". For a bad one, returns false and sets *why.
 bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits('=', 1));
@@ -112,7 +112,7 @@ bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
     return false;
   }
   if (*quota != kUnlimited && *quota != number) {
-    *why = "the tenant has another value of this quota already";
+    *why = "the tenant has a different value of this quota on another line";
     return false;
   }
   *quota = number;
@@ -124,8 +124,8 @@ std::uint64_t NextGeneration() {
   return ++last;
 }
 
-// false: OpenSSL cannot. The algorithm is looked up once, and the state is the thread's: each
-// look-up of OpenSSL 3 takes a lock of the process.
+// Returns false if OpenSSL fails. The algorithm is looked up once, and each thread keeps its state,
+// because each look-up in OpenSSL 3 takes a process-wide lock.
 bool Sha256(const grpc::string_ref& text, TokenHash& hash) {
   struct Free {
     void operator()(EVP_MD_CTX* state) const { EVP_MD_CTX_free(state); }
@@ -142,7 +142,7 @@ bool HasToken(const grpc::ServerContext& context) {
   return context.client_metadata().find("authorization") != context.client_metadata().end();
 }
 
-// The token of a call; nothing: there is none, or more than one.
+// Returns the token of a call, or nothing if there is none or more than one.
 std::optional<grpc::string_ref> TokenOf(const grpc::ServerContext& context) {
   const auto [first, end] = context.client_metadata().equal_range("authorization");
   if (first == end || std::next(first) != end) return std::nullopt;
@@ -189,13 +189,13 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
   TokenFile file;
   std::set<std::string> seen;
   for (const auto& [number, words] : WordLines(text)) {
-    if (words.size() < 3) return Bad(number, "it is not who, role and tenant");
+    if (words.size() < 3) return Bad(number, "it needs a caller, role and tenant");
     const std::optional<TokenHash> hash = ParseHash(words[0]);
     const std::optional<std::string> name = ParseName(words[0]);
     if (!hash.has_value() && !name.has_value()) {
       return Bad(number,
-                 "the first word is no SHA-256 in 64 hex digits, and no cn:, dns: or uri: with a "
-                 "name, or uid: with a number");
+                 "the first word is not a SHA-256 in 64 hex digits, nor cn:, dns: or uri: with a "
+                 "name, nor uid: with a number");
     }
     if (name == absl::StrCat(kUser, OverflowUser())) {
       return Bad(number,
@@ -203,12 +203,12 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
                  "that the line would admit all of them");
     }
     const std::optional<Role> role = ParseRole(words[1]);
-    if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");
+    if (!role.has_value()) return Bad(number, "the role is not read, write or admin");
     if (!IsPlainName(words[2]))
       return Bad(number, "a tenant's name is 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);
     if (!seen.insert(name.value_or(absl::AsciiStrToLower(words[0]))).second)
-      return Bad(number, "the first word has a line already");
+      return Bad(number, "an earlier line names this caller");
     Quotas& quotas = file.quotas[tenant];
     for (std::size_t i = 3; i < words.size(); ++i)
       if (std::string_view why; !ParseQuota(words[i], quotas, &why)) return Bad(number, why);
@@ -236,7 +236,8 @@ class Access::Table {
     }
   }
 
-  // Null: nobody has that token. What the time tells is a part of the hash of what was sent.
+  // Returns null if no line has that token. The time taken reveals only part of the hash that was
+  // sent.
   const Caller* Find(const TokenHash& hash) const {
     const auto found = entries_.find(KeyOf(hash));
     if (found == entries_.end()) return nullptr;
@@ -245,7 +246,7 @@ class Access::Table {
     return nullptr;
   }
 
-  // Of the first line that names the connection of a call. Null: none does.
+  // Returns the caller of the first line that names the connection of a call, or null if none does.
   const Caller* Find(const grpc::ServerContext& context) const {
     if (names_.empty()) return nullptr;
     const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
@@ -287,8 +288,8 @@ class Access::Table {
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Tenants& tenants) {
   std::unique_ptr<Access> access(new Access(file, tenants));
   if (access->restricted()) {
-    // The first use of SHA-256 loads OpenSSL's configuration: now, in a thread that lasts as long
-    // as the server, and not in the first call.
+    // The first use of SHA-256 loads OpenSSL's configuration. It happens here, in a thread that
+    // lasts as long as the server, and not in the first call.
     TokenHash hash;
     if (!Sha256("", hash)) {
       return MakeError(StatusCode::kInternal, "INTERNAL", "OpenSSL has no SHA-256");
@@ -299,7 +300,7 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Te
 }
 
 absl::Status Access::Load() {
-  stamp_ = StampOf(file_);  // before the contents: what changes meanwhile is read again
+  stamp_ = StampOf(file_);  // before the contents: a later change is read again
   absl::StatusOr<std::string> text = ReadWatched(file_, /*refuse_writable=*/true);
   absl::StatusOr<TokenFile> tokens;
   if (text.ok()) {
@@ -340,12 +341,12 @@ void Access::Reload(bool asked) {
                  asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("{}; what was in use stays", std::string_view(message.data(), message.size()));
+    spdlog::error("{}; the lines in use stay", std::string_view(message.data(), message.size()));
   }
 }
 
 const Access::Table& Access::Current() const {
-  // Each thread keeps the table that it has last seen, so that no count is shared by all.
+  // Each thread keeps the table that it has last seen, so that threads share no reference count.
   thread_local std::uint64_t generation = 0;
   thread_local std::shared_ptr<const Table> table;
   if (generation != generation_.load(std::memory_order_acquire)) {

@@ -1,18 +1,19 @@
-// Who may call what: the callers that the file of --tokens knows, their roles, and the tenants that
-// they belong to.
+// Who may call what: the callers in the file of --tokens, their roles, and the tenants that they
+// belong to.
 //
-// The file has a line for each, and says nothing that lets anyone in:
+// The file has a line for each caller, and contains no secrets:
 //
 //   # who, role, tenant, quotas
 //   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi
 //   dns:trainer.example.org                                          write vision
 //   uid:1000                                                         read  vision
 //
-// A caller is who has the token of that SHA-256; or a client with a certificate of that name (cn:,
-// dns: or uri:); or a process of that user, by a unix socket. A call with a token is the token's,
-// whatever else it has; without one it is that of the first line that fits.
+// The first word of a line is the SHA-256 of a token, a name in a client's certificate (cn:, dns:
+// or uri:), or a user of this host that connects by a unix socket (uid:). A call with a token
+// belongs to the token's line, whatever its certificate or user; a call without one belongs to the
+// first line that matches.
 //
-// A quota (bytes, buffers or calls) is that of the tenant, and may stand in any line of it.
+// A quota (bytes, buffers or calls) applies to the tenant, and may be in any line of that tenant.
 #pragma once
 
 #include <sys/types.h>
@@ -40,10 +41,10 @@ namespace tessera {
 
 std::string_view Name(Role role);
 
-// The role that a method needs; one without a rule needs kAdmin.
+// Returns the role that a method needs, or kAdmin for a method that is not in the list.
 Role RoleFor(std::string_view method);
 
-// Whom a call comes from.
+// The tenant and the role of a call.
 struct Caller {
   Tenant* tenant = nullptr;
   Role role = Role::kNone;
@@ -51,7 +52,7 @@ struct Caller {
   // Whether it may see what all tenants together use.
   bool sees_all() const { return role == Role::kAdmin; }
   // PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the role. what:
-  // what needs it, as the message begins.
+  // what needs the role; the message begins with it.
   absl::Status Require(Role needed, std::string_view method, std::string_view what) const;
 };
 
@@ -68,33 +69,34 @@ struct TokenFile {
   std::map<std::string, Quotas> quotas;  // of every tenant that a line names
 };
 
-// INVALID_ARGUMENT with a message that begins with the number of the line, and never quotes it.
+// INVALID_ARGUMENT with a message that begins with the number of the bad line, and never quotes the
+// line.
 absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
 
-// Thread safe. Finding a caller takes no lock; calls go on as whom they began.
+// Thread safe. Finding a caller takes no lock. A call keeps the tenant and role that it began with.
 class Access {
  public:
-  // file: empty: everyone is the unnamed tenant's admin. INVALID_ARGUMENT / BAD_TOKENS {file} for
-  // one that cannot be used. The tenants outlive it.
+  // file: if it is empty, every caller is an admin of the unnamed tenant. INVALID_ARGUMENT /
+  // BAD_TOKENS {file} if the file cannot be used. The tenants outlive the result.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
 
-  // Whether only callers that a file knows are served.
+  // Whether only callers in a file are served.
   bool restricted() const { return !file_.empty(); }
   // Whether lines of the file name certificates.
   bool names_certificates() const;
 
-  // Whom a call comes from. UNAUTHENTICATED / BAD_TOKEN, in the same words whatever is wrong;
-  // PERMISSION_DENIED / ROLE_TOO_SMALL.
+  // Returns the tenant and role of a call. UNAUTHENTICATED / BAD_TOKEN, with the same message
+  // whatever is wrong; PERMISSION_DENIED / ROLE_TOO_SMALL.
   absl::StatusOr<Caller> Admit(std::string_view method, const grpc::ServerContext& context) const;
 
-  // Whether a user of this host has a line, or is the one that the server runs as, or nobody needs
-  // a line.
+  // Whether a user of this host has a line, is the user that the server runs as, or needs no line
+  // because there is no file.
   bool KnowsUser(uid_t user) const;
   // Whether a user has a line.
   bool NamesUser(uid_t user) const;
 
   // Reads the file again if it has changed, or in any case if asked, and logs the result. If the
-  // file cannot be used, the lines in use stay. Not for several threads at once.
+  // file cannot be used, the lines in use stay. Only one thread at a time may call this.
   void Reload(bool asked);
   // Whether the file could not be used when it was last read.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
@@ -111,7 +113,7 @@ class Access {
   Tenants& tenants_;
   FileStamp stamp_;  // when the file was last read
   std::atomic<bool> stale_{false};
-  // Differs from that of every other table of the process.
+  // The number of the table, which no other table of the process has.
   std::atomic<std::uint64_t> generation_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<const Table> table_;

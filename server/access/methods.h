@@ -17,26 +17,26 @@ namespace tessera {
   X(Map, map)                        \
   X(TopK, top_k)
 
-// Each may do what those before it may.
+// Each role may do what the roles before it may do.
 enum class Role { kNone, kRead, kWrite, kAdmin };
 
-// A method and the least role that it needs. Those of the health service and of reflection need
-// none, and are not in the list.
+// A method and the least role that it needs. The methods of the health service and of reflection
+// need none and are not listed.
 struct MethodInfo {
   std::string_view name;
   Role role;
 };
 
 inline constexpr MethodInfo kMethods[] = {
-// A result that is stored needs kWrite, which the operations' handlers check.
+// Storing a result needs kWrite, which the handlers check.
 #define TESSERA_METHOD_OF(Method, field) {#Method, Role::kRead},
     TESSERA_OPERATION_METHODS(TESSERA_METHOD_OF)
 #undef TESSERA_METHOD_OF
     {"Execute", Role::kRead},
     {"ListStrategies", Role::kRead},
-    // It tells only an admin about other tenants.
+    // GetServerInfo tells only an admin about tenants other than the caller's.
     {"GetServerInfo", Role::kRead},
-    // BufferService: who makes, writes, changes or deletes a buffer needs kWrite.
+    // BufferService. Methods that create, write, change or delete a buffer need kWrite.
     {"CreateBuffer", Role::kWrite},
     {"Upload", Role::kWrite},
     {"Download", Role::kRead},

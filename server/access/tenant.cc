@@ -23,7 +23,7 @@ absl::StatusOr<Charge> Tenant::BeginStream(StreamKind kind, std::uint64_t most,
   Quota& streams = streams_[static_cast<std::size_t>(kind)];
   streams.SetLimit(most);
   return streams.Take(1, reason, "streams",
-                      "the tenant has half of what the server accepts of these, its share");
+                      "the tenant already has its share, which is half of what the server accepts");
 }
 
 Tenants::Tenants(const std::vector<BufferStore::DeviceLimit>& devices,
@@ -50,7 +50,7 @@ namespace {
 
 using Doomed = std::vector<std::shared_ptr<const void>>;
 
-// What forget(store) gives for all of them.
+// Returns the results of forget(store) for all tenants in one list.
 template <class Forget>
 Doomed OfAll(const std::vector<Tenant*>& tenants, const Forget& forget) {
   Doomed all;

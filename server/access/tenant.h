@@ -1,4 +1,4 @@
-// The parties that share a server: each has names, quotas and a turn at the devices of its own.
+// The parties that share a server. Each has its own names, quotas and turns at the devices.
 #pragma once
 
 #include <array>
@@ -19,35 +19,35 @@
 
 namespace tessera {
 
-// What a tenant may hold at once; kUnlimited: as much as the server has.
+// What a tenant may hold at the same time; kUnlimited: as much as the server has.
 struct Quotas {
   std::uint64_t bytes = kUnlimited;    // of buffers, on each device
-  std::uint64_t buffers = kUnlimited;  // those being written included
-  std::uint64_t calls = kUnlimited;    // that have no answer yet
+  std::uint64_t buffers = kUnlimited;  // including drafts
+  std::uint64_t calls = kUnlimited;    // that have no response yet
 };
 
-// What moves an array, and takes one of the places that tenants share. A transfer through shared
-// memory counts as an upload or a download.
+// A kind of stream that moves an array. Tenants share the streams of each kind. A transfer through
+// shared memory counts as an upload or a download.
 enum class StreamKind { kUpload, kDownload, kImport };
 inline constexpr std::size_t kStreamKinds = 3;
 
 // Thread safe.
 class Tenant {
  public:
-  // number: counts the tenants of a server from 0.
+  // number: the tenants of a server are numbered from 0.
   Tenant(std::string name, std::size_t number, std::unique_ptr<BufferStore> store)
       : name_(std::move(name)), number_(number), store_(std::move(store)) {}
   Tenant(const Tenant&) = delete;
   Tenant& operator=(const Tenant&) = delete;
 
-  // Empty: the tenant of a server that knows no others.
+  // Empty for the tenant of a server that has no others.
   const std::string& name() const { return name_; }
   std::size_t number() const { return number_; }
   BufferStore& store() { return *store_; }
   const Quota& calls() const { return calls_; }
 
-  // Counts a call that has ended. refused: whether with RESOURCE_EXHAUSTED, because a quota, a
-  // queue, memory or another limit was used up.
+  // Counts a call that has ended. refused: whether it ended with RESOURCE_EXHAUSTED, because a
+  // quota, a queue, memory or another limit was exhausted.
   void CountCall(bool refused) const {
     ended_.fetch_add(1, std::memory_order_relaxed);
     if (refused) refused_.fetch_add(1, std::memory_order_relaxed);
@@ -55,13 +55,13 @@ class Tenant {
   std::uint64_t ended_calls() const { return ended_.load(std::memory_order_relaxed); }
   std::uint64_t refused_calls() const { return refused_.load(std::memory_order_relaxed); }
 
-  // From now on; what is held stays.
+  // Sets the quotas from now on. What the tenant already holds stays.
   void SetQuotas(const Quotas& quotas);
-  // A call in flight, until what is returned ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS {quota,
-  // requested, used, limit}.
+  // Counts a call in flight until the returned charge ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS
+  // {quota, requested, used, limit}.
   absl::StatusOr<Charge> BeginCall();
-  // A stream of a kind, until what is returned ends, of so many at once as the tenant may have:
-  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}.
+  // Counts a stream of a kind until the returned charge ends. The tenant may have `most` of them at
+  // the same time: RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}.
   absl::StatusOr<Charge> BeginStream(StreamKind kind, std::uint64_t most, std::string_view reason);
 
  private:
@@ -73,38 +73,39 @@ class Tenant {
   mutable std::atomic<std::uint64_t> ended_{0}, refused_{0};
 };
 
-// All of them. Thread safe. A tenant stays to the end, because others hold on to its buffers.
+// All tenants of a server. Thread safe. Tenants are never removed, because others refer to their
+// buffers.
 class Tenants {
  public:
-  // The memory of the devices, which is all tenants' together, and the limits of a store.
+  // devices: the memory that all tenants share. limits: the limits of each store.
   Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
-  // Who calls where nobody has to say so.
+  // The tenant of all calls on a server without --tokens.
   Tenant& unnamed() { return *unnamed_; }
-  // Made when first asked for.
+  // Returns the tenant of that name, which the first call creates.
   Tenant& Named(const std::string& name);
-  // Whether more than one has been asked for.
+  // Whether there is more than one named tenant.
   bool several() const { return several_.load(std::memory_order_relaxed); }
 
-  // Of all buffers together.
+  // The memory and the number of the buffers of all tenants.
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
   const Budget& count() const { return unnamed_->store().count(); }
-  // What is kept of their operands, out of the same budget.
+  // The copies of operands that are kept for later calls. They take memory from the same budget.
   PreparedOperands& prepared(const Device& device) const {
     return unnamed_->store().prepared(device);
   }
-  // Of the budget, what buffers take.
+  // The part of the budget that buffers take.
   std::uint64_t buffer_bytes(const Device& device) const {
     const std::uint64_t used = budget(device).used();
     return used - std::min(used, prepared(device).bytes());
   }
 
-  // The unnamed one first.
+  // Returns all tenants, the unnamed one first.
   std::vector<Tenant*> All();
 
-  // BufferStore::Sweep of every tenant.
+  // Calls BufferStore::Sweep for every tenant.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
-  // BufferStore::Evict of every tenant.
+  // Calls BufferStore::Evict for every tenant.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
  private:

@@ -32,7 +32,7 @@ std::string Hex(std::uint32_t checksum) {
   return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
-// expected: what the client says the bytes have, if it says so.
+// expected: the checksum that the client gives for the bytes, if it gives one.
 absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
                            std::optional<std::uint32_t> actual) {
   if (!expected.has_value() || expected == actual) return absl::OkStatus();
@@ -45,7 +45,7 @@ absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t>
   }
   return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
                    absl::StrCat("the bytes of buffer '", name, "' have CRC-32C ", Hex(*actual),
-                                ", the client expects ", Hex(*expected)),
+                                ", but the client expects ", Hex(*expected)),
                    {{"expected", Hex(*expected)}, {"actual", Hex(*actual)}});
 }
 
@@ -140,7 +140,7 @@ void RangeSet::Remove(Range range) {
 
 std::vector<Range> RangeSet::Missing(std::uint64_t size, std::size_t limit) const {
   std::vector<Range> missing;
-  std::uint64_t end = 0;  // of what is known to be there
+  std::uint64_t end = 0;  // of the bytes known to be there
   for (auto it = ranges_.begin(); it != ranges_.end() && missing.size() < limit; ++it) {
     if (it->first > end) missing.push_back({end, it->first});
     end = it->second.end;
@@ -199,7 +199,7 @@ std::unique_ptr<BufferStore> BufferStore::MakeAnother() const {
 }
 
 absl::Status BufferStore::NotFound(std::string_view name) const {
-  const std::string shown(Beginning(name, kLongestName));  // nothing that is longer has a buffer
+  const std::string shown(Beginning(name, kLongestName));  // no buffer has a longer name
   if (limits_.foreign != nullptr)
     if (absl::Status foreign = limits_.foreign(shown); !foreign.ok()) return foreign;
   return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
@@ -242,7 +242,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     version = ++last_version_;
   }
 
-  // What it has taken goes with a buffer that cannot have all.
+  // A buffer that is refused returns what it has taken when it is destroyed.
   const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Buffer>> {
     std::shared_ptr<Buffer> made(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
     if (absl::Status status = Reserve(*made); !status.ok()) return status;
@@ -261,7 +261,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   draft->replace_ = spec.replace;
   draft->ttl_ = *ttl;
 
-  // Someone else may have taken the name while memory was being found.
+  // Another call may have taken the name while memory was being allocated.
   const std::lock_guard lock(mutex_);
   const absl::Time now = SteadyNow();
   if (absl::Status status = CheckFree(spec, now); !status.ok()) return status;
@@ -284,7 +284,8 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
     }
     return absl::OkStatus();
   };
-  // A store's own limits come first: whoever has reached them learns nothing of the others.
+  // A store's own limits come first, so that a tenant that has reached them learns nothing about
+  // others.
   absl::StatusOr<Charge> charge =
       own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
                       "the tenant holds as many buffers as its quota of buffers allows");
@@ -330,8 +331,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BufferStore::MakeAgain(
   const bool swept = !Sweep(SteadyNow()).empty();
   std::deque<PreparedOperands::Claim> claims;
   for (const Shard& shard : shards) claims.emplace_back(prepared(*shard.device));
-  // The server's own sweep may have made room a moment ago, so that a limit is tried again in any
-  // case. A device without room has none without anything freed.
+  // The server's own sweep may just have made room, so a limit is always tried again. A device that
+  // is out of memory stays so until something is freed.
   bool again = swept || !absl::EndsWith(ErrorReason(refused), "MEMORY_EXHAUSTED");
   for (;;) {
     const std::string reason = ErrorReason(refused);
@@ -388,7 +389,7 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
   if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_RANGES",
                      absl::StrCat("buffer '", buffer.name(), "' has been written in ", ranges,
-                                  " separate ranges; go on beside one of them"),
+                                  " separate ranges; continue next to one of them"),
                      {{"name", buffer.name()}, {"limit", absl::StrCat(limits_.ranges)}});
   }
   ++draft.writes_in_flight_;
@@ -413,7 +414,7 @@ void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t siz
   if (done) {
     draft.written_.Add(range, checksum);
   } else {
-    draft.written_.Remove(range);  // what an earlier write left there is gone
+    draft.written_.Remove(range);  // what an earlier write left there is lost
   }
 }
 
@@ -467,7 +468,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
   if (!found.ok()) {
-    // Nobody can tell whether the READY buffer is what the caller has written.
+    // It is unknown whether the READY buffer is what the caller has written.
     return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
   draft = *std::move(found);
@@ -526,7 +527,7 @@ absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint6
   absl::StatusOr<absl::Duration> ttl = CheckTtl(link.ttl);
   if (!ttl.ok()) return ttl.status();
   absl::StatusOr<BufferInfo> made = LinkOnce(source, version, link, *ttl);
-  // What has expired takes places until it is swept.
+  // Expired buffers count until they are swept.
   if (absl::IsResourceExhausted(made.status())) {
     Sweep(SteadyNow());
     made = LinkOnce(source, version, link, *ttl);
@@ -683,7 +684,7 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
     const auto it = ready_.find(expiries_.begin()->second);
     Buffer& buffer = *it->second.buffer;
-    // Nobody else holds it: it counts no more, however long its memory takes to be free.
+    // Nothing else holds it, so it stops counting now, however long freeing its memory takes.
     if (it->second.buffer.use_count() == 1) {
       buffer.own_count_ = Charge();
       buffer.own_bytes_.clear();
@@ -815,7 +816,7 @@ absl::Status BufferStore::CheckOpenLocked(const Draft& draft) {
 void BufferStore::SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time) {
   const auto it = ready_.find(name);
   expiries_.erase({ready.expire_time, it->first});
-  // What is there for ever is not among them, whatever the last moment of a Timestamp is.
+  // An expiry at the end of a Timestamp's range means never, and is not in the list.
   ready.expire_time = expire_time >= kLatest ? absl::InfiniteFuture() : expire_time;
   if (ready.expire_time != absl::InfiniteFuture()) expiries_.emplace(expire_time, it->first);
 }

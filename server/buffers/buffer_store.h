@@ -1,10 +1,10 @@
-// The named arrays of the server: which names exist, the memory behind them, and how much of it
-// there may be.
+// The named arrays of the server: which names exist, the memory behind them, and how much memory
+// they may take.
 //
-// A name has at most one READY buffer, which is immutable, and any number of drafts, buffers that
-// are being written. A draft becomes READY in one step, and takes the place of the READY buffer of
-// its name when it was created to replace it: the last one to become READY wins. Whoever holds a
-// buffer keeps its memory, whatever happens to the name.
+// A name has at most one READY buffer, which is immutable, and any number of drafts, which are
+// buffers that are being written. A draft becomes READY in one step. If it was created to replace,
+// it then takes the place of the READY buffer of its name: the last draft to become READY wins. A
+// reference to a buffer keeps its memory, whatever happens to the name.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@
 
 namespace tessera {
 
-// A typed array in device memory. Everything but the bytes is constant once it is READY. The store
-// and the device outlive it.
+// A typed array in device memory. Everything except the bytes is constant once it is READY. The
+// store and the device outlive it.
 class Buffer {
  public:
   Buffer(const Buffer&) = delete;
@@ -43,18 +43,19 @@ class Buffer {
 
   const std::string& name() const { return name_; }
   const ArrayType& type() const { return type_; }
-  // Where it is: one shard, or of a sharded buffer several.
+  // Where the array is: one shard, or several for a sharded buffer.
   absl::Span<const Shard> shards() const { return shards_; }
-  // Of the first shard.
+  // The device of the first shard.
   Device& device() const { return *shards_.front().device; }
-  // Whether streams of the device reach its memory: it has a shard.
+  // Whether a shard is on the device, so that the device's streams reach the memory.
   bool IsOn(const Device& device) const;
-  // Of the shard that has the byte; beyond the end of the array, that of the last.
+  // Returns the device of the shard that has the byte. Beyond the end of the array, that is the
+  // last shard.
   Device& DeviceOf(std::uint64_t byte) const;
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
   void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
-  // CRC-32C of the bytes, when every one of them came with a checksum, and once.
+  // CRC-32C of the bytes, if each of them was written with a checksum, and only once.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
 
  private:
@@ -68,14 +69,14 @@ class Buffer {
   std::uint64_t version_;
   const absl::Time create_time_ = SteadyNow();
   std::optional<std::uint32_t> checksum_;
-  // The memory goes first, and only then it counts as free: of what all stores share, and of what
-  // this one may have.
+  // Members are destroyed in reverse order: the memory is freed first, and only then counts as free
+  // for all stores and for this one.
   Charge count_;
   std::vector<Charge> bytes_;  // of each device
   Charge own_count_;
   std::vector<Charge> own_bytes_;
   Memory memory_;
-  // Whose memory it is, of a link.
+  // The buffer that owns the memory, if this one is a link.
   std::shared_ptr<const Buffer> origin_;
 };
 
@@ -86,21 +87,21 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// A set of bytes, kept as disjoint ranges that do not touch, each with the CRC-32C of its bytes as
-// far as that follows from the checksums of what was added.
+// A set of bytes, kept as disjoint ranges that do not touch. Each range has the CRC-32C of its
+// bytes if that follows from the checksums of the ranges that were added.
 class RangeSet {
  public:
-  // A range that overlaps what is there leaves no checksum.
+  // A range that overlaps existing ones leaves no checksum.
   void Add(Range range, std::optional<std::uint32_t> checksum = std::nullopt);
   void Remove(Range range);
-  // The gaps of [0, size), in order, at most limit of them.
+  // Returns the gaps of [0, size), in order, at most limit of them.
   std::vector<Range> Missing(std::uint64_t size, std::size_t limit) const;
   // Length of the range that begins at 0.
   std::uint64_t Prefix() const;
-  // Of [0, size), once nothing is missing.
+  // Returns the checksum of [0, size), once nothing is missing.
   std::optional<std::uint32_t> Checksum(std::uint64_t size) const;
   std::size_t count() const { return ranges_.size(); }
-  // Whether adding the range leaves one range more than there are.
+  // Whether adding the range would increase the number of ranges.
   bool Separate(Range range) const;
 
  private:
@@ -114,15 +115,15 @@ class RangeSet {
 // "0-1048576, 2097152-4194304": how ranges look in messages and metadata.
 std::string ToString(const std::vector<Range>& ranges);
 
-// A buffer that is being written. Handled through the store, which guards what changes.
+// A buffer that is being written. It is used through the store, which guards what changes.
 class Draft {
  public:
   const Buffer& buffer() const { return *buffer_; }
 
   enum class Kind {
-    kRanges,  // written and sealed by anyone who knows name and version
-    kStream,  // written and sealed by one upload, and seen by all
-    kResult,  // of an operation: nobody sees it before it is READY
+    kRanges,  // written and sealed by any call that knows name and version
+    kStream,  // written and sealed by one upload, and visible to all calls
+    kResult,  // of an operation: invisible before it is READY
   };
 
  private:
@@ -135,19 +136,19 @@ class Draft {
   absl::Duration ttl_ = absl::InfiniteDuration();
   RangeSet written_;
   int writes_in_flight_ = 0;
-  // Of kRanges: the place among the idle ones.
+  // Only for kRanges: the place in the list of idle drafts.
   absl::Time last_use_;
   std::list<Draft*>::iterator idle_place_;
 };
 
-// What a client is told about a buffer: the state at one moment.
+// What a client is told about a buffer: its state at one point in time.
 struct BufferInfo {
   std::shared_ptr<const Buffer> buffer;
   std::uint64_t version = 0;
   bool ready = false;
   std::uint64_t committed_bytes = 0;
-  absl::Time expire_time = absl::InfiniteFuture();  // of a draft: always
-  std::optional<std::uint32_t> checksum;            // of a READY one
+  absl::Time expire_time = absl::InfiniteFuture();  // infinite for a draft
+  std::optional<std::uint32_t> checksum;            // of a READY buffer
   std::vector<Range> missing;                       // of a draft; at most BufferStore::kMostMissing
 };
 
@@ -157,22 +158,22 @@ struct BufferSpec {
   Device* device = nullptr;
   // Instead of device: the devices among which the array is divided (MakeShards).
   std::vector<Device*> placement;
-  // Of a result: a device that has to reach it. Where it would have no shard, the whole array lies
-  // there.
+  // For a result: a device that must reach it. If the placement gives that device no shard, the
+  // whole array goes there.
   Device* reached_by = nullptr;
   std::optional<absl::Duration> ttl;
   bool replace = false;
   Draft::Kind kind = Draft::Kind::kRanges;
 };
 
-// Thread safe. Memory is never allocated or freed under the lock, but on the thread of the caller.
-// Outlives its buffers; outlived by the devices.
+// Thread safe. Memory is allocated and freed on the caller's thread, never under the lock. The
+// store outlives its buffers, and the devices outlive the store.
 class BufferStore {
  public:
   static constexpr std::size_t kMostMissing = 100;
-  static constexpr std::size_t kMostDrafts = 16;  // that Drafts lists
+  static constexpr std::size_t kMostDrafts = 16;  // that Drafts returns
 
-  // What the buffers of a device may take.
+  // How much memory the buffers of a device may take.
   struct DeviceLimit {
     Device* device;
     std::uint64_t limit;  // bytes
@@ -182,75 +183,78 @@ class BufferStore {
     absl::Duration max_ttl = absl::InfiniteDuration();
     // How long a draft may go without a write before it is removed.
     absl::Duration idle_draft = absl::Seconds(60);
-    std::uint64_t buffers = 100'000;  // READY ones, drafts, and those that only their users hold
-    std::size_t ranges = 4096;        // that a draft's bytes may be in
-    // Says that a name is not this server's: the error for it, or OK. Empty: all names are.
+    std::uint64_t buffers = 100'000;  // READY, drafts, and nameless ones still in use
+    std::size_t ranges = 4096;        // in one draft
+    // Returns an error for a name that is not this server's, else OK. Empty: all names are this
+    // server's.
     std::function<absl::Status(std::string_view name)> foreign = {};
   };
   BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits);
-  // A store with names of its own, whose buffers count together with those of this one.
+  // Returns a store with its own names, whose buffers count together with those of this store.
   std::unique_ptr<BufferStore> MakeAnother() const;
 
-  // What this store alone may hold from now on, beside the limits of all: bytes on each device, and
-  // buffers. What it holds stays.
+  // Sets what this store alone may hold from now on, in addition to the limits of all stores: bytes
+  // on each device, and buffers. What it already holds stays.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything
-  // is refused for want of room. It waits for calls that use what is kept, a moment at most
-  // (PreparedOperands::kPatience), and so may not be called with what such a call needs to end: a
-  // lock, a stream that others take in turns, or, by a call, after it has been given any of that.
-  // Calls open their results before they launch anything. A draft that does not replace claims its
-  // name against others of its kind. INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
+  // Takes the memory. Before anything is refused for lack of room, expired buffers and copies of
+  // operands are forgotten. This may wait for calls that use such copies, at most
+  // PreparedOperands::kPatience. The caller must therefore hold nothing that such a call needs in
+  // order to end: a lock, a stream that calls share, or a copy that its own call was given. Calls
+  // open their results before they launch anything. A draft that does not replace claims its name
+  // against others of its kind. INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
   // BUFFER_EXISTS; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED
   // {quota, requested, used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED;
   // FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
-  // What Create would say now of the name, the ttl and the claim, before it looks for memory.
+  // Returns the error that Create would give now for the name, the ttl or the claim, without taking
+  // memory.
   absl::Status Check(const BufferSpec& spec);
 
-  // The draft that anyone may write: of that version, or the only one of its name (version 0).
+  // Returns the draft of kRanges that has the version, or, for version 0, the only one of its name.
   // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED, VERSION_MISMATCH,
-  // VERSION_REQUIRED {versions}, of the oldest 16, or BUFFER_NOT_READY when another call owns it.
+  // VERSION_REQUIRED {versions} with the oldest 16, or BUFFER_NOT_READY if another call owns it.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
-  // Where bytes of a draft go; EndWrite must follow, or AbandonWrite. INVALID_ARGUMENT / BAD_RANGE
-  // {offset, size, limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors of
-  // CheckOpen.
+  // Returns where bytes of a draft go; EndWrite or AbandonWrite must follow. INVALID_ARGUMENT /
+  // BAD_RANGE {offset, size, limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors
+  // of CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // More of a write that has begun, right behind its end, which EndWrite then counts in. No other
-  // write follows from it. The errors of BeginWrite but TOO_MANY_RANGES.
+  // Extends a write by bytes that follow its end. The EndWrite of that write then covers them; this
+  // begins no other write. Returns the errors of BeginWrite except TOO_MANY_RANGES.
   absl::StatusOr<void*> ExtendWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
   // done: whether the bytes are on the device. checksum: the CRC-32C of what was written.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
                 std::optional<std::uint32_t> checksum = std::nullopt);
-  // Nothing has been written: what was there stays.
+  // Ends a write that has written nothing: what was there stays.
   void AbandonWrite(Draft& draft);
   // Returns the errors of BeginWrite except TOO_MANY_RANGES, before a write begins or where there
   // is nothing to write.
   absl::Status CheckWrite(const Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // Whether a draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND when it was deleted,
-  // FAILED_PRECONDITION / BUFFER_SEALED.
+  // Returns an error unless the draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND if it
+  // was deleted, FAILED_PRECONDITION / BUFFER_SEALED.
   absl::Status CheckOpen(const Draft& draft);
 
-  // Draft -> READY. FAILED_PRECONDITION / BUFFER_NOT_READY {missing} until every byte is there and
-  // no write in flight, CHECKSUM_UNKNOWN; DATA_LOSS / BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS.
-  // replaced: what nobody has under its name any more.
+  // Makes a draft READY. FAILED_PRECONDITION / BUFFER_NOT_READY {missing} until every byte is there
+  // and no write is in flight, CHECKSUM_UNKNOWN; DATA_LOSS / BAD_CHECKSUM; ALREADY_EXISTS /
+  // BUFFER_EXISTS.
   absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {});
-  // The same for several drafts at one moment: all become READY, or none does.
+  // Seals several drafts in one step: all become READY, or none does.
   absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<Draft* const> drafts);
-  // The same for a draft of FindDraft; one that was sealed by this version, and is there, counts.
+  // Seals the draft that FindDraft would return. Also succeeds if the draft of this version is
+  // already sealed and its buffer is still there.
   absl::StatusOr<BufferInfo> Seal(std::string_view name, std::uint64_t version,
                                   std::optional<std::uint32_t> checksum);
   // Forgets a draft, unless it has been sealed.
   void Discard(Draft& draft);
 
-  // Another name for the memory of a READY buffer: a READY buffer of its own, which takes no bytes.
-  // The errors of Find for the source; those of Create and Seal.
+  // Gives the memory of a READY buffer another name: a separate READY buffer, which takes no bytes.
+  // Returns the errors of Find for the source, and those of Create and Seal.
   absl::StatusOr<BufferInfo> Link(std::string_view source, std::uint64_t version,
                                   const BufferSpec& link);
 
-  // A READY buffer. version 0: any. NOT_FOUND / BUFFER_NOT_FOUND {name}; FAILED_PRECONDITION /
-  // BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
+  // Returns a READY buffer; version 0 means any. NOT_FOUND / BUFFER_NOT_FOUND {name};
+  // FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version);
 
   struct Wanted {
@@ -259,34 +263,37 @@ class BufferStore {
     absl::Status status;
     std::shared_ptr<const Buffer> buffer;
   };
-  // The same for several at one moment; those without a name are left out.
+  // Finds several in one step, and skips those without a name.
   void FindAll(absl::Span<Wanted> wanted);
 
-  // READY or, without such, the newest draft that can be seen; with a version, what has it.
-  // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / VERSION_MISMATCH.
+  // Returns the READY buffer or, if there is none, the newest visible draft. With a version,
+  // returns the buffer or draft that has it. NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION /
+  // VERSION_MISMATCH.
   absl::StatusOr<BufferInfo> Get(std::string_view name, std::uint64_t version);
-  // The drafts of a name that can be seen, the newest kMostDrafts, in order of version.
+  // Returns the newest kMostDrafts visible drafts of a name, in order of version.
   std::vector<BufferInfo> Drafts(std::string_view name);
   BufferInfo Describe(const Draft& draft);
-  // At most limit buffers with names above `after`, in order of name: of each what Get gives.
+  // Returns at most limit buffers with names above `after`, in order of name, each as Get returns
+  // it.
   std::vector<BufferInfo> List(std::string_view prefix, std::string_view after, std::size_t limit);
-  // ttl from now, or for a draft from when it is READY; none: for ever. The errors of Get;
-  // INVALID_ARGUMENT / BAD_TTL.
+  // Sets the ttl, which counts from now, or for a draft from when it becomes READY; without a ttl,
+  // the buffer never expires. Returns the errors of Get; INVALID_ARGUMENT / BAD_TTL.
   absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::uint64_t version,
                                     std::optional<absl::Duration> ttl);
-  // READY buffer and the drafts that can be seen; with a version, what has it. The errors of Get.
+  // Deletes the READY buffer and the visible drafts, or only what has the version. Returns the
+  // errors of Get.
   absl::Status Delete(std::string_view name, std::uint64_t version);
 
-  // Forgets expired buffers and idle drafts. (To look-ups, buffers are gone once they expire.)
-  // Their memory goes with what is returned.
+  // Forgets expired buffers and idle drafts. (Look-ups do not find a buffer once it has expired.)
+  // Their memory is freed with the returned pointers.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  // Forgets all buffers and drafts that have a shard on a device that is lost, and what is kept of
-  // operands there. Their memory goes with what is returned.
+  // Forgets all buffers and drafts that have a shard on a lost device, and the copies of operands
+  // kept there. Their memory is freed with the returned pointers.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The buffers of a device that have a name, drafts of results included, and their bytes. A
-  // sharded one counts where its first shard is, its bytes where they are.
+  // The named buffers of a device, including drafts of results, and their bytes. A sharded buffer
+  // counts on the device of its first shard; its bytes count where they are.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -295,11 +302,11 @@ class BufferStore {
   };
   Tally tally(const Device& device);
 
-  // Of all stores together.
+  // The limits of all stores together.
   const Budget& budget(const Device& device) const { return *shared_->bytes.at(&device); }
   const Budget& count() const { return shared_->count; }
   PreparedOperands& prepared(const Device& device) const { return *shared_->prepared.at(&device); }
-  // Of this one.
+  // The limits of this store.
   const Quota& own_bytes(const Device& device) const { return own_bytes_.at(&device); }
   const Quota& own_count() const { return own_count_; }
 
@@ -307,25 +314,25 @@ class BufferStore {
   struct Ready {
     std::shared_ptr<Buffer> buffer;
     absl::Time expire_time;
-    std::uint64_t draft_version = 0;  // what its draft was addressed by
+    std::uint64_t draft_version = 0;  // the version of its draft
   };
   using ReadyMap = std::map<std::string, Ready, std::less<>>;
-  using DraftsOfName = std::map<std::uint64_t, std::shared_ptr<Draft>>;  // by version, none empty
+  using DraftsOfName = std::map<std::uint64_t, std::shared_ptr<Draft>>;  // by version, never empty
   using DraftMap = std::map<std::string, DraftsOfName, std::less<>>;
-  using Doomed = std::vector<std::shared_ptr<const void>>;  // freed after the lock
+  using Doomed = std::vector<std::shared_ptr<const void>>;  // freed after the lock is released
 
-  // These need the mutex.
+  // The caller of these functions holds the mutex.
   Ready* FindReady(std::string_view name, absl::Time now);
-  // The newest that can be seen, or the one of a version; null where there is none.
+  // Returns the newest visible draft, or the one with the version; null if there is none.
   std::shared_ptr<Draft> FindVisible(std::string_view name, std::uint64_t version);
   absl::StatusOr<std::shared_ptr<Draft>> FindDraftLocked(std::string_view name,
                                                          std::uint64_t version);
   absl::StatusOr<BufferInfo> FindLocked(std::string_view name, std::uint64_t version,
                                         absl::Time now);
   absl::Status NotFound(std::string_view name) const;
-  // What Get reports when nothing has the version.
+  // Returns the error of Get when nothing has the version.
   absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
-  // Whether a buffer of the name may be made at all.
+  // Returns an error if no buffer may have the name.
   absl::Status CheckName(std::string_view name) const;
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
   absl::Status CheckOpenLocked(const Draft& draft);
@@ -341,28 +348,27 @@ class BufferStore {
   void Unlink(ReadyMap::iterator it, Doomed& doomed);
   void Unlink(Draft& draft, Draft::State state, Doomed& doomed);
   void Touch(Draft& draft, absl::Time now);
-  // One more, or with -1 one less, of the device's buffers.
+  // Adds `change`, which is 1 or -1, to the device's number of buffers.
   void CountReady(const Buffer& buffer, int change);
   void CountWriting(const Buffer& buffer, int change);
-  // The memory and what it is charged to.
+  // Takes the memory, and charges it.
   absl::Status Reserve(Buffer& buffer);
-  // A second attempt at what make() was refused, for want of memory in which the shards are to lie,
-  // and more as long as what is kept of operands makes room for them. frees: FreesOf(shards) before
-  // the first one.
+  // Repeats make(), which was refused for lack of memory for the shards, for as long as forgetting
+  // copies of operands makes room. frees: the value of FreesOf(shards) before the first attempt.
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);
-  // Link, with a name and a time to live that are right, while what has expired still counts.
+  // Links with a valid name and time to live, without sweeping expired buffers first.
   absl::StatusOr<BufferInfo> LinkOnce(std::string_view source, std::uint64_t version,
                                       const BufferSpec& link, absl::Duration ttl);
-  // Of each shard's device, PreparedOperands::frees.
+  // Returns PreparedOperands::frees of each shard's device.
   std::vector<std::uint64_t> FreesOf(absl::Span<const Shard> shards) const;
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
 
   absl::StatusOr<absl::Duration> CheckTtl(std::optional<absl::Duration> ttl) const;
 
-  // What the stores of a server have together.
+  // What the stores of a server share.
   struct Shared {
     explicit Shared(std::uint64_t buffers) : count(buffers) {}
     std::map<const Device*, std::unique_ptr<Budget>> bytes;
@@ -382,10 +388,11 @@ class BufferStore {
   std::map<const Device*, Tally> tallies_;
   std::uint64_t last_version_;
   std::set<std::pair<absl::Time, std::string_view>> expiries_;  // the names are ready_'s keys
-  std::list<Draft*> idle_;  // drafts of kRanges, the one that was used longest ago first
+  std::list<Draft*> idle_;  // drafts of kRanges, the least recently used first
 };
 
-// A buffer that one call writes as a whole, for its result. Gone unless it is sealed. One thread.
+// A buffer that one call writes as a whole for its result. It is discarded unless it is sealed. For
+// one thread.
 class ResultDraft {
  public:
   ResultDraft(BufferStore& store, BufferSpec spec) : store_(store), spec_(std::move(spec)) {
@@ -397,13 +404,13 @@ class ResultDraft {
   ResultDraft(const ResultDraft&) = delete;
   ResultDraft& operator=(const ResultDraft&) = delete;
 
-  // Takes the memory. The errors of BufferStore::Create.
+  // Takes the memory. Returns the errors of BufferStore::Create.
   absl::StatusOr<void*> Open();
   // REQUIRES: it is open.
   const Buffer& buffer() const { return draft_->buffer(); }
-  // Once the bytes are there. The errors of BufferStore::Seal.
+  // Makes it READY once the bytes are there. Returns the errors of BufferStore::Seal.
   absl::StatusOr<BufferInfo> Seal();
-  // The same for several drafts of one store: all become READY at one moment, or none does.
+  // Seals several drafts of one store in one step: all become READY, or none does.
   static absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<ResultDraft* const> results);
 
  private:

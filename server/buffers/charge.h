@@ -1,4 +1,4 @@
-// An amount that is taken from a budget, for as long as its holder lives.
+// An amount that is taken from a budget for as long as its holder exists.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Movable; gives its amount back when it ends. The budget outlives it.
+// Movable; returns its amount when it is destroyed. The budget outlives it.
 class Charge {
  public:
   Charge() = default;
@@ -30,15 +30,15 @@ class Charge {
   }
 
   std::uint64_t amount() const { return budget_ == nullptr ? 0 : amount_; }
-  // REQUIRES: an amount of the same budget, if both are of one.
+  // REQUIRES: if both have a budget, it is the same one.
   void Add(Charge more);
 
-  // RESOURCE_EXHAUSTED / reason {requested, free, total}. held: what the taker has of the budget
-  // already and goes on to need: part of what is requested, and of what is free for him.
+  // RESOURCE_EXHAUSTED / reason {requested, free, total}. held: what the caller already has of the
+  // budget and still needs. It is counted in `requested` and in `free`.
   static absl::StatusOr<Charge> Take(Budget& budget, std::uint64_t amount, std::string_view reason,
                                      std::string_view message, std::uint64_t held = 0);
 
-  // One of the things that the budget counts: RESOURCE_EXHAUSTED / reason {limit}.
+  // Takes one of the items that the budget counts: RESOURCE_EXHAUSTED / reason {limit}.
   static absl::StatusOr<Charge> TakeOne(Budget& budget, std::string_view reason,
                                         std::string_view message);
 
@@ -53,17 +53,17 @@ inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::
 // A budget of one tenant, whose limit may change. Thread safe; outlives its charges.
 class Quota {
  public:
-  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name: of the quota.
+  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name: the quota's name.
   absl::StatusOr<Charge> Take(std::uint64_t amount, std::string_view reason, std::string_view name,
                               std::string_view message);
 
-  // From now on. What is held stays, also where it is more than that.
+  // Sets the limit from now on. What is held stays, even if it exceeds the limit.
   void SetLimit(std::uint64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   std::uint64_t used() const { return taken_.used(); }
 
  private:
-  std::mutex mutex_;  // one takes at a time, where there is a limit
+  std::mutex mutex_;  // with a limit, only one call takes at a time
   Budget taken_{kUnlimited};
   std::atomic<std::uint64_t> limit_{kUnlimited};
 };

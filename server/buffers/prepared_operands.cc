@@ -34,7 +34,8 @@ std::uint64_t PreparedOperands::Unlink(std::uint64_t bytes, bool used_too, Entri
   std::uint64_t unlinked = 0;
   for (auto it = entries_.end(); it != entries_.begin() && unlinked < bytes;) {
     const auto entry = std::prev(it);
-    // Whoever uses one has it from the list, under the mutex.
+    // Calls take the entries that they use from the list under the mutex, so the count cannot grow
+    // here.
     if ((*entry)->bytes() == 0 || (!used_too && entry->use_count() > 1)) {
       it = entry;
       continue;
@@ -67,7 +68,7 @@ void PreparedOperands::Claim::MakeRoom(std::uint64_t bytes) {
     const std::uint64_t free = of_.budget_.free();
     if (free >= bytes || free + of_.bytes() < bytes) return;
     const std::uint64_t missing = bytes - free;
-    // Of entries that have been forgotten, and whose users have not ended yet.
+    // The bytes of entries that are forgotten but still in use.
     std::uint64_t leaving = of_.bytes();
     for (const std::shared_ptr<Entry>& entry : of_.entries_) leaving -= entry->bytes();
     Entries doomed;
@@ -91,7 +92,7 @@ void PreparedOperands::Claim::MakeAllRoom(std::uint64_t frees) {
 }
 
 void PreparedOperands::Clear() noexcept {
-  Entries doomed;  // freed after the lock
+  Entries doomed;  // freed after the lock is released
   const std::lock_guard lock(mutex_);
   if (bytes() > 0) NoteForgotten();
   doomed.swap(entries_);
@@ -142,7 +143,8 @@ std::shared_ptr<PreparedOperands::Entry> PreparedOperands::Find(
 
 bool PreparedOperands::Allocate(Entry& entry, std::size_t bytes) {
   const std::uint64_t charged = device_.AllocationBytes(bytes);
-  // A charge, if there is no claim; what is in its way goes first, unless all would not do.
+  // Takes a charge, unless there is a claim. If there is no room, returns false, but first unlinks
+  // unused entries if they make enough room.
   const auto take = [&](Entries& doomed) {
     const std::lock_guard lock(mutex_);
     if (claims_ > 0) return false;
@@ -201,7 +203,7 @@ PreparedMemory PreparedOperands::Call::Keep(const Preparation& what, std::size_t
   if (buffer == nullptr) return {};
   std::shared_ptr<Entry> entry;
   {
-    Doomed doomed;  // freed after the lock
+    Doomed doomed;  // freed after the lock is released
     const std::lock_guard lock(of_.mutex_);
     entry = of_.Find(buffer, what, doomed);
     if (entry == nullptr) return {};
@@ -230,7 +232,7 @@ std::uint64_t PreparedOperands::Call::EndOperation(bool done) {
   } else if (!making_.empty()) {
     const std::lock_guard lock(of_.mutex_);
     Forget(making_);
-    // Work of this operation may be under way in it.
+    // Work of this operation may still be running in their memory.
     found_.insert(found_.end(), making_.begin(), making_.end());
   }
   making_.clear();
@@ -239,7 +241,7 @@ std::uint64_t PreparedOperands::Call::EndOperation(bool done) {
 
 void PreparedOperands::Call::Finish() {
   if (made_.empty()) return;
-  // What has been forgotten goes after the lock.
+  // Forgotten entries are freed after the lock is released.
   const std::vector<std::shared_ptr<Entry>> made = std::exchange(made_, {});
   const std::lock_guard lock(of_.mutex_);
   for (const std::shared_ptr<Entry>& entry : made) entry->state = State::kReady;

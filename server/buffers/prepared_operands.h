@@ -1,8 +1,8 @@
-// What operations have made of resident operands before they read them (kernels/device/prepared.h),
-// kept on a device for the next call with the same operand: READY buffers never change. It takes
-// what the buffers leave of the device's limit, and goes when they or the work of calls need it,
-// when its own buffer goes, or when newer is to be kept. What a call uses goes when the call ends;
-// from when it has been forgotten on, no other call finds it.
+// Copies that operations have prepared of resident operands (kernels/device/prepared.h), kept on a
+// device for the next call with the same operand. They stay valid because READY buffers never
+// change. They take the memory that buffers leave of the device's limit. A copy is forgotten when
+// buffers or calls need the memory, when its own buffer is gone, or when newer copies are to be
+// kept. No call finds a forgotten copy; its memory is freed when the calls that use it have ended.
 #pragma once
 
 #include <atomic>
@@ -24,28 +24,27 @@ namespace tessera {
 
 class Buffer;
 
-// Thread safe. Memory is neither allocated nor freed under the lock, but on the thread of the
-// caller.
+// Thread safe. Memory is allocated and freed on the caller's thread, never under the lock.
 class PreparedOperands final : public SpareMemory {
  public:
-  // Smaller copies are not worth their place.
+  // Smaller copies are not worth keeping.
   static constexpr std::size_t kLeastBytes = 64 << 10;
-  // What is remembered, be it kept or only seen once.
+  // The number of copies that are remembered, whether kept or only seen once.
   static constexpr std::size_t kMost = 256;
-  // For so long after copies have been forgotten, buffers that need their memory wait for the calls
-  // that use them to end. It runs for all buffers at once: one that comes later, or the next one of
-  // a program, does not wait anew.
+  // After copies have been forgotten, buffers that need their memory wait this long for the calls
+  // that use them. The time runs for all buffers together: a later buffer, or the next one of a
+  // program, does not wait for it again.
   static constexpr std::chrono::milliseconds kPatience{300};
 
-  // Is from here on what the device has as spare memory. budget: what the device's buffers are
-  // charged to. Both outlive this.
+  // Becomes the device's spare memory. budget: what the device's buffers are charged to. Both
+  // arguments outlive this object.
   PreparedOperands(Device& device, Budget& budget);
   ~PreparedOperands() override;
   PreparedOperands(const PreparedOperands&) = delete;
   PreparedOperands& operator=(const PreparedOperands&) = delete;
 
-  // Of a buffer that has been refused and may be tried again. As long as it lives, nothing is kept
-  // anew: what it frees is there for buffers.
+  // Held for a buffer that was refused and may be tried again. While a claim exists, nothing new is
+  // kept, so what it frees is left for buffers.
   class Claim {
    public:
     explicit Claim(PreparedOperands& of);
@@ -53,73 +52,75 @@ class PreparedOperands final : public SpareMemory {
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
 
-    // These wait for what calls use, by kPatience. REQUIRES: the caller holds no lock, and nothing
-    // that calls need in order to end; his own call has not been given any copy.
+    // These wait for calls that use copies, at most kPatience. REQUIRES: the caller holds no lock
+    // and nothing that calls need in order to end, and its own call has not been given any copy.
     //
-    // Forgets what was used longest ago, until the budget has room for so many bytes; what calls
-    // use, only if the rest does not suffice; nothing, if all would not do.
+    // Forgets the least recently used copies until the budget has room for `bytes`. It takes copies
+    // in use only if the others do not suffice, and forgets nothing if all together would not
+    // suffice.
     void MakeRoom(std::uint64_t bytes);
-    // Forgets all, and has some memory freed since frees() was so many, if there is any.
+    // Forgets all copies and waits until some memory has been freed since frees() returned `frees`,
+    // if there is any to free.
     void MakeAllRoom(std::uint64_t frees);
 
    private:
     PreparedOperands& of_;
   };
-  // Counts what has been freed.
+  // The number of copies freed so far.
   std::uint64_t frees() const override { return frees_.load(std::memory_order_acquire); }
 
-  // Forgets all, and waits for nobody.
+  // Forgets all copies without waiting.
   void Clear() noexcept override;
-  // Forgets all. The memory goes with what is returned.
+  // Forgets all copies. Their memory is freed with the returned pointers.
   std::vector<std::shared_ptr<const void>> ForgetAll();
-  // Forgets what was made of buffers that are gone. The memory goes with what is returned.
+  // Forgets the copies of buffers that are gone. Their memory is freed with the returned pointers.
   std::vector<std::shared_ptr<const void>> Sweep();
-  // Of the budget.
+  // Bytes that the copies take of the budget.
   std::uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
   enum class State {
-    kSeen,    // once: without memory
-    kMaking,  // by a call that is not done
+    kSeen,    // once; has no memory
+    kMaking,  // by a call that has not ended
     kReady,
   };
   struct Entry {
     explicit Entry(PreparedOperands& of) : owner(of) {}
     ~Entry() { Free(); }
-    // Frees the memory, and only then lets it count as free. REQUIRES: the mutex is free.
+    // Frees the memory, and only then its charge. REQUIRES: the caller does not hold the mutex.
     void Free();
     std::uint64_t bytes() const { return charge.amount(); }
     PreparedOperands& owner;
     std::weak_ptr<const Buffer> buffer;
     Preparation what;
     State state = State::kSeen;
-    Charge charge;  // changes with the mutex
+    Charge charge;  // changes only under the mutex
     Memory memory;
   };
-  using Entries = std::list<std::shared_ptr<Entry>>;  // the one that was used last first
+  using Entries = std::list<std::shared_ptr<Entry>>;  // the most recently used first
 
  public:
-  // Keeps what the operations of one call prepare, one after the other on one stream of the device.
-  // What has been seen for the first time is not kept, nor what another call is making at the
-  // moment, nor what there is no memory for.
+  // Keeps what the operations of one call prepare, which run one after another on one stream of the
+  // device. It keeps nothing that is seen for the first time, that another call is making, or that
+  // there is no memory for.
   class Call final : public Keeper {
    public:
-    // The operand of the call that has the address; null: none has.
+    // Returns the operand of the call that has the address, or null.
     using FindBuffer = absl::FunctionRef<std::shared_ptr<const Buffer>(const void*)>;
-    // All of them, and what `find` refers to, outlive it.
+    // The arguments, and what `find` refers to, outlive it.
     Call(PreparedOperands& of, Stream& stream, FindBuffer find);
-    // Forgets what has not been finished. REQUIRES: the stream's work is done.
+    // Forgets copies that are not finished. REQUIRES: the stream's work is done.
     ~Call() override;
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
     PreparedMemory Keep(const Preparation& what, std::size_t bytes) override;
-    // At the end of an operation. done: all that it had to do is done or enqueued, so that what it
-    // has made is there for the next one on the stream; otherwise that is forgotten. Bytes that the
-    // operation has found.
+    // Ends an operation. done: whether all of its work is done or enqueued, so that the next
+    // operation on the stream can use what it made; otherwise that is forgotten. Returns the bytes
+    // of copies that the operation found.
     std::uint64_t EndOperation(bool done);
-    // What the operations have made is there for all: the stream has been synchronised, and none
-    // has failed on the device.
+    // Makes the operations' copies available to all calls. REQUIRES: the stream has been
+    // synchronised, and no operation failed on the device.
     void Finish();
 
    private:
@@ -130,39 +131,39 @@ class PreparedOperands final : public SpareMemory {
     Stream& stream_;
     const FindBuffer find_;
     std::vector<std::shared_ptr<Entry>> making_;  // by this operation
-    std::vector<std::shared_ptr<Entry>> made_;    // by those before
+    std::vector<std::shared_ptr<Entry>> made_;    // by earlier operations
     std::vector<std::shared_ptr<Entry>> found_;
     std::uint64_t found_bytes_ = 0;
   };
 
  private:
   using Doomed = std::vector<std::shared_ptr<const void>>;
-  // The entry, now the first, or a new one that has been seen once; null: it was made just now.
-  // Needs the mutex.
+  // Returns the entry and moves it to the front. If there is none, adds one that has been seen
+  // once, and returns null. The caller holds the mutex.
   std::shared_ptr<Entry> Find(const std::shared_ptr<const Buffer>& buffer, const Preparation& what,
                               Doomed& doomed);
-  // Memory for an entry that is to be made. False: there is none.
+  // Allocates memory for an entry that is to be made. Returns false if there is none.
   bool Allocate(Entry& entry, std::size_t bytes);
-  // These need the mutex.
+  // The caller of these functions holds the mutex.
   //
-  // Before entries with memory go from the list.
+  // Notes that entries with memory leave the list.
   void NoteForgotten();
-  // Takes entries from the list, the one that was used longest ago first, until they have so many
-  // bytes: those that no call uses, or all. How many they have.
+  // Takes the least recently used entries from the list until they have `bytes` bytes: only those
+  // that no call uses, or all. Returns how many bytes they have.
   std::uint64_t Unlink(std::uint64_t bytes, bool used_too, Entries& doomed);
-  // Until memory has been freed since frees() was so many, or there is none. False: not by
-  // kPatience.
+  // Waits until memory has been freed since frees() returned `frees`, or until no entry has memory.
+  // Returns false if kPatience passes before that.
   bool AwaitFree(std::unique_lock<std::mutex>& lock, std::uint64_t frees);
 
   Device& device_;
   Budget& budget_;
   std::mutex mutex_;
   std::condition_variable freed_;
-  // These change with the mutex.
-  std::atomic<std::uint64_t> bytes_{0};  // of all entries, forgotten ones included
+  // These change only under the mutex.
+  std::atomic<std::uint64_t> bytes_{0};  // of all entries, including forgotten ones
   std::atomic<std::uint64_t> frees_{0};
   int claims_ = 0;
-  // By when whoever uses what was forgotten has had time to end.
+  // When the calls that use forgotten copies have had kPatience to end.
   std::chrono::steady_clock::time_point patience_ends_{};
   Entries entries_;
 };

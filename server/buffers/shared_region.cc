@@ -25,7 +25,7 @@ using absl::StatusCode;
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kBlock = 512;  // the unit of st_blocks
 
-// What a client has to have set, and what keeps the server from setting its own.
+// Seals that a client must have set, and seals that would keep the server from setting its own.
 constexpr int kSealsWanted = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr int kSealsRefused = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
@@ -43,7 +43,8 @@ absl::Status SystemError(std::string_view call) {
 
 absl::StatusOr<std::string> MakeToken() {
   std::string token(SharedRegions::kTokenBytes, '\0');
-  // So few bytes come whole, and without a wait once the system has started.
+  // A request this small is always served in full, and without blocking once the system has
+  // started.
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
     return SystemError("getrandom");
   return token;
@@ -66,22 +67,22 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
   void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return BadRegion("file", "the file cannot be mapped for writing");
   memory_ = static_cast<char*>(memory);
-  // From here on its pages can be taken out neither by the size nor by holes (F_SEAL_FUTURE_WRITE
-  // forbids both write and FALLOC_FL_PUNCH_HOLE, and leaves the mappings that there are alone).
+  // From here on, neither truncation nor holes can remove the file's pages: F_SEAL_FUTURE_WRITE
+  // forbids both write and FALLOC_FL_PUNCH_HOLE, and leaves existing mappings alone.
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
-    return BadRegion("seals", "the file takes no further seals");
-  // They are the client's, and charged to it.
+    return BadRegion("seals", "the file accepts no further seals");
+  // The pages belong to the client and are charged to it.
   struct stat status;
   if (fstat(file.get(), &status) != 0) return SystemError("fstat");
   if (static_cast<std::uint64_t>(status.st_blocks) < size_ / kBlock) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
-                     "the file's memory is not allocated, as fallocate does",
+                     "the file's memory is not allocated; use fallocate",
                      {{"field", "allocation"},
                       {"size", absl::StrCat(size_)},
                       {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
   }
-  // What was allocated may lie beyond the end, if the client is out for that: whatever is missing
-  // is found here, or nothing. From then on every page is there.
+  // A malicious client may have allocated pages beyond the end instead. This call allocates
+  // whatever is missing, or fails; from then on every page is there.
   if (!PopulateHost(memory, size_)) {
     if (errno == EINVAL) {
       return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",
@@ -98,10 +99,10 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
 
 absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0) return BadRegion("file", "the descriptor is not that of a file of memfd_create");
+  if (seals < 0) return BadRegion("file", "the descriptor is not of a file made by memfd_create");
   if ((seals & kSealsWanted) != kSealsWanted || (seals & kSealsRefused) != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
-                     "the file has other seals than F_SEAL_SHRINK and F_SEAL_GROW",
+                     "the file's seals are not F_SEAL_SHRINK and F_SEAL_GROW",
                      {{"field", "seals"},
                       {"value", absl::StrCat(seals)},
                       {"expected", absl::StrCat(kSealsWanted)}});
@@ -134,11 +135,11 @@ absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
 absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
                                                std::optional<uid_t> sharer) {
   if (absl::Status status = CheckFile(file); !status.ok()) return status;
-  // Huge pages come from a pool of their own, which may be empty when one is first touched.
+  // Huge pages come from a separate pool, which may be empty when a page is first touched.
   struct statfs system;
   if (fstatfs(file.get(), &system) != 0) return SystemError("fstatfs");
-  if (system.f_type != TMPFS_MAGIC) return BadRegion("file", "the file is not of normal pages");
-  // The seals keep it as it is.
+  if (system.f_type != TMPFS_MAGIC) return BadRegion("file", "the file does not use normal pages");
+  // The seals keep the size constant.
   struct stat status;
   if (fstat(file.get(), &status) != 0) return SystemError("fstat");
   const auto size = static_cast<std::uint64_t>(status.st_size);
@@ -193,7 +194,7 @@ absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedRegions::Find(
     if (owner == tenant) return it->second;
   }
   return MakeError(StatusCode::kNotFound, "REGION_NOT_FOUND",
-                   "no connection has a region of this token");
+                   "no connection has a region with this token");
 }
 
 }  // namespace tessera

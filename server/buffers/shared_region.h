@@ -23,7 +23,7 @@ namespace tessera {
 
 class Tenant;
 
-// A descriptor that is closed in the end. Movable.
+// A file descriptor, which is closed on destruction. Movable.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -39,15 +39,15 @@ class Descriptor {
   int fd_;
 };
 
-// A client's file, mapped, and pinned on the devices. The client reads and writes it at any time:
-// no byte may be looked at twice. It cannot take pages away: reading it never faults.
+// A client's file that is mapped, and pinned on the devices. The client may write it at any time,
+// so no byte may be read twice. It cannot remove pages, so reading never faults.
 class SharedRegion {
  public:
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // Null unless [offset, offset + size) lies inside.
+  // Returns null unless [offset, offset + size) lies inside.
   char* At(std::uint64_t offset, std::uint64_t size) const {
     return size <= size_ && offset <= size_ - size ? memory_ + offset : nullptr;
   }
@@ -55,7 +55,7 @@ class SharedRegion {
 
  private:
   friend class SharedRegions;
-  // What a user has who shares.
+  // The quotas of a user who may have at most half of the regions.
   struct UserQuotas {
     Quota count;
     Quota bytes;
@@ -63,8 +63,8 @@ class SharedRegion {
   SharedRegion() = default;
   absl::Status Map(const Descriptor& file);
 
-  // The memory goes before it counts as free, and is not mapped by then.
-  std::shared_ptr<UserQuotas> user_quotas_;  // null: without
+  // The destructor unmaps the memory before the charges return it.
+  std::shared_ptr<UserQuotas> user_quotas_;  // null: the user may take all
   Charge own_count_;
   Charge own_bytes_;
   Charge count_;
@@ -72,7 +72,8 @@ class SharedRegion {
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
   std::vector<HostRegistration> registrations_;
-  // Null: nobody has asked for it yet. Guarded by the mutex of the regions.
+  // The first tenant that asked for the region; null if none has. Guarded by the mutex of the
+  // regions.
   mutable const Tenant* tenant_ = nullptr;
 };
 
@@ -81,30 +82,30 @@ class SharedRegions {
  public:
   static constexpr std::size_t kTokenBytes = 16;
 
-  // Every region is pinned on all devices, which outlive the regions, as the budgets do. bytes: of
-  // the regions together; count: how many there are.
+  // Every region is pinned on all devices. The devices and the budgets outlive the regions. bytes:
+  // the budget of all regions together; count: the budget of their number.
   SharedRegions(std::vector<Device*> devices, Budget& bytes, Budget& count)
       : devices_(std::move(devices)), bytes_(bytes), count_(count) {}
 
-  // Whether a descriptor may be that of a region: cheap, and without asking a file system, which
-  // may let the caller wait. INVALID_ARGUMENT / BAD_REGION {field}.
+  // Checks whether a descriptor may be that of a region. It is cheap and does not access a file
+  // system, which might block. INVALID_ARGUMENT / BAD_REGION {field}.
   static absl::Status CheckFile(const Descriptor& file);
 
   // Checks, maps and pins a client's file, and returns the token that names it from then on. May
-  // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at
-  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED
-  // / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
-  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
-  // REGIONS_UNSUPPORTED before Linux 5.14.
+  // take a second for some GiB. sharer: a user who may have at most half of all regions and of
+  // their bytes; nothing: there is no such limit. INVALID_ARGUMENT / BAD_REGION {field};
+  // RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free,
+  // total}, both with {quota, requested, used, limit} if the half is exceeded,
+  // HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 
-  // What is returned is the region, or null. It ends, which may take as long as Add, with its last
-  // user.
+  // Removes the token and returns its region, or null if there is none. The region ends with its
+  // last user, which may take as long as Add.
   std::shared_ptr<const SharedRegion> Remove(std::string_view token);
 
-  // A region belongs to the first who asks for it; to others it is not there. NOT_FOUND /
-  // REGION_NOT_FOUND.
+  // Returns a region, which belongs to the first tenant that asks for it; other tenants do not find
+  // it. NOT_FOUND / REGION_NOT_FOUND.
   absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(std::string_view token,
                                                            const Tenant* tenant = nullptr) const;
 

@@ -25,7 +25,7 @@ absl::StatusOr<Slot> SlotPool::Take() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {
-      // The one that came back last is the one most likely to be in a cache.
+      // The slot that was returned last is the most likely to be in a cache.
       Slot slot(shared_from_this(), std::move(free_.back()));
       free_.pop_back();
       unused_ = std::min(unused_, free_.size());
@@ -38,7 +38,7 @@ absl::StatusOr<Slot> SlotPool::Take() {
 }
 
 void SlotPool::Trim() {
-  std::vector<StagingMemory> unused;  // ends without the lock
+  std::vector<StagingMemory> unused;  // freed after the lock is released
   const std::lock_guard lock(mutex_);
   while (unused_ > 0 && free_.size() > least_) {
     unused.push_back(std::move(free_.front()));

@@ -1,4 +1,4 @@
-// Pieces of staging memory that travel from a device through gRPC, and come back for the next one.
+// Pieces of staging memory. gRPC sends a device's bytes from them, and then they are reused.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace tessera {
 
 class SlotPool;
 
-// A piece of memory with an owner. Movable; goes back to its pool when it ends, on any thread.
+// A piece of memory with an owner. Movable. It returns to its pool on destruction, on any thread.
 class Slot {
  public:
   static constexpr std::size_t kBytes = std::size_t{1} << 20;
@@ -34,18 +34,18 @@ class Slot {
   StagingMemory memory_{nullptr, nullptr};
 };
 
-// Of one device. Thread safe; outlives its slots, not its device, unless Take is not called any
-// more.
+// The slots of one device. Thread safe. The pool outlives its slots. The device must outlive the
+// last call of Take, but not the pool.
 class SlotPool : public std::enable_shared_from_this<SlotPool> {
  public:
-  // Makes the first `least` slots, which it keeps: page-locking waits for what runs on the device,
-  // which not every request should find out.
+  // Creates the first `least` slots, which it keeps: page-locking waits for work that runs on the
+  // device, and few requests should have to wait for that.
   static absl::StatusOr<std::shared_ptr<SlotPool>> Make(Device& device, std::size_t least);
 
-  // The errors of MakeStaging.
+  // Returns the errors of MakeStaging.
   absl::StatusOr<Slot> Take();
 
-  // Frees what nobody has needed since the last time, which may wait for the device's work.
+  // Frees slots that have not been used since the last call, which may wait for the device's work.
   void Trim();
 
  private:
@@ -56,7 +56,7 @@ class SlotPool : public std::enable_shared_from_this<SlotPool> {
   const std::size_t least_;
   std::mutex mutex_;
   std::vector<StagingMemory> free_;
-  std::size_t unused_ = 0;  // how many of free_ have been there all the time since Trim
+  std::size_t unused_ = 0;  // how many of free_ have been in it since the last Trim
 };
 
 }  // namespace tessera

@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-// The devices of a placement. The errors of Core::FindDevice; INVALID_ARGUMENT / BAD_PLACEMENT.
+// Returns the devices of a placement, or the errors of Core::FindDevice; INVALID_ARGUMENT /
+// BAD_PLACEMENT.
 absl::StatusOr<std::vector<Device*>> FindPlacement(
     const google::protobuf::RepeatedPtrField<std::string>& names, const Core& core) {
   const auto bad = [](std::string_view message, const std::string& value) {
@@ -92,7 +93,7 @@ absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayT
     if (!placement.ok()) return placement.status();
     if (std::find(placement->begin(), placement->end(), &device) == placement->end()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PLACEMENT",
-                       "a result's devices include the one where the operation runs",
+                       "a result's devices must include the one where the operation runs",
                        {{"field", "placement"},
                         {"value", absl::StrJoin(target.placement(), ", ")},
                         {"device", device.info().name}});

@@ -1,4 +1,4 @@
-// Between the messages about buffers and the store.
+// Conversions between messages about buffers and the store.
 #pragma once
 
 #include <string>
@@ -13,21 +13,23 @@
 
 namespace tessera {
 
-// What a placement calls all devices of the server of the kind of the first one.
+// In a placement, stands for all devices of the server that are of the same kind as the first one.
 inline constexpr std::string_view kAllDevices = "all";
 
-// Where a new buffer goes, from the fields device and placement of a message; without both, the
-// first device. The errors of Core::FindDevice; INVALID_ARGUMENT / BAD_PLACEMENT {field, value}.
+// Sets where a new buffer goes from a message's fields device and placement; without both, it goes
+// to the first device. Returns the errors of Core::FindDevice; INVALID_ARGUMENT / BAD_PLACEMENT
+// {field, value}.
 absl::Status SetPlace(const std::string& device,
                       const google::protobuf::RepeatedPtrField<std::string>& placement,
                       const Core& core, BufferSpec& spec);
 
-// What a client asks for. The errors of MakeArrayType, SetPlace and FromProto of a ttl.
+// Returns the buffer that a client asks for, or the errors of MakeArrayType, SetPlace and FromProto
+// of a ttl.
 absl::StatusOr<BufferSpec> MakeSpec(const std::string& name, const v1::BufferSpec& proto,
                                     const Core& core);
 
-// The buffer of a result of an operation that runs on the device. The errors of SetPlace;
-// INVALID_ARGUMENT / BAD_TTL.
+// Returns the buffer for the result of an operation that runs on the device, or the errors of
+// SetPlace; INVALID_ARGUMENT / BAD_TTL.
 absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayType& type,
                                     Device& device, const Core& core);
 

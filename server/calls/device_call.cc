@@ -7,10 +7,11 @@
 namespace tessera {
 namespace {
 
-// Operations of up to this time run on the thread that receives them, arrays that travel with them
-// included, while the device has nothing longer to do. Waking a worker takes longer.
+// Operations that take at most this long, including the transfer of their inline arrays, run on the
+// thread that receives them while the device has nothing longer to do. Waking a worker takes
+// longer.
 constexpr double kTinyMicroseconds = 10;
-// Up to which work is small, by the least time that it takes.
+// Tasks whose least time is at most this are small.
 constexpr double kSmallMicroseconds = 500;
 
 absl::Status TookTooLong(double expected, double spare) {
@@ -60,7 +61,7 @@ void DeviceCall::Run(Stream& stream) {
   NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
-  // It was told to stop, and not because its client has left.
+  // It was told to stop, but not because its client has left.
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
     status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
   const absl::Status ended = EndRequest(stream);

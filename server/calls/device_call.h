@@ -11,27 +11,28 @@
 
 namespace tessera {
 
-// A call whose client leaves, or whose deadline passes, leaves the queue at once, and tells the
-// stream to stop when it runs.
+// If its client leaves or its deadline passes, the call leaves the queue immediately, or tells the
+// stream to stop if it is running.
 class DeviceCall : public UnaryCall, private Task {
  public:
   DeviceCall(Core& core, std::string_view method, UnaryExchange& exchange)
       : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
-  // On the thread that brought the call, once. The request lives until the call has ended.
+  // Called once, on the thread on which the call arrived. The request exists until the call has
+  // ended.
   void Start();
 
  protected:
-  // The size of what takes a device at least so many microseconds.
+  // Returns the size of a task that takes a device at least `least` microseconds.
   TaskSize SizeOf(double least, bool may_be_tiny);
 
  private:
-  // Checks the request as far as that needs no stream: the device to run on.
+  // Checks what can be checked without a stream, and returns the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;
-  // After Prepare. What is tiny this thread may as well do.
+  // Called after Prepare. This thread may run a tiny task itself.
   virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
-  // On a worker or, if it is tiny, on this thread; inside a request of the stream.
+  // Called on a worker or, for a tiny task, on this thread, inside a request of the stream.
   virtual absl::Status RunOn(Stream& stream) = 0;
-  // Releases the operands. chores: they free the memory, since this thread must not; null: this
+  // Releases the operands. chores: frees the memory, because this thread must not; null: this
   // thread frees it.
   virtual void Release(Chores* chores) = 0;
 
@@ -45,7 +46,7 @@ class DeviceCall : public UnaryCall, private Task {
   std::atomic<bool> left_{false};  // whether its client has left
 };
 
-// What a call ends with whose client has left: CANCELLED.
+// Returns the status of a call whose client has left: CANCELLED.
 absl::Status CallerLeft();
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ absl::Status UnaryCall::Accept() {
 
 absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
   absl::StatusOr<Charge> memory = core_.TakeHostMemory(
-      bytes, "there is no memory for the answer beside the messages of other calls",
+      bytes, "there is no memory for the response in addition to other calls' messages",
       exchange_.memory().amount() + answer_memory_.amount());
   if (!memory.ok()) return memory.status();
   answer_memory_.Add(*std::move(memory));
@@ -41,16 +41,16 @@ void UnaryCall::End(const absl::Status& status) {
                   .copies = copies_,
                   .kernel = kernel_},
                  status, [this] { return exchange_.context().peer(); });
-  accepted_.call = Charge();  // a client that has its answer may make its next call
+  accepted_.call = Charge();  // a client that has its response may make its next call
   exchange_.Finish(ToGrpc(status, caller().sees_all()));
 }
 
 namespace {
 
-// Takes host memory for a request of so many bytes.
+// Takes host memory for a request, until the exchange is finished.
 absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
   absl::StatusOr<Charge> memory = core.TakeHostMemory(
-      bytes, "the messages that the server works on take all memory it has for them");
+      bytes, "the messages in progress take all memory that the server has for messages");
   if (!memory.ok()) return memory.status();
   exchange.set_memory(*std::move(memory));
   return absl::OkStatus();

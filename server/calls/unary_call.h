@@ -1,5 +1,4 @@
-// Unary calls of callers that the server knows, from their acceptance until their answers have been
-// sent.
+// Unary calls of known callers, from their acceptance until their responses have been sent.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +13,15 @@
 
 namespace tessera {
 
-// Whether a call only reads, or changes something.
+// Whether a call changes something or only reads.
 enum class Effect { kNone, kChange };
 
 // The most memory that the description of a buffer needs in a response: a name of 128 bytes, a
 // shape of 8 axes, and a shard for each device.
 constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
 
-// Holds its ticket and the memory of its answer as long as its exchange, which outlives it. An
-// answer that nobody takes for --download-timeout ends the call.
+// Holds its ticket and the memory of its response until its exchange ends. A response that the
+// client does not take within --download-timeout ends the call.
 class UnaryCall {
  public:
   // REQUIRES: the exchange has been admitted.
@@ -33,17 +32,17 @@ class UnaryCall {
   UnaryCall& operator=(const UnaryCall&) = delete;
 
   const Caller& caller() const { return exchange_.caller(); }
-  // The errors of Core::Accept.
+  // Returns the errors of Core::Accept.
   absl::Status Accept();
-  // Host memory for so many bytes of an answer, and of what leads to it, beside those that it has
-  // been called for before. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  // Takes host memory for a further `bytes` bytes of a response and of its preparation.
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
-  // The same for the description of one buffer, of any kind.
+  // Takes host memory for the description of one buffer of any kind.
   absl::Status ChargeDescription();
-  // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
-  // whose objects take more than their encoding. What there is no memory for is freed at once. The
-  // response of a change describes at most one buffer, and is charged before body(), so that a
-  // refused change has not been made.
+  // Fills the response by body(), which returns a status, and charges it as a message of many
+  // parts, whose objects take more than their encoding. If there is no memory for it, it is freed
+  // immediately. The response of a change describes at most one buffer, and is charged before
+  // body(), so that a refused change has not been made.
   template <class Response, class Body>
   absl::Status Fill(Effect effect, Response& answer, const Body& body) {
     if (effect == Effect::kChange) {
@@ -57,37 +56,38 @@ class UnaryCall {
     if (!status.ok()) answer = Response();
     return status;
   }
-  // With the answer in place. Once; the call may not be touched afterwards. Counts it, and logs
-  // what failed.
+  // Ends the call once the response is in place; called once, and the call must not be used
+  // afterwards. Counts the call, and logs a failure.
   void End(const absl::Status& status);
-  // The client has left, or its deadline has passed; the call may have ended.
+  // Called when the client has left or the deadline has passed; the call may have ended.
   virtual void OnCancel() {}
 
  protected:
   Core& core() const { return core_; }
   std::string_view method() const { return method_; }
-  // The caller's.
+  // The buffers of the caller's tenant.
   BufferStore& store() const { return caller().tenant->store(); }
-  // For what a request that has one stores. The errors of Caller::Require.
+  // Checks the role of a caller whose request stores a result. Returns the errors of
+  // Caller::Require.
   absl::Status RequireWrite() const {
     return caller().Require(Role::kWrite, method_, "a result that is stored");
   }
 
-  // What is measured of a call. The strategy, if any, that it asks for or that ran: the text
-  // outlives the call's End.
+  // Notes the strategy, if any, that the call asks for or that ran. The text outlives the call's
+  // End.
   void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
-  // It begins on a worker, now.
+  // Notes that the call begins on a worker now.
   void NoteBegin() { begin_time_ = SteadyNow(); }
-  // What the device's clock says, if anything.
+  // Notes the time by the device's clock.
   void NoteKernel(double microseconds) {
     kernel_ = absl::Microseconds(microseconds);
     core_.metrics().CountKernel(method_, strategy_, microseconds);
   }
-  // Of a transfer: a piece has waited for a worker, or has been copied.
+  // For a transfer: notes that a piece has waited for a worker, or has been copied.
   void NoteWait(absl::Duration wait) { waited_ += wait; }
   void NoteCopy(absl::Duration copy) { copies_ += copy; }
-  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is
-  // when this is first called, or when End is.
+  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is the
+  // first call of total_us or of End.
   double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
   double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
 
@@ -111,12 +111,12 @@ class UnaryCall {
   Charge answer_memory_;
 };
 
-// Admits to a method those who have the role for it, with requests that may be so large and for
-// which there is host memory, and logs and counts the others.
+// Admits calls to a method if the caller has the role for it, the request is not too large and
+// there is host memory for it. Logs and counts the other calls.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
-// A unary call that neither allocates nor frees memory of buffers: body(caller) returns its Status,
-// and fills the response (UnaryCall::Fill), at once.
+// Serves a unary call that neither allocates nor frees memory of buffers. body(caller) runs
+// immediately, fills the response (UnaryCall::Fill) and returns a status.
 template <class Request, class Response, class Body>
 void Answer(Core& core, std::string_view method, Effect effect,
             UnaryExchangeOf<Request, Response>& exchange, Body body) {
@@ -128,8 +128,8 @@ void Answer(Core& core, std::string_view method, Effect effect,
   }));
 }
 
-// A unary call that may take or free memory, or ask the system: body(caller) runs on a thread of
-// the chores. Request and response live until the call is done.
+// Serves a unary call that may allocate or free memory, or call the operating system: body(caller)
+// runs on a thread of the chores. The request and the response exist until the call is done.
 template <class Request, class Response, class Body>
 void AnswerLater(Core& core, std::string_view method, Effect effect,
                  UnaryExchangeOf<Request, Response>& exchange, Body body) {

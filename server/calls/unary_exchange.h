@@ -24,9 +24,9 @@ namespace tessera {
 
 class UnaryCall;
 
-// One call on the wire. Its events come on threads of its queue. It ends, with the call that it
-// serves, when its handler has returned, and gRPC has sent the answer and knows that the client is
-// done.
+// One call on the wire. Its events arrive on threads of its queue. It ends, together with the call
+// that it serves, when its handler has returned and gRPC has sent the response and knows that the
+// client is done.
 class UnaryExchange {
  public:
   UnaryExchange(const UnaryExchange&) = delete;
@@ -34,37 +34,37 @@ class UnaryExchange {
 
   grpc::ServerContext& context() { return context_; }
   struct Admit {
-    // Returns OK if a call is to be handled; called before its message is parsed. If OK, it has set
-    // the caller and the memory of the request.
+    // Returns OK if a call is to be handled. It is called before the message is parsed. If it
+    // returns OK, it has set the caller and the memory of the request.
     std::function<grpc::Status(UnaryExchange&)> check;
-    // Returns the error of a call that was admitted, but whose request is no valid message.
+    // Returns the error of an admitted call whose request is not a valid message.
     std::function<grpc::Status(UnaryExchange&)> refuse;
   };
   const Caller& caller() const { return caller_; }
   void set_caller(const Caller& caller) { caller_ = caller; }
-  // That of the call, from its arrival on.
+  // The trace of the call, from its arrival on.
   const Trace& trace() const { return trace_; }
-  // Holds the call until the exchange ends, and tells it when the client leaves before it has its
-  // answer. What is answered at once needs none.
+  // Holds the call until the exchange ends, and tells it if the client leaves before it has its
+  // response. A request that is answered immediately needs no call.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
-  // Who breaks the call off when its client does not take the answer. Outlives the exchange.
+  // Sets what cancels the call if its client does not take the response. It outlives the exchange.
   void set_answers(Answers& answers) { answers_ = &answers; }
-  // Of the request as it has come, before it is parsed.
+  // The size of the request before it is parsed.
   virtual std::size_t message_size() const = 0;
-  // What it takes at most once it is parsed; none: it is not valid.
+  // Returns what the request takes and repeats, or nothing if it is not a valid message.
   virtual std::optional<MessageBound> Bound() const = 0;
-  // That of the request, until it is answered.
+  // The memory of the request, which is held until the response.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
   const Charge& memory() const { return memory_; }
-  // With the response in place. Once, on any thread; the exchange may be gone on return, and its
-  // messages are.
+  // Sends the response that is in place. Called once, on any thread. On return, the messages are
+  // gone, and the exchange may be gone too.
   virtual void Finish(const grpc::Status& status) = 0;
 
  protected:
   UnaryExchange();
   virtual ~UnaryExchange();
 
-  // The answer is about to be sent.
+  // Called when the response is about to be sent.
   void AwaitClient();
 
   QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
@@ -74,7 +74,7 @@ class UnaryExchange {
   // Accepts the next call, and handles this one.
   virtual void Handle() = 0;
 
-  // ok: a call has arrived; not: the server stops.
+  // ok: true if a call has arrived, false if the server stops.
   void OnArrived(bool ok);
   void OnSent(bool) { LetGo(); }
   void OnDone(bool);
@@ -87,14 +87,14 @@ class UnaryExchange {
   Charge memory_;
   Trace trace_;
   Answers* answers_ = nullptr;
-  Answers::Entry answer_;  // in the list once it has a call
+  Answers::Entry answer_;  // in the list while its `call` is set
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
   enum class State { kArriving, kHandled, kCancelled };
   std::atomic<State> state_{State::kArriving};
 };
 
-// The messages of a call: in one block, in which small ones find all that they need.
+// The messages of a call, in one block that is large enough for small messages.
 template <class Request, class Response>
 struct CallMessages {
   // A Dot of two buffers whose names have 40 bytes each takes about 700.
@@ -103,7 +103,7 @@ struct CallMessages {
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
-  // Parses the bytes, which are gone on return.
+  // Parses the bytes and clears them. Returns false if they are not a valid message.
   bool Parse(grpc::ByteBuffer& bytes) {
     grpc::ProtoBufferReader reader(&bytes);
     const bool parsed = request.ParseFromZeroCopyStream(&reader);
@@ -115,8 +115,8 @@ struct CallMessages {
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
   }
 };
-// An exchange with its messages. gRPC gives and takes them as bytes: where it parses them, one that
-// is not valid goes back to wait for the next call, with the memory that it has taken.
+// An exchange with its messages. gRPC passes them as bytes. If gRPC parsed them, an object that
+// failed to parse would wait for the next call and keep its memory.
 template <class Request, class Response>
 class UnaryExchangeOf final : public UnaryExchange {
  public:
@@ -132,7 +132,7 @@ class UnaryExchangeOf final : public UnaryExchange {
 
   void Finish(const grpc::Status& status) override {
     if (status.ok()) messages_->Serialize(bytes_);
-    messages_.reset();  // the client may be slow to take the answer
+    messages_.reset();  // the client may be slow to take the response
     set_memory(Charge());
     AwaitClient();
     if (status.ok()) {
@@ -142,7 +142,7 @@ class UnaryExchangeOf final : public UnaryExchange {
     }
   }
 
-  // How calls of a method are asked for, and what is done with them.
+  // How calls of a method are requested from gRPC, and how they are handled.
   struct Method {
     using Ask = std::function<void(grpc::ServerContext*, grpc::ByteBuffer*, Writer*,
                                    grpc::ServerCompletionQueue*, void*)>;
@@ -171,7 +171,8 @@ class UnaryExchangeOf final : public UnaryExchange {
     }
   }
 
-  // Made by the thread that handles the call, as an arena allocates for every other one.
+  // Created by the thread that handles the call, because an arena must allocate memory when another
+  // thread uses it.
   std::optional<CallMessages<Request, Response>> messages_;
   grpc::ByteBuffer bytes_;
   Writer writer_{&context()};
@@ -180,8 +181,8 @@ class UnaryExchangeOf final : public UnaryExchange {
   const CallQueue::User user_{queue_};
 };
 
-// Accepts the calls of one method from the queues of a built server: handle(exchange) each that is
-// admitted, on a thread of a queue, which it must not keep for long. ask: Service::RequestMethod of
+// Accepts the calls of one method from the queues of a built server. handle(exchange) is called for
+// each admitted call, on a thread of a queue, and must return soon. ask: Service::RequestMethod of
 // a raw method. The service outlives the queues.
 template <class Request, class Response, class Service, class Asker, class Handle>
 void AcceptUnary(CallQueues& queues, Service& service,

@@ -1,4 +1,4 @@
-// Which names are this server's, where several share them.
+// Which names belong to this server if several servers share them.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,17 @@
 
 namespace tessera {
 
-// Thread safe, but for Reload, which is one thread's.
+// Thread safe, except for Reload, which only one thread calls.
 class Home {
  public:
-  // file: of Ring::Parse. server: which of its lines this one is. INVALID_ARGUMENT / BAD_RING
-  // {file}.
+  // file: in the format of Ring::Parse. server: the name of this server's line. INVALID_ARGUMENT /
+  // BAD_RING {file}.
   static absl::StatusOr<std::unique_ptr<Home>> Open(const std::string& file,
                                                     const std::string& server);
 
   // FAILED_PRECONDITION / WRONG_HOST {name, owner, address} for a name whose home is another
-  // server. Names that begin with "unnamed/" are at home everywhere: they are those of clients'
-  // intermediate results, whose operands are here.
+  // server. Names that begin with "unnamed/" are at home on every server: clients use them for
+  // intermediate results whose operands are here.
   absl::Status Check(std::string_view name) const;
 
   // Reads the file again if it has changed, or in any case if asked, and logs the result. If the

@@ -15,10 +15,10 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestSource = 256;
-// Answers of Download have at most 1 MiB of data.
+// Responses of Download have at most 1 MiB of data.
 constexpr int kMaxReceiveBytes = 2 << 20;
-// A connection whose other end says nothing for so long, and then does not answer, is broken.
-// Servers of this project take pings at intervals of 10 s.
+// A connection counts as broken if its peer is silent for this long and then does not answer a
+// ping. Servers of this project accept pings at intervals of 10 s.
 constexpr int kKeepaliveMs = 20'000;
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
@@ -50,7 +50,7 @@ bool IsHostAndPort(std::string_view text) {
 }
 
 bool Matches(std::string_view pattern, std::string_view text) {
-  // Where the last `*` was, and how much of the text it stands for so far.
+  // Where the last `*` was, and up to where in the text it matches so far.
   std::size_t star = pattern.npos, taken = 0;
   std::size_t p = 0, t = 0;
   while (t < text.size()) {
@@ -82,7 +82,7 @@ absl::Status ImportSources::Check(const std::string& source) const {
     if (Matches(absl::AsciiStrToLower(pattern), name)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kPermissionDenied, "SOURCE_NOT_ALLOWED",
                    absl::StrCat("this server imports nothing from ", source,
-                                ": its operator says from where, by --import-from"),
+                                ": its operator sets the allowed sources with --import-from"),
                    {{"source", source}});
 }
 
@@ -98,7 +98,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 2);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // A proxy named by the environment would lead elsewhere than the operator allows.
+  // A proxy named by the environment could lead to a server that the operator does not allow.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (!options_.import_tls_ca.empty()) {

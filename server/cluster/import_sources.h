@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-// Whether text is a host name or an IPv4 address, or an IPv6 address in brackets, and a port.
+// Whether text is host:port, where host is a name, an IPv4 address, or an IPv6 address in brackets.
 bool IsHostAndPort(std::string_view text);
-// Whether a pattern, in which each `*` stands for any number of characters, is all of the text.
+// Whether a pattern, in which each `*` stands for any number of characters, matches the whole text.
 bool Matches(std::string_view pattern, std::string_view text);
 
 // Thread safe.
@@ -26,8 +26,8 @@ class ImportSources {
 
   // INVALID_ARGUMENT / BAD_SOURCE {field, value}; PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
   absl::Status Check(const std::string& source) const;
-  // A channel of its own, whose connection ends with it. FAILED_PRECONDITION / BAD_CERTIFICATE
-  // {file} for the files of TLS.
+  // Returns a separate channel, whose connection ends with it. FAILED_PRECONDITION /
+  // BAD_CERTIFICATE {file} if a file of TLS cannot be used.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& source) const;
 
  private:

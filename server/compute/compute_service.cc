@@ -100,7 +100,7 @@ void ComputeService::ListStrategies(
         if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
           return BadOperation("backend", backend, "cpu, cuda");
         }
-        std::string operations;  // those there are, for the message
+        std::string operations;  // the known ones, for the error
         bool known = operation.empty();
         std::string_view last;
         for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {
@@ -171,7 +171,7 @@ void ComputeService::GetServerInfo(
             out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
             out->set_scratch_used_bytes(core_.scratch(*device).used());
           } else {
-            // What others have is not for everyone to see.
+            // Only an admin sees what other tenants use.
             const std::uint64_t used = own.own_bytes(*device).used();
             const std::uint64_t limit = std::min(budget.limit(), own.own_bytes(*device).limit());
             out->set_memory_free_bytes(limit - std::min(limit, used));

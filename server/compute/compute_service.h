@@ -1,4 +1,5 @@
-// The operations: operands by name or inline, results as scalars, inline or as new buffers.
+// The service of operations. Operands are named or inline; results are scalars, inline arrays or
+// new buffers.
 #pragma once
 
 #include "server/access/methods.h"
@@ -8,7 +9,7 @@
 
 namespace tessera {
 
-// All methods as bytes, which are parsed once there is memory for them.
+// All methods get bytes, which are parsed once there is memory for the message.
 #define TESSERA_BEGIN(Method, field) v1::ComputeService::WithRawMethod_##Method <
 #define TESSERA_END(Method, field) >
 using ComputeServiceBase = TESSERA_OPERATION_METHODS(
@@ -23,7 +24,7 @@ class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(Core& core) : core_(core) {}
 
-  // Once the server has been built.
+  // Called once the server has been built.
   void Serve(CallQueues& queues);
 
  private:

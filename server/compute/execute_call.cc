@@ -3,8 +3,8 @@
 namespace tessera {
 namespace {
 
-// Programs of more steps are not tiny, or not small, however little each step does: they are
-// launched one after the other.
+// A program of more steps is not tiny, or not small, however little each step does, because steps
+// are launched one after another.
 constexpr std::size_t kMostTinySteps = 16;
 constexpr std::size_t kMostSmallSteps = 64;
 

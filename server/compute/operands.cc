@@ -51,7 +51,7 @@ absl::Status OfOperand(const Named& named, const absl::Status& status) {
 absl::Status BadOutput(const Named& named) {
   return OfOperand(
       named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                       "it asks for an array that what it names does not have",
+                       "it asks for an array that its source does not have",
                        {{"field", "output"}, {"value", absl::StrCat(named.operand->output())}}));
 }
 
@@ -182,7 +182,7 @@ absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& st
         FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
     if (!status.ok()) return OfOperand(source.named, status);
     source.moved_bytes = extent.bytes();
-    // The first element is not the lowest where a stride is negative.
+    // The first element is not the lowest if a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
     view.data = *memory == nullptr ? nullptr : static_cast<const char*>(*memory) + first;
   } else if (source.buffer != nullptr) {

@@ -19,30 +19,30 @@ namespace tessera {
 
 class Core;
 
-// An operand of a request, under the name that errors call it by.
+// An operand of a request, with the name that errors use for it.
 struct Named {
   std::string_view name;
   const v1::Operand* operand;
 };
-// How many operands are held in place; more are allocated.
+// How many operands a vector holds in place; more are allocated.
 inline constexpr std::size_t kOperandsInPlace = 2;
 using NamedOperands = absl::InlinedVector<Named, kOperandsInPlace>;
 
-// An operand as a call holds it between its acceptance and its end.
+// An operand as a call holds it from its acceptance to its end.
 struct OperandSource {
   Named named;
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
   View view;                      // as if the array began at address 0
-  std::uint64_t offset = 0;       // of an operand that moves to the memory of a program
-  std::uint64_t moved_bytes = 0;  // that were copied from another device for this operand
-  bool scattered = false;  // some devices that are to share the operation out do not reach it
+  std::uint64_t offset = 0;       // in a program's memory, if it moves there
+  std::uint64_t moved_bytes = 0;  // copied from another device for this operand
+  bool scattered = false;  // a device that is to take part in the operation does not reach it
 
-  // Whether it has to be copied to the device: it is resident on another one, or scattered.
+  // Whether it must be copied to the device, because it is resident on another one or scattered.
   bool IsElsewhere(const Device& device) const {
     return buffer != nullptr && (scattered || !buffer->IsOn(device));
   }
-  // Whether the device has all of it in its memory, and no other device has a part.
+  // Whether the operand is inline, or wholly in the memory of this device alone.
   bool IsReached(const Device& device) const {
     return buffer == nullptr || (!IsElsewhere(device) && buffer->shards().size() == 1);
   }
@@ -51,33 +51,36 @@ struct OperandSource {
 using Sources = absl::InlinedVector<OperandSource, kOperandsInPlace>;
 using Views = absl::InlinedVector<View, kOperandsInPlace>;
 
-// The error as one of this operand.
+// Returns the error with the name of the operand.
 absl::Status OfOperand(const Named& named, const absl::Status& status);
 
-// INVALID_ARGUMENT / BAD_OPERAND: the operand asks for an array that what it names does not have.
+// Returns INVALID_ARGUMENT / BAD_OPERAND for an operand whose source does not have the array it
+// asks for.
 absl::Status BadOutput(const Named& named);
 
-// The type of an inline operand: INVALID_ARGUMENT / BAD_OPERAND unless its data has that size.
+// Returns the type of an inline operand, or INVALID_ARGUMENT / BAD_OPERAND if its data does not
+// have that size.
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
-// All operands of a call, as they are at one moment, and checked with their views.
+// Finds all operands of a call at one point in time, and checks their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
-// The operand that has the address, where it lies; null: it is no resident one's.
+// Returns the buffer of the resident operand that contains the address, or null if there is none.
 std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
                                        const void* address);
 
-// Of a product without an expression: b is scattered if it is too small for every device that has a
-// part of a to have one of b.
+// For a product without an expression: marks b as scattered if it is too small to have a shard on
+// every device that has a shard of a.
 void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources);
 
-// Adds up what a call needs of each device, to run where the fewest bytes have to move.
+// Adds up the bytes that a call needs of each device, so that it runs where the fewest have to
+// move.
 class DeviceBytes {
  public:
-  // Bytes [begin, end) of the buffer, which all its devices reach.
+  // Adds bytes [begin, end) of the buffer, which all of its devices reach.
   void Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end);
-  // The device that reaches most bytes; of those that reach as many the one that has most; where
-  // two have as many, the one added first. Null when nothing has been.
+  // Returns the device that reaches the most bytes; among those that reach equally many, the one
+  // that has the most; and among these, the one that was added first. Null if nothing was added.
   Device* Most() const;
 
  private:
@@ -89,18 +92,18 @@ class DeviceBytes {
   absl::InlinedVector<Entry, 2> entries_;
 };
 
-// The device that has most bytes of the resident operands, as DeviceBytes counts them. Null when
-// none is resident.
+// Returns the device that has the most bytes of the resident operands, as DeviceBytes counts them.
+// Null if none is resident.
 Device* DeviceOf(absl::Span<const OperandSource> sources);
 
-// Copies bytes of a buffer of another device, from one element to another, to memory of the
-// stream's. Errors of RunCopyAcross, and DEVICE_LOST of either device.
+// Copies bytes of a buffer on another device, which begin and end at an element boundary, to memory
+// of the stream's device. Returns the errors of RunCopyAcross, and DEVICE_LOST of either device.
 absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out);
 
-// The operand on the stream's device. Inline data moves to scratch: in a message it has no
-// alignment to rely on. So does what another device has: all from the operand's first element to
-// its last, which source.moved_bytes then has.
+// Returns the operand's view on the stream's device. Inline data moves to scratch memory, because
+// its alignment in a message is arbitrary. An operand on another device moves there too, from its
+// first element to its last, and source.moved_bytes is set to their size.
 absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream);
 
 }  // namespace tessera

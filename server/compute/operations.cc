@@ -63,7 +63,7 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       break;
     case v1::Expression::Node::kOp:
       out.kind = Kind::kOperation;
-      // MapOp is narrower: it could take a value that this server does not know for another one.
+      // MapOp is narrower, so a value that this server does not know could turn into a known one.
       if (!v1::MapOp_IsValid(node.op())) return BadNode(index, "operation", node.op());
       out.op = static_cast<MapOp>(node.op());
       break;
@@ -88,13 +88,13 @@ absl::StatusOr<Expression> ToExpression(const v1::Expression& expression) {
 }
 
 absl::Status BadCount(std::string_view field, int least, int most) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-                   absl::StrCat("'", Absl(field), "' has from ", least, " to ", most, " entries"),
-                   {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+      absl::StrCat("'", Absl(field), "' must have from ", least, " to ", most, " entries"),
+      {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
 }
 
-// Whether an expression has as many nodes, and the request in this field as many operands, as it
-// may.
+// Checks the number of nodes of an expression, and of operands in this field of the request.
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
   if (operands > most || operands < least) return BadCount(field, least, most);
@@ -103,7 +103,7 @@ absl::Status CheckCounts(const v1::Expression& expression, std::string_view fiel
   return absl::OkStatus();
 }
 
-// Sets the expression of a Reduce or a Matmul, which need none.
+// Sets the expression of a Reduce or a Matmul, which do not need one.
 template <class Request>
 absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
@@ -118,7 +118,8 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 
 // --- Specs ---
 
-// What all requests have in common. operands: those without names of their own come after these.
+// Makes an operation from the fields that all requests have. operands: the named ones; repeated
+// operands follow them.
 template <class Request>
 Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
   Operation operation{.spec = std::move(spec),
@@ -229,8 +230,8 @@ OperationSize SizeOfRequest(const Request& request) {
     size.operands += static_cast<std::size_t>(request.with_size());
   if constexpr (requires { request.expression(); }) {
     const auto nodes = static_cast<std::size_t>(request.expression().nodes_size());
-    // Arguments beyond those that an operation has are on the heap; two programs come of one
-    // expression at most.
+    // An invalid node may have one argument more, on the heap. An expression is compiled to at most
+    // two programs.
     constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
     if (nodes > 0) size.bytes = nodes * kNode + 2 * sizeof(MapProgram) + 3 * kHeap;
   }
@@ -270,7 +271,7 @@ RunOptions Operation::Options(Core& core, const Device& device) const {
 
 namespace {
 
-// Of bytes of a message, on their way to a GPU or from it.
+// Returns the time that bytes of a message take to a GPU or from it.
 double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
   return device.info().backend == Backend::kCuda ? static_cast<double>(bytes) / 1e4 : 0;
 }

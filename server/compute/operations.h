@@ -1,5 +1,5 @@
-// Requests of operations, and steps of programs, as the kernels take them, and their responses.
-// Nothing else in the server tells one operation from another.
+// Translates requests and steps of programs into operations of the kernels, and fills in their
+// responses. The rest of the server handles all operations alike.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,10 @@ namespace tessera {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// Where a request wants its arrays, one for each; none for a number.
+// Where a request wants its result arrays, one entry per array; empty if the result is a number.
 using Destinations = absl::InlinedVector<const v1::Result*, kMostResults>;
 
-// A request, read once: the one form in which calls and steps of programs know it. It refers to the
+// A request after it has been read, for calls and steps of programs alike. It points into the
 // request.
 struct Operation {
   OperationSpec spec;
@@ -37,7 +37,7 @@ struct Operation {
   Launch launch;
   bool timing = false;
 
-  // Whether the request leaves it to the server how the operation is computed.
+  // Whether the request leaves it to the server how to compute the result.
   bool IsPlain() const {
     return strategy.empty() && launch.block_size == 0 && launch.grid_size == 0 &&
            launch.items_per_thread == 0;
@@ -51,51 +51,52 @@ struct Operation {
   RunOptions Options(Core& core, const Device& device) const;
 };
 
-// INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE, BAD_OPERATION, BAD_AXES, BAD_RESULT: what can be
-// said of a request without its operands.
+// Makes all checks that need no operands: INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE,
+// BAD_OPERATION, BAD_AXES or BAD_RESULT.
 #define TESSERA_MAKE(Method, field) \
   absl::StatusOr<Operation> MakeOperation(const v1::Method##Request& request);
 TESSERA_OPERATION_METHODS(TESSERA_MAKE)
 #undef TESSERA_MAKE
 absl::StatusOr<Operation> MakeOperation(const v1::Step& step);
 
-// What an operation takes of the host's memory at most, beside an Operation and its request.
+// The most host memory that a step takes in addition to its Operation and its message.
 struct OperationSize {
   std::size_t operands = 0;
   std::size_t bytes = 0;  // for its expression
 };
 OperationSize SizeOf(const v1::Step& step);
-// What the allocator adds to an allocation at most.
+// The most that the allocator adds to an allocation.
 inline constexpr std::size_t kHeap = 32;
 
-// Whether the response is to have the array itself.
+// Whether the response is to contain the array itself.
 inline bool IsInline(const v1::Result& destination) {
   return !destination.has_buffer() && !destination.has_scratch();
 }
 
-// The least time for the operation on the device, in microseconds, by the kernels' LeastMicroseconds
-// and with 10 GB/s for inline operands on their way to a GPU.
+// Returns the least time that the device needs for the operation, in microseconds: that of the
+// kernels, and the copies of inline operands to a GPU at 10 GB/s.
 double LeastMicroseconds(const Operation& operation, absl::Span<const OperandSource> sources,
                          const Device& device);
-// What the arrays of the response add to that: copied from a GPU at 10 GB/s.
+// Returns what the response's arrays add to LeastMicroseconds; they are copied from a GPU at 10
+// GB/s.
 double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
                           const Device& device);
 
 // --- Responses ----------------------------------------------------------------------------------
 
-// The response of any operation. It refers to the message.
+// The response of any operation. It points to the message.
 class OperationResponse {
  public:
   template <class Response>
     requires(!std::is_same_v<Response, OperationResponse>)
   explicit OperationResponse(Response& message)
       : message_(&message), parts_(PartsOf<Response>()) {}
-  // The response of a step that has an operation.
+  // Returns the response of a step. REQUIRES: the step has an operation.
   static OperationResponse In(const v1::Step& step, v1::StepResult& result);
 
   v1::ExecutionStats& stats() const { return *parts_.stats(message_); }
   void SetValue(const ScalarResult& result, const ResultType& type) const;
-  // The array of that number: in the response itself, or the buffer that it became.
+  // Returns the array with that number in the response, or the buffer that it went to.
   v1::Tensor& tensor(std::size_t array) const { return *parts_.tensor(message_, array); }
   v1::Buffer& buffer(std::size_t array) const { return *parts_.buffer(message_, array); }
 
@@ -155,19 +156,18 @@ class OperationResponse {
   const Parts& parts_;
 };
 
-// The largest array that travels in a response, in bytes; of a program, all of them together. The
-// response as a whole stays below the 4 MiB that clients of gRPC accept unless they are told
-// otherwise.
+// The largest array in a response, in bytes; for a program, the sum of all its arrays. The whole
+// response stays below the 4 MiB that gRPC clients accept by default.
 inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
 
-// INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} when an array goes beyond that limit after
-// `before` bytes, which size includes.
+// INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} if `before` bytes and the array exceed that
+// limit; size is the sum.
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before = 0);
 
-// Fills in an array but for its data.
+// Fills in an array except for its data.
 void SetType(const ArrayType& type, v1::Tensor& out);
 
-// All but queue_us.
+// Fills in all stats except queue_us and total_us.
 void SetStats(const Stats& stats, const Device& device, absl::Span<const OperandSource> sources,
               v1::ExecutionStats& out);
 

@@ -25,15 +25,15 @@ using absl::StatusCode;
 
 // Arrays in the program's block begin at multiples of this.
 constexpr std::uint64_t kAlignment = 256;
-// A scalar's place in the block, and where in it the value stands before it is rounded.
+// The size of a scalar's place in the block, and where in it the value is before it is rounded.
 constexpr std::uint64_t kScalarBytes = 2 * kAlignment;
 constexpr std::uint64_t kUnrounded = kAlignment;
 
-// What a result takes of the answer at most, beside the data of an array.
+// The most bytes that a result takes in the response, besides the data of an array.
 constexpr std::uint64_t kResultBytes = 512;
-// Tags and lengths around an error, at most.
+// The most bytes of tags and lengths around an error.
 constexpr std::uint64_t kFraming = 32;
-// What is left of the 4 MiB that clients receive, beside kMaxInlineResult.
+// The 4 MiB that clients receive, less kMaxInlineResult.
 constexpr std::uint64_t kAnswerMargin = 64 << 10;
 
 absl::Status StepFailed(std::uint32_t step) {
@@ -42,7 +42,7 @@ absl::Status StepFailed(std::uint32_t step) {
                    {{"failed_step", absl::StrCat(step)}});
 }
 
-// Whether the error ends the whole program: nothing that follows can go well.
+// Whether the error ends the whole program, because no later step can succeed.
 bool EndsProgram(const absl::Status& status, const Stream& stream) {
   return !status.ok() && (stream.stopped() || stream.device().lost());
 }
@@ -51,8 +51,8 @@ const void* At(const char* block, std::uint64_t offset) {
   return block == nullptr ? nullptr : block + offset;
 }
 
-// Adds an array to a block of *total bytes, which stays below 2^63 however many there are: its
-// place.
+// Adds an array to a block of *total bytes, and returns its offset. The total stays below 2^63,
+// however many arrays there are.
 std::uint64_t AddTo(std::uint64_t* total, std::uint64_t bytes) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
   const std::uint64_t offset = *total;
@@ -71,7 +71,7 @@ std::uint64_t ProgramRun::memory() const {
     const OperationSize size = SizeOf(step);
     bytes += sizeof(Step) + size.bytes + size.operands * sizeof(BufferStore::Wanted);
     if (size.operands <= kOperandsInPlace) continue;
-    // Vectors grow to twice their size at least.
+    // Vectors at least double their capacity when they grow.
     const std::size_t places = std::max(size.operands, 2 * kOperandsInPlace);
     bytes += places * (sizeof(OperandSource) + sizeof(View)) + 2 * kHeap;
   }
@@ -143,7 +143,7 @@ absl::Status ProgramRun::CollectSources(Step& step, const v1::Step& message) {
     } else if (operand.has_step()) {
       status.Update(OfOperand(
           named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                           "a step sees the results of earlier steps alone",
+                           "a step can use only the results of earlier steps",
                            {{"field", "step"}, {"value", absl::StrCat(operand.step())}})));
     } else if (operand.buffer().empty()) {
       status.Update(
@@ -257,7 +257,7 @@ void ProgramRun::FindSelection(Step& top_k, const Device& device) {
   if (top_k.selection == nullptr) return;
   top_k.matmul = matmul;
   top_k.scores = scores;
-  // The memory that all of them read and write is counted where the time is, too.
+  // The memory that all of them read and write is counted in the TopK, as their time is.
   for (Step* step : {matmul, scores}) {
     step->selection = top_k.selection;
     step->outcome.stats.strategy = top_k.selection->name;
@@ -315,7 +315,7 @@ void ProgramRun::MakeViews(Step& step, const Device& device) {
     const void* data = operand.has_step() ? steps_[operand.step()].places[operand.output()].memory
                        : moves            ? At(block_, source.offset)
                                           : source.buffer->data();
-    // Before there is memory, an address is an offset alone.
+    // Before memory is allocated, an address is only an offset.
     const std::uintptr_t address =
         reinterpret_cast<std::uintptr_t>(data) + reinterpret_cast<std::uintptr_t>(source.view.data);
     step.views[i].data =
@@ -329,7 +329,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   const std::uint64_t all_results = kResultBytes * steps_.size();
   Layout layout;
   layout.in_answer = std::max(kAnswerMargin, all_results) - kAnswerMargin;
-  // What follows the inline results begins where they end at the latest.
+  // The rest of the block begins at the latest possible end of the inline results.
   for (const Step& step : steps_) {
     if (!step.status.ok() || step.result.scalar) continue;
     const Destinations& destinations = step.operation.destinations;
@@ -340,14 +340,14 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   }
   layout.total =
       std::min(layout.total, kMaxInlineResult + kMostResults * kAlignment * steps_.size());
-  std::unordered_map<const Buffer*, std::uint64_t> places;  // of what moves from other devices
+  std::unordered_map<const Buffer*, std::uint64_t> places;  // of buffers copied from other devices
   for (Step& step : steps_) {
     Inherit(step);
     if (!step.status.ok()) continue;
     const Layout before = layout;
     step.status = PlaceResults(step, layout, stream.device());
     if (!step.status.ok()) {
-      // What it has been given is there for the others.
+      // Its places are free for the other steps.
       layout = before;
       step.places = {};
       continue;
@@ -378,7 +378,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
     for (Place& place : step.places)
       if (place.draft == nullptr && block_ != nullptr) place.memory = block_ + place.offset;
   }
-  // Inline results are fetched together, with what lies between them.
+  // Inline results are copied to the host in one piece, with the gaps between them.
   if (layout.inline_arrays > 1) {
     if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
   }
@@ -537,7 +537,7 @@ absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepar
     } else {
       const ScratchMark before = stream.MarkScratch();
       step.status = RunStep(step, stream);
-      stream.RewindScratch(before);  // the next step runs behind this one
+      stream.RewindScratch(before);  // the next step runs after this one
       step.outcome.stats.prepared_bytes = prepared.EndOperation(step.status.ok());
       if (EndsProgram(step.status, stream)) return step.status;
     }
@@ -628,7 +628,7 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
     v1::StepResult& result = *response.add_results();
     if (step.status.ok()) step.status = AnswerStep(step, arrays, stream.device(), result);
   }
-  // Errors in full as long as the answer stays one that clients receive.
+  // Errors are written in full as long as the response is small enough for clients.
   std::uint64_t room = kMaxInlineResult + kAnswerMargin / 2;
   room -= std::min<std::uint64_t>(room, response.ByteSizeLong());
   for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -639,7 +639,7 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
     if (error.ByteSizeLong() + rest > room) {
       error = ToStepError(
           MakeError(steps_[i].status.code(), ErrorReason(steps_[i].status),
-                    "one of too many errors for one answer", {{"step", absl::StrCat(i)}}),
+                    "left out: the response has too many errors", {{"step", absl::StrCat(i)}}),
           sees_all_);
     }
     room -= std::min<std::uint64_t>(room, error.ByteSizeLong() + kFraming);

@@ -27,8 +27,8 @@ std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSourc
   if (first == sources.end() || !first->buffer->IsOn(device)) return std::nullopt;
   if (by_first && first != sources.begin()) return std::nullopt;
   for (const OperandSource& source : sources) {
-    // What the device has for itself, a copy of what is elsewhere too, all reach that share memory
-    // with it.
+    // Devices that share memory with this one reach operands that are only on it, including copies
+    // of operands from elsewhere.
     if (by_first && (!is_sharded(source) || source.IsElsewhere(device))) continue;
     if (source.buffer == nullptr) return std::nullopt;
     for (const Shard& shard : first->buffer->shards())
@@ -47,7 +47,7 @@ bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& p
 
 ShardTeam::~ShardTeam() {
   for (Core::Bridge& taken : streams_) {
-    // What became of the work has been told.
+    // The outcome of the work has been reported.
     EndRequest(taken.stream).IgnoreError();
     taken.stream.WatchStop(nullptr);
   }

@@ -1,4 +1,4 @@
-// The devices that a call's operands are sharded over, as those that work on it together.
+// The devices over which a call's operands are sharded, which work on the call together.
 #pragma once
 
 #include <optional>
@@ -15,12 +15,13 @@
 
 namespace tessera {
 
-// For one operation. One thread; the core and the buffer outlive it.
+// For one operation and one thread. The core and the buffer outlive it.
 class ShardTeam final : public Team {
  public:
-  // The team of an operation that runs on the device. None where no operand is sharded, or where
-  // one, or a result, is not within reach of all devices of the first that is. A product is shared
-  // out by its first operand; the other one may lie on one device, or have been copied to it.
+  // Returns the team of an operation that runs on the device. There is none if no operand is
+  // sharded, or if not all devices of the first sharded operand reach every other operand and
+  // result. A product is divided by its first operand; the other one may be on one device, or have
+  // been copied to it.
   static std::optional<ShardTeam> Of(Core& core, const Operation& operation,
                                      absl::Span<const OperandSource> sources, const Device& device);
 

@@ -13,10 +13,10 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// What hangs holds a thread each.
+// Each chore that hangs holds one thread.
 constexpr std::size_t kMostThreads = 64;
 
-constexpr std::size_t kReleases = 0;  // the queue of what is released; that of share i is i + 1
+constexpr std::size_t kReleases = 0;  // the queue of releases; share i has queue i + 1
 
 }  // namespace
 
@@ -86,7 +86,7 @@ void Chores::Relieve() {
       try {
         threads_.emplace_back(&Chores::Run, this, /*stays=*/false);
       } catch (const std::system_error&) {
-        // There may be one next time.
+        // The next attempt may succeed.
       }
     }
   }
@@ -130,7 +130,7 @@ void Chores::Run(bool stays) {
     const auto mine = std::prev(running_.end());
     lock.unlock();
     work();
-    work = nullptr;  // what it holds may bring more work, which takes the lock
+    work = nullptr;  // destroying it may submit more work, which takes the lock
     lock.lock();
     running_.erase(mine);
     --queues_[*queue].running;

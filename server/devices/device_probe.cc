@@ -5,7 +5,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A loss is to be known within a second. The answer takes microseconds.
+// A loss must be known within a second. An answer takes microseconds.
 constexpr std::chrono::milliseconds kInterval{200};
 
 std::int64_t ClockTicks() { return steady_clock::now().time_since_epoch().count(); }
@@ -33,7 +33,7 @@ void DeviceProbe::Ask() {
   while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; }) && !device_.lost()) {
     lock.unlock();
     asked_.store(ClockTicks(), std::memory_order_relaxed);
-    Probe(device_).IgnoreError();  // the device knows from then on
+    Probe(device_).IgnoreError();  // a loss is recorded in the device
     asked_.store(0, std::memory_order_relaxed);
     lock.lock();
   }

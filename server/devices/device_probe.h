@@ -1,5 +1,5 @@
-// Asks a device again and again whether it still answers, on a thread of its own: so that one that
-// is lost, or hangs, while nobody uses it is noticed, whatever other devices do.
+// Probes a device regularly on a separate thread, so that a device that is lost or hangs is noticed
+// even if nothing uses it, and whatever other devices do.
 #pragma once
 
 #include <atomic>
@@ -17,19 +17,19 @@ namespace tessera {
 class DeviceProbe {
  public:
   explicit DeviceProbe(Device& device);
-  // Waits for an answer that is due.
+  // Waits for an answer that is outstanding.
   ~DeviceProbe();
   DeviceProbe(const DeviceProbe&) = delete;
   DeviceProbe& operator=(const DeviceProbe&) = delete;
 
-  // For how long the device has owed an answer; zero: it owes none.
+  // Returns how long the device has owed an answer, or zero if it owes none.
   std::chrono::steady_clock::duration Waiting() const;
 
  private:
   void Ask();
 
   Device& device_;
-  // When it was asked what it has not answered, in ticks of the steady clock; 0: nothing is due.
+  // When the unanswered probe began, in ticks of the steady clock; 0: no answer is outstanding.
   std::atomic<std::int64_t> asked_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -25,11 +25,11 @@ void Pause() {
 #endif
 }
 
-// An interval that nobody polls for.
+// An interval that is too long to poll for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
-// What threads of large tasks add to their nice value: a tenth of the processor's time beside
-// threads that others need, all of it beside none.
+// What threads of large tasks add to their nice value. They get a tenth of the processor's time
+// while threads of other tasks need it, and all of it otherwise.
 constexpr int kGiveWay = 10;
 
 std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }
@@ -155,7 +155,7 @@ Task* Executor::First(Group& group) {
   const auto next =
       std::min_element(group.active.begin(), group.active.end(),
                        [](const Queue* a, const Queue* b) { return a->used < b->used; });
-  std::rotate(next, next + 1, group.active.end());  // among equals it is the last from now on
+  std::rotate(next, next + 1, group.active.end());  // it is now the last among equals
   group.least_used = std::max(group.least_used, group.active.back()->used);
   return group.active.back()->first;
 }
@@ -266,7 +266,8 @@ std::int64_t Executor::Run(Task& task, WorkerStream& worker) {
 void Executor::Work(Group& group) {
   if (settings_.reserve && &group == &GroupOf(TaskSize::kLarge) &&
       device_.info().backend == Backend::kCpu) {
-    // Of this thread, and of those that it makes. Where it fails, nothing gives way.
+    // This applies to this thread and to the threads that it creates. If it fails, all keep the
+    // same priority.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
   }
   PrepareThread(device_, settings_.shares_loops);
@@ -285,7 +286,7 @@ void Executor::Work(Group& group) {
       took = Run(*task, *worker);
     }
     lock.lock();
-    GiveBack(*worker, size, share, took);  // and looks for what waits
+    GiveBack(*worker, size, share, took);  // the loop then looks for the next task
   }
 }
 

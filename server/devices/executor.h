@@ -1,6 +1,6 @@
-// Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny
-// may also run on the thread that brings it.
+// Runs work on one device, with a bounded queue for each share, a few streams, and as many threads
+// to drive them. With a reserve, tasks that are not large have separate streams and threads. A tiny
+// task may also run on the thread that submits it.
 #pragma once
 
 #include <array>
@@ -23,15 +23,15 @@
 
 namespace tessera {
 
-// How much of the device's time a task takes: beside a tiny one the waking of a thread would count;
-// large ones leave the reserve to the others.
+// How much of the device's time a task takes. For a tiny task, waking a thread would be a
+// noticeable cost; large tasks leave the reserve to the others.
 enum class TaskSize { kTiny, kSmall, kLarge };
 
 // One piece of work for a device. It may be submitted again once it has run.
 class Task {
  public:
-  // share: whose turn the task takes, a small number. Where tasks of several wait, the one goes
-  // first whose share has had least of the streams' time.
+  // share: whose turn the task takes, a small number. If tasks of several shares wait, the share
+  // that has had the least of the streams' time goes first.
   explicit Task(std::size_t share = 0) : share_(share) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
@@ -41,15 +41,15 @@ class Task {
 
  private:
   friend class Executor;
-  // On a thread of the executor, with the stream for itself. The task may be gone on return. Must
-  // not throw.
+  // Called on a thread of the executor, or by RunOrSubmit, with exclusive use of the stream. The
+  // task may be gone on return. Must not throw.
   virtual void Run(Stream& stream) = 0;
-  // Instead of Run, on a thread of the executor or in RefuseWaiting: the device is lost.
+  // Called instead of Run if the device is lost, on a thread of the executor or in RefuseWaiting.
   virtual void Refuse(const absl::Status& status) = 0;
 
   const std::size_t share_;
-  // These belong to the executor's mutex. A queue is a list through the tasks themselves, so that
-  // one can leave from its middle.
+  // These are guarded by the executor's mutex. A queue is a linked list of the tasks themselves, so
+  // that a task can leave from its middle.
   Task* before_ = nullptr;
   Task* behind_ = nullptr;
   bool queued_ = false;
@@ -57,27 +57,29 @@ class Task {
   std::uint64_t run_ = 0;  // the number of its run; 0: it has not begun to run
 };
 
-// What every call is told once the device has failed for good: UNAVAILABLE / DEVICE_LOST {device}.
+// Returns the error of every call once the device has failed for good: UNAVAILABLE / DEVICE_LOST
+// {device}.
 absl::Status DeviceLostError(const Device& device);
 
 // Thread safe. The device outlives it.
 class Executor {
  public:
   struct Settings {
-    // Tasks that run at once. With a reserve: so many large ones, on streams for such, and as many
-    // others, for which the threads of a device that computes on them give way.
+    // How many tasks run at the same time. With a reserve, this is the number of large tasks, on
+    // streams for large tasks, and also the number of others. On a device that computes on its
+    // threads, those of large tasks have a lower priority.
     int workers = 1;
     bool reserve = false;
-    // How many tasks of a share may wait, besides the ones that run.
+    // How many tasks of a share may wait, in addition to those that run.
     std::size_t queue_length = 1;
     // A thread without work polls for twice the mean interval between the last tasks before it
     // sleeps, if that is no longer than this: waking a sleeping thread costs more than a small
     // operation.
     std::chrono::microseconds spin{0};
-    // Of all streams together; null: no limit.
+    // The scratch budget of all streams together; null: no limit.
     Budget* scratch = nullptr;
-    // Whether each thread shares loops on the host among as many threads as the device's work may
-    // use. These are made at the start.
+    // Whether each thread divides loops on the host among as many threads as the device's work may
+    // use. These threads are created at the start.
     bool shares_loops = false;
     // For a device whose work can be stopped: a task is told to stop once it has run for longer
     // than this plus kOverrun times what its stream expects. Infinite: never.
@@ -89,25 +91,26 @@ class Executor {
       Device& device, const Settings& settings,
       absl::FunctionRef<absl::Status(Stream&)> prepare = [](Stream&) { return absl::OkStatus(); });
 
-  // Runs what is queued, then stops. REQUIRES: nobody is in another function.
+  // Runs the queued tasks, then stops. REQUIRES: no thread is in another function.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Never waits. The task lives until it has run. Unless OK it is not queued: RESOURCE_EXHAUSTED /
-  // QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
+  // Never waits. The task exists until it has run. It is not queued if the result is an error:
+  // RESOURCE_EXHAUSTED / QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
   absl::Status Submit(Task& task, TaskSize size = TaskSize::kLarge);
-  // Runs a task that is tiny here and now if nothing waits, nothing runs that is not tiny, behind
-  // which the device might let it wait, and a stream is idle; else the same as Submit. Saves waking
-  // a thread, and keeps the caller for as long as the task takes.
+  // Runs a tiny task on the calling thread if nothing waits, a stream is idle, and all running
+  // tasks are tiny: behind a longer task, the device might make it wait. Otherwise it does the same
+  // as Submit. This saves waking a thread, but keeps the caller for as long as the task takes.
   absl::Status RunOrSubmit(Task& task);
 
-  // True: the task was waiting, and now never runs. False: it runs, its stream being told to stop,
-  // or has run. REQUIRES: the task has been submitted and lives.
+  // Returns true if the task was waiting, and will not run. Returns false if it is running, in
+  // which case its stream is told to stop, or has run. REQUIRES: the task has been submitted and
+  // still exists.
   bool Cancel(Task& task);
 
-  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that
-  // is lost.
+  // Refuses the waiting tasks, as idle threads would, for the case that all threads hang with a
+  // lost device.
   void RefuseWaiting();
 
   int workers() const { return settings_.workers; }
@@ -116,12 +119,12 @@ class Executor {
     return groups_[0].waiting.load(std::memory_order_relaxed) +
            groups_[1].waiting.load(std::memory_order_relaxed);
   }
-  // For how long the task that has run longest has run.
+  // Returns how long the longest-running task has been running.
   std::chrono::steady_clock::duration LongestRun() const;
-  // Returns how much of a time that ends now counts.
+  // Returns how much of a duration that ends now counts.
   using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
-  // Tells tasks that have overrun to stop. Returns for how long the longest overrun has lasted; if
-  // `overrun` is infinite, LongestRun.
+  // Tells tasks that have overrun to stop. Returns how long the longest overrun has lasted, or
+  // LongestRun if `overrun` is infinite.
   absl::Duration StopOverdue(Counts counts);
 
  private:
@@ -135,21 +138,22 @@ class Executor {
     std::uint64_t run = 0;  // the number of the task's run; 0: none. Guarded by mutex_.
   };
 
-  // The tasks of one share that wait in a group, in the order in which they came.
+  // The waiting tasks of one share in a group, in order of arrival.
   struct Queue {
     Task* first = nullptr;
     Task* last = nullptr;
-    // The time that its tasks have had, in ticks of the steady clock. An idle share
-    // saves nothing up: when it comes back it begins where the others are.
+    // The time that its tasks have used, in ticks of the steady clock. An idle share saves nothing
+    // up: when it has tasks again, it begins level with the others.
     std::int64_t used = 0;
   };
-  // Streams, as many threads that drive them, and what waits for these. Belongs to the mutex.
+  // Streams, as many threads to drive them, and the tasks that wait for them. Guarded by the mutex.
   struct Group {
     std::condition_variable wake;
     std::deque<Queue> queues;  // by share
-    // Those with tasks; where two have had the same, the one that waits longer comes first.
+    // The queues with tasks. Among queues that have used the same time, the one that has waited
+    // longest comes first.
     std::vector<Queue*> active;
-    // What the share that went last had had by then.
+    // The time that the last share to have a turn had used by then.
     std::int64_t least_used = 0;
     // At most one thread polls at a time: it takes the next task without being woken.
     bool polling = false;
@@ -161,24 +165,26 @@ class Executor {
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
   void Work(Group& group);
-  // Waits for a task and a stream for it; null when there are no tasks left and the executor stops.
-  // With the mutex.
+  // Waits for a task and a stream for it. Returns null when there are no tasks left and the
+  // executor stops. The caller holds the mutex.
   Task* Next(std::unique_lock<std::mutex>& lock, Group& group, WorkerStream*& worker);
   void Poll(std::unique_lock<std::mutex>& lock, Group& group);
-  // Without the mutex. How long it took, in ticks of the steady clock.
+  // Returns how long the task took, in ticks of the steady clock. The caller does not hold the
+  // mutex.
   std::int64_t Run(Task& task, WorkerStream& worker);
-  // With the mutex.
+  // The caller holds the mutex.
   absl::Status Enqueue(Task& task, bool& wake);
-  // Where tasks of a size run.
+  // Returns the group in which tasks of a size run.
   Group& GroupOf(TaskSize size) {
     return groups_[settings_.reserve && size != TaskSize::kLarge ? 1 : 0];
   }
   static Queue& QueueOf(Group& group, std::size_t share);
-  // The task that is next. REQUIRES: some wait.
+  // Returns the next task. REQUIRES: a task waits.
   static Task* First(Group& group);
   void Unlink(Task& task);
   WorkerStream* TakeStream(Task& task);
-  // Whether a thread has to be woken for what waits. size, share, took: of what ran.
+  // Returns whether a thread must be woken for a waiting task. size, share, took: of the task that
+  // ran.
   bool GiveBack(WorkerStream& worker, TaskSize size, std::size_t share, std::int64_t took);
   void NoteArrival();
 
@@ -186,15 +192,16 @@ class Executor {
   const Settings settings_;
 
   std::mutex mutex_;
-  // With a reserve, the first one has the large tasks, the second one the others; else it is empty.
+  // With a reserve, the first group has the large tasks and the second one the others. Without it,
+  // the second one is empty.
   std::array<Group, 2> groups_;
   std::vector<std::size_t> lengths_;  // of both queues of a share
   bool stopping_ = false;
   std::uint64_t runs_ = 0;  // tasks that have begun to run so far
   int prepared_ = 0;        // threads that are ready for tasks
   std::condition_variable thread_prepared_;
-  int running_ = 0;  // tasks that are not tiny
-  // When the last task came and the mean interval between tasks, in ticks of the steady clock.
+  int running_ = 0;  // running tasks that are not tiny
+  // When the last task arrived and the mean interval between tasks, in ticks of the steady clock.
   std::int64_t last_arrival_ = 0;
   std::int64_t interval_ = 0;
 

@@ -30,7 +30,7 @@ constexpr unsigned kMemoryVersion = sizeof(NvmlMemory) | 2u << 24;
 constexpr int kTemperatureGpu = 0, kClockSm = 1;
 constexpr int kErrorsCorrected = 0, kErrorsUncorrected = 1, kErrorsSinceLoad = 0;
 
-// The functions of the library. One that is not there is null: the driver is older.
+// The functions of the library. A function that an older driver lacks is null.
 struct Nvml {
   NvmlResult (*init)();
   const char* (*error_string)(NvmlResult);
@@ -45,12 +45,12 @@ struct Nvml {
   NvmlResult (*errors)(NvmlDevice, int, int, unsigned long long*);
 };
 
-// Loads and initialises it. Nothing: why is in the log.
+// Loads and initialises it. Returns nothing, and logs why, if that fails.
 std::optional<Nvml> Load() {
-  // Never closed: it lives as long as the process, like a linked library.
+  // It is never closed: it stays loaded as long as the process runs, like a linked library.
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    spdlog::warn("no figures of the GPUs: {}", dlerror());
+    spdlog::warn("no metrics of the GPUs: {}", dlerror());
     return std::nullopt;
   }
   Nvml nvml{};
@@ -69,17 +69,17 @@ std::optional<Nvml> Load() {
   find("nvmlDeviceGetCurrentClocksEventReasons", nvml.slowdowns);
   find("nvmlDeviceGetTotalEccErrors", nvml.errors);
   if (nvml.init == nullptr || nvml.error_string == nullptr || nvml.handle_by_bus_id == nullptr) {
-    spdlog::warn("no figures of the GPUs: {} lacks functions", kLibrary);
+    spdlog::warn("no metrics of the GPUs: {} lacks functions", kLibrary);
     return std::nullopt;
   }
   if (const NvmlResult result = nvml.init(); result != 0) {
-    spdlog::warn("no figures of the GPUs: nvmlInit: {}", nvml.error_string(result));
+    spdlog::warn("no metrics of the GPUs: nvmlInit: {}", nvml.error_string(result));
     return std::nullopt;
   }
   return nvml;
 }
 
-// What function(arguments..., &value) stores; nothing where it fails or is not there.
+// Returns what function(arguments..., &value) stores, or nothing if it fails or is missing.
 template <class Value, class Function, class... Arguments>
 std::optional<Value> Ask(Function function, Arguments... arguments) {
   Value value{};
@@ -87,7 +87,7 @@ std::optional<Value> Ask(Function function, Arguments... arguments) {
   return value;
 }
 
-// In units of which one is so many of the value's.
+// Returns the value times `unit`.
 std::optional<double> Scaled(std::optional<unsigned> value, double unit) {
   if (!value.has_value()) return std::nullopt;
   return *value * unit;
@@ -117,7 +117,7 @@ struct GpuMonitor::Shared {
   struct Gpu {
     std::string device;
     std::string bus_id;
-    NvmlDevice handle = nullptr;  // the thread's; null: the driver has not told it
+    NvmlDevice handle = nullptr;  // only the thread uses it; null: not found yet
   };
   std::vector<Gpu> gpus;
 
@@ -126,7 +126,7 @@ struct GpuMonitor::Shared {
   bool wanted = false;
   bool stop = false;
   std::uint64_t readings = 0;
-  std::vector<GpuFigures> figures;  // of the last
+  std::vector<GpuFigures> figures;  // of the last reading
 
   void Run() {
     const std::optional<Nvml> nvml = Load();

@@ -1,8 +1,8 @@
-// What the driver tells of the GPUs: load, memory, temperature, power, errors. By NVML, which comes
-// with the driver and is loaded when the process runs: a host without it has no such figures. A
-// dozen of its functions are declared by hand, because its header is part of the toolkit, which the
-// CPU image lacks. A thread asks the driver when a scrape wants to know, because calls of the
-// driver may hang.
+// Metrics of the GPUs from the driver: load, memory, temperature, power and errors. They come from
+// NVML, which is part of the driver and is loaded at run time; a host without it has no such
+// metrics. A dozen of its functions are declared by hand, because its header is part of the
+// toolkit, which the CPU image lacks. A separate thread asks the driver when a scrape needs the
+// metrics, because calls to the driver may hang.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +16,30 @@
 
 namespace tessera {
 
-// Of one GPU as a whole, whoever uses it. What the driver does not tell has no value.
+// Metrics of one whole GPU, whichever processes use it. A metric that the driver does not report
+// has no value.
 struct GpuFigures {
   // Why clocks are lower than they could be, as bits of NVML (nvmlClocksEventReasons).
-  static constexpr std::uint64_t kPowerCap = 0x4;          // the limit of power is reached
-  static constexpr std::uint64_t kThermalSoftware = 0x20;  // the driver's limit of temperature is
+  static constexpr std::uint64_t kPowerCap = 0x4;          // the power limit
+  static constexpr std::uint64_t kThermalSoftware = 0x20;  // the driver's temperature limit
   static constexpr std::uint64_t kThermalHardware =
-      0x40;  // the hardware's is: clocks are halved at least
-  static constexpr std::uint64_t kPowerBrake = 0x80;  // the power supply asks for it
+      0x40;  // the hardware's temperature limit: clocks are at least halved
+  static constexpr std::uint64_t kPowerBrake = 0x80;  // requested by the power supply
 
   std::string device;          // "cuda:0"
-  std::optional<double> busy;  // part of the last sample, up to a second, in which a kernel ran
+  std::optional<double> busy;  // fraction of the last sample (up to 1 s) in which a kernel ran
   std::optional<std::uint64_t> memory_used;  // bytes
   std::optional<double> celsius;
   std::optional<double> watts;
   std::optional<double> watts_limit;
   std::optional<double> sm_hertz;
   std::optional<std::uint64_t> slowdowns;
-  // Of memory, since the driver was loaded.
+  // Memory errors since the driver was loaded.
   std::optional<std::uint64_t> corrected_errors;
   std::optional<std::uint64_t> uncorrected_errors;
 };
 
-// Thread safe. Does nothing until it is asked, and nothing at all where no device is a GPU.
+// Thread safe. Does nothing until it is asked, and nothing at all if no device is a GPU.
 class GpuMonitor {
  public:
   explicit GpuMonitor(const std::vector<std::unique_ptr<Device>>& devices);
@@ -46,13 +47,13 @@ class GpuMonitor {
   GpuMonitor(const GpuMonitor&) = delete;
   GpuMonitor& operator=(const GpuMonitor&) = delete;
 
-  // The figures now, of the GPUs that the driver knows. Empty if it has not told them within the
-  // limit, as when one has fallen off the bus.
+  // Returns the current metrics of the GPUs that the driver knows. Empty if the driver has not
+  // reported them within the limit, for example because a GPU has fallen off the bus.
   std::vector<GpuFigures> Read(absl::Duration limit);
 
  private:
   struct Shared;
-  // With a thread of its own, which a driver that does not come back keeps.
+  // Shared with a thread, which does not end while a call to the driver hangs.
   std::shared_ptr<Shared> shared_;  // null: there is no GPU
 };
 

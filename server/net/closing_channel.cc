@@ -18,10 +18,10 @@
 #include "absl/time/time.h"
 #include "server/clock.h"
 
-// gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in
-// a header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
+// gRPC passes each new socket to a mutator before it connects. The type of a mutator is in a header
+// that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
 struct grpc_socket_mutator_vtable {
-  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives the socket up
+  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives up the socket
   int (*compare)(grpc_socket_mutator* a, grpc_socket_mutator* b);
   void (*destroy)(grpc_socket_mutator* mutator);
   bool (*mutate_with_usage)(const void* info, grpc_socket_mutator* mutator);  // may be null
@@ -34,10 +34,11 @@ struct grpc_socket_mutator {
 namespace tessera {
 namespace {
 
-// How long gRPC may take to close a socket whose end it has been told: 2 ms where a thread polls.
+// How long gRPC may take to close a socket that has been shut down: 2 ms if a thread polls.
 constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 
-// What a socket is known by while it lives and afterwards, as descriptors are used again.
+// Returns the cookie of an open socket. It identifies the socket even after its descriptor has been
+// reused.
 std::optional<std::uint64_t> CookieIfOpen(int socket) {
   std::uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);
@@ -50,15 +51,16 @@ struct Socket {
   std::uint64_t cookie;
 };
 
-// A number of this file's own, by which a socket is looked at that gRPC may close meanwhile: that
-// needs no descriptor when there are none left. Thread safe.
+// A descriptor number that belongs to this file. It holds a socket while it is inspected, because
+// gRPC may close its own number at any time. This works even if no descriptors are left. Thread
+// safe.
 class OwnNumber {
  public:
   static OwnNumber& Get() {
     static OwnNumber number;
     return number;
   }
-  // Where it is still the same socket.
+  // Shuts it down if the number still belongs to the same socket.
   void ShutDown(const Socket& socket) {
     const std::lock_guard lock(mutex_);
     if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;
@@ -75,7 +77,7 @@ class OwnNumber {
 // The sockets of one channel. Thread safe.
 class Sockets {
  public:
-  // False once they have been closed.
+  // Returns false once they have been closed.
   bool Add(int socket) {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
@@ -85,13 +87,13 @@ class Sockets {
       sockets_.push_back({socket, *cookie});
     return true;
   }
-  // Ends all, and refuses others.
+  // Shuts down all sockets, and refuses further ones.
   void Close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     for (const Socket& one : sockets_) OwnNumber::Get().ShutDown(one);
   }
-  // Whether gRPC has any.
+  // Whether gRPC still has any of them.
   bool open() {
     const std::lock_guard lock(mutex_);
     return std::any_of(sockets_.begin(), sockets_.end(),
@@ -121,7 +123,7 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments) {
   const auto sockets = std::make_shared<Sockets>();
-  OwnNumber::Get();  // while there are descriptors
+  OwnNumber::Get();  // made while there are descriptors
   if (GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51) {
     auto mutator = std::make_unique<Mutator>();
     mutator->vtable = &kMutator;
@@ -135,7 +137,7 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
   return std::shared_ptr<grpc::Channel>(
       outside, [sockets, channel = std::move(channel)](grpc::Channel*) mutable {
         sockets->Close();
-        // What the other end has sent by then may still make a connection.
+        // Data that the peer has already sent may still establish a connection.
         const absl::Time end = SteadyNow() + kLongestEnd;
         while (sockets->open() && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
         channel.reset();

@@ -1,4 +1,4 @@
-// Channels that take their sockets along.
+// Channels that close their sockets when they end.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -8,9 +8,10 @@
 
 namespace tessera {
 
-// A channel whose TCP connections, made and under way, end with its last pointer, which takes up to
-// two seconds to go, and some milliseconds where a thread polls gRPC's queues. gRPC 1.51 by itself
-// never closes the descriptor of a connection that is made when its channel has gone.
+// Returns a channel whose TCP connections, including those being established, end with its last
+// pointer. Releasing that pointer takes up to two seconds, or some milliseconds if a thread polls
+// gRPC's queues. gRPC 1.51 by itself never closes the descriptor of a connection that is
+// established after its channel is gone.
 std::shared_ptr<grpc::Channel> CreateClosingChannel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments);

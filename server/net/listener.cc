@@ -26,14 +26,14 @@
 namespace tessera {
 namespace {
 
-// Descriptors that are left to everything but connections: devices, files, gRPC's own. A small
+// Descriptors that are kept for everything except connections: devices, files and gRPC. A small
 // limit is halved instead.
 constexpr std::size_t kReservedDescriptors = 256;
 
-// From this limit on, one source has half of the places at most.
+// From this limit on, one source may have at most half of the places.
 constexpr std::size_t kShared = 16;
 
-// A look at every connection takes 0.2 us for each, so that this bounds it to a part of one core.
+// Checking takes 0.2 us per connection, so this interval bounds the cost to a part of one core.
 constexpr std::chrono::milliseconds kSweepInterval{10};
 
 constexpr std::chrono::seconds kLogInterval{1};
@@ -41,11 +41,11 @@ constexpr std::chrono::seconds kLogInterval{1};
 // How long to leave connections waiting when none can be accepted.
 constexpr int kPauseMs = 100;
 
-// Connections accepted from one socket before the others are looked at.
+// Connections accepted from one socket before the others are checked.
 constexpr int kBatch = 64;
 
-// What was sent and is not acknowledged for so long ends the connection, as gRPC's own listener
-// has it by its keepalive timeout.
+// Data that stays unacknowledged for this long ends the connection, as the keepalive timeout does
+// for gRPC's own listener.
 constexpr unsigned kUserTimeoutMs = 20'000;
 
 // Attempts to find one port that is free on all addresses of a name.
@@ -68,12 +68,13 @@ std::string PercentDecoded(std::string_view text) {
   return decoded;
 }
 
-// A socket that listens; or -1, and errno says why.
+// Returns a listening socket, or -1 with errno set.
 int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const int on = 1;
-  // Old connections of a server that has ended do not keep the port; a socket that listens does.
+  // Old connections of a server that has ended then do not block the port, but a listening socket
+  // does.
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   // Accepted sockets inherit these two.
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -120,7 +121,7 @@ void CloseAll(std::vector<int>& sockets) {
 }
 
 std::uint64_t CookieOf(int fd) {
-  std::uint64_t cookie = 0;  // of no socket
+  std::uint64_t cookie = 0;  // which no socket has
   socklen_t size = sizeof(cookie);
   if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
   return cookie;
@@ -130,13 +131,13 @@ std::string_view BytesOf(const in_addr& address) {
   return {reinterpret_cast<const char*>(&address), 4};
 }
 
-// Of an IPv4 address that is mapped to one of IPv6, the four of IPv4.
+// Returns the four bytes of IPv4 for an IPv4 address that is mapped to IPv6.
 std::string_view BytesOf(const in6_addr& address) {
   const std::string_view bytes(reinterpret_cast<const char*>(&address), 16);
   return IN6_IS_ADDR_V4MAPPED(&address) ? bytes.substr(12) : bytes;
 }
 
-// name: getpeername or getsockname. Of a TCP socket that is connected.
+// Returns an endpoint of a connected TCP socket. name: getpeername or getsockname.
 std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -171,7 +172,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != host.npos) {
-    return CannotListen(address, "an IPv6 address stands in brackets");
+    return CannotListen(address, "an IPv6 address must be in brackets");
   }
 
   addrinfo hints{};
@@ -194,13 +195,13 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   int error = EADDRNOTAVAIL;
   for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
     bool taken = false;
-    int port = 0;  // that the first address got; the others are to have the same
+    int port = 0;  // of the first address; the others must get the same
     for (const addrinfo* it : found) {
       sockaddr_storage name{};
       std::memcpy(&name, it->ai_addr, it->ai_addrlen);
       auto* generic = reinterpret_cast<sockaddr*>(&name);
       if (port != 0) SetPort(port, generic);
-      // "[::]" alone is every IPv4 address too.
+      // "[::]" alone includes every IPv4 address.
       const int fd = ListenOn(generic, it->ai_addrlen, found.size() > 1);
       if (fd >= 0) {
         sockets.push_back(fd);
@@ -208,7 +209,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
         continue;
       }
       error = errno;
-      // Names tell of addresses that this machine does not have: localhost without IPv6.
+      // A name may have addresses that this machine lacks, such as localhost without IPv6.
       if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
       taken = true;
       break;
@@ -219,7 +220,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
     CloseAll(sockets);
     if (!retry) break;
   }
-  // Where the kernel has no IPv6, [::] means every address of IPv4.
+  // If the kernel has no IPv6, [::] means every IPv4 address.
   if (sockets.empty() && error == EAFNOSUPPORT && host == "::")
     return ListenTcp("0.0.0.0" + address.substr(colon));
   if (sockets.empty()) return CannotListen(address, error);
@@ -233,7 +234,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
 std::string SourceOf(const sockaddr_storage& peer, int fd) {
   if (peer.ss_family == AF_UNIX) {
     const std::optional<uid_t> user = PeerUser(fd);
-    // Longer than addresses.
+    // This is longer than any address, so the two cannot be confused.
     return user.has_value() && !IsOwnUser(*user) ? absl::StrCat("user number ", *user) : "";
   }
   std::string_view bytes;
@@ -283,7 +284,7 @@ bool ConnectionTable::End(const Endpoint& peer, const Endpoint& here) {
   const std::lock_guard lock(mutex_);
   for (Connection& connection : open_) {
     if (connection.ended) continue;
-    // gRPC may close its descriptor meanwhile, and another connection get the number.
+    // gRPC may close its descriptor at any time, and another connection may get the number.
     const int fd = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) continue;
     const bool found = CookieOf(fd) == connection.cookie && EndpointOf(fd, getpeername) == peer &&
@@ -432,7 +433,7 @@ bool Listener::AcceptSome(int listening) {
       case EAGAIN:
         return true;
       case EINTR:
-      case ECONNABORTED:  // it has left while it waited
+      case ECONNABORTED:  // the client left while it waited
       case EPROTO:
         break;
       case EMFILE:
@@ -455,10 +456,10 @@ void Listener::Take(int listening, int fd, const sockaddr_storage& peer) {
     AcceptorFor(fd).HandleNewConnection(&connection);
     return;
   }
-  NoteRefused(
-      answer == ConnectionTable::Answer::kFull
-          ? absl::StrCat(connections_.limit(), " are open, the limit")
-          : absl::StrCat("one address or user has ", connections_.source_limit(), ", its share"));
+  NoteRefused(answer == ConnectionTable::Answer::kFull
+                  ? absl::StrCat(connections_.limit(), " are open, which is the limit")
+                  : absl::StrCat("one address or user has ", connections_.source_limit(),
+                                 ", which is its share"));
   close(fd);
 }
 
@@ -472,7 +473,7 @@ Listener::Acceptor& Listener::AcceptorFor(int fd) {
   }
   if (!std::exchange(told_of_users_, true)) {
     spdlog::warn(
-        "more than {} users with a line have connected: further ones are not known as such",
+        "more than {} users with a line have connected: further ones are treated as unknown",
         users_.size());
   }
   return *acceptor_;

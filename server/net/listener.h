@@ -25,48 +25,49 @@
 
 namespace tessera {
 
-// Lets the process have as many descriptors as it may, and returns how many that is.
+// Raises the process's limit of descriptors as far as possible, and returns it.
 std::size_t RaiseDescriptorLimit();
 
-// Sockets that listen on one "host:port", where host may be a name, an IPv4 address or an IPv6
-// address in brackets and port 0 takes a free one. A name that has several addresses is listened to
-// on all that this machine has. They do not block, and belong to the caller.
+// Sockets that listen on one "host:port". The host may be a name, an IPv4 address, or an IPv6
+// address in brackets; port 0 takes a free port. For a name with several addresses, they listen on
+// all that this machine has. They do not block, and belong to the caller.
 struct TcpSockets {
   std::vector<int> sockets;      // at least one
-  std::string address;           // with the port that was taken for port 0
+  std::string address;           // with the port that was chosen for port 0
   bool beyond_loopback = false;  // whether other hosts can connect
 };
-// [::] means every address of IPv6 and of IPv4, or of IPv4 alone where the kernel has no IPv6.
+// [::] means every IPv6 and IPv4 address, or every IPv4 address if the kernel has no IPv6.
 // UNAVAILABLE / CANNOT_LISTEN {address}.
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 
-// Whom a connection counts against: an IPv4 address, or the network (/64) of an IPv6 address, as
-// bytes; of a unix socket another user than the server's own, if fd, the accepted socket, is one.
-// Empty for this host itself: loopback addresses, and the server's own user.
+// Returns what a connection counts against: an IPv4 address, or the network (/64) of an IPv6
+// address, as bytes, or, if fd is an accepted unix socket, the user. Empty for this host itself:
+// loopback addresses, and the server's own user.
 std::string SourceOf(const sockaddr_storage& peer, int fd = -1);
 
-// An end of a TCP connection.
+// One end of a TCP connection.
 struct Endpoint {
-  std::string address;  // 4 or 16 bytes; of an IPv4 address that is mapped to one of IPv6, 4
+  std::string address;  // 4 or 16 bytes; 4 for an IPv4 address that is mapped to IPv6
   int port = 0;
 
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
-// The connections that are open, and who has them. Nobody tells when one closes: a connection is
-// known by its descriptor and its socket's cookie, which the kernel never gives twice, and those
-// that are gone are noticed when a place is wanted. Thread safe.
+// The open connections and their sources. gRPC does not report that a connection closes. A
+// connection is identified by its descriptor and its socket's cookie, which the kernel never
+// reuses; closed connections are noticed when a place is needed. Thread safe.
 class ConnectionTable {
  public:
-  // limit: at least 1. From 16 on, one source has half of the places at most.
+  // limit: at least 1. From 16 on, one source may have at most half of the places.
   explicit ConnectionTable(std::size_t limit);
 
   enum class Answer { kAdmitted, kFull, kSourceFull };
-  // Takes a place for the socket fd, which may be closed at any time afterwards. source: as of
-  // SourceOf; an empty one may have all places.
+  // Takes a place for the socket fd, which may be closed at any time afterwards. source: from
+  // SourceOf; the empty source may have all places.
   Answer Admit(int fd, const std::string& source);
   void CountRefused();
-  // Ends the TCP connection between these two. False: there is none that has not been ended.
+  // Ends the TCP connection between these two. Returns false if there is none that has not been
+  // ended.
   bool End(const Endpoint& peer, const Endpoint& here);
 
   std::size_t limit() const { return limit_; }
@@ -84,59 +85,61 @@ class ConnectionTable {
   };
   // Forgets closed connections, unless that has just been done.
   void Sweep();
-  // Whether there is a place. Both are called with the mutex held.
+  // Whether there is a place. The caller of both functions holds the mutex.
   Answer Look(const std::string& source) const;
 
   const std::size_t limit_;
   const std::size_t source_limit_;
   mutable std::mutex mutex_;
   std::vector<Connection> open_;
-  std::unordered_map<std::string, std::size_t> of_source_;  // how many of open_; not of ""
+  std::unordered_map<std::string, std::size_t> of_source_;  // connections by source, without ""
   std::chrono::steady_clock::time_point next_sweep_;
   std::uint64_t refused_ = 0;
   std::uint64_t ended_ = 0;
 };
 
-// Thread safe, but for construction, Start and destruction.
+// Thread safe, except for construction, Start and destruction.
 class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  // Listens on every address: "host:port" as of ListenTcp; "unix:/path" or "unix:///path", whose
-  // files get the permissions of access. Who connects waits until Start. max_connections: at least
-  // 1; fewer when the process may not have so many descriptors. UNAVAILABLE / CANNOT_LISTEN
-  // {address}.
+  // Listens on every address: "host:port" as for ListenTcp; "unix:/path" or "unix:///path", whose
+  // files get the permissions of access. Clients that connect wait until Start. max_connections: at
+  // least 1; the limit is lower if the process may not have that many descriptors. UNAVAILABLE /
+  // CANNOT_LISTEN {address}.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
                                                         std::size_t max_connections,
                                                         const SocketAccess& access = {});
   ~Listener();  // closes
 
-  // Where it listens, in the order of Open, with the ports that were taken for port 0.
+  // The addresses that it listens on, in the order of Open, with the port that was chosen for port
+  // 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // The first address to which other hosts can connect; empty: only this host can.
+  // The first address to which other hosts can connect; empty if only this host can.
   const std::string& beyond_loopback() const { return beyond_loopback_; }
 
-  // Whether users of this host can connect as such.
+  // Whether clients can connect as users of this host.
   bool has_unix() const { return !files_.empty(); }
 
-  // What takes the connections of one user, and marks them with him.
+  // An acceptor for the connections of one user, and the mark that it gives them.
   struct User {
     std::unique_ptr<UserMark> mark;
     std::unique_ptr<Acceptor> acceptor;
   };
   using Knows = std::function<bool(uid_t)>;
-  // Serves, once, by handing connections to acceptors whose gRPC server has started: those by unix
-  // sockets to the one of users that has the mark of who connects, or that gets it; all others, and
-  // those of users who are not known or for whom none is left, to acceptor. knows: called by the
-  // listener's thread; not empty where there are users.
+  // Starts to serve, once, by handing connections to acceptors whose gRPC server has started. A
+  // connection by a unix socket goes to the entry of users that has the mark of its user, or to a
+  // free entry, which then gets that mark. Other connections go to acceptor, as do those of users
+  // who are unknown or for whom no entry is left. knows: called by the listener's thread; not empty
+  // if there are users.
   void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {}, Knows knows = {});
 
-  // Stops listening, removes socket files, and hands nothing to gRPC afterwards; connections that
-  // gRPC has stay. May be called more than once.
+  // Stops listening, removes socket files, and hands no more connections to gRPC, which keeps those
+  // that it has. May be called more than once.
   void Close();
 
-  // For a process that ends without Close; does not wait for anything.
+  // For a process that ends without Close. Does not wait for anything.
   void RemoveSocketFiles();
 
   ConnectionTable& connections() { return connections_; }
@@ -148,12 +151,13 @@ class Listener {
 
   // The accept thread.
   void Run();
-  // Accepts some of those who wait. False: nobody can be accepted for want of resources.
+  // Accepts some of the waiting connections. Returns false if there are too few resources to accept
+  // any.
   bool AcceptSome(int listening);
   void Take(int listening, int fd, const sockaddr_storage& peer);
   Acceptor& AcceptorFor(int fd);
-  // There are no descriptors: closes the spare one, and the next connection with it. False: there
-  // is no spare one.
+  // Called when there are no descriptors: closes the spare one, accepts the next connection with
+  // it, and closes that. Returns false if no new spare one can be opened.
   bool RefuseOne(int listening);
   void NoteRefused(std::string_view why);
 
@@ -163,14 +167,14 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<User> users_;
   Knows knows_;
-  bool told_of_users_ = false;  // that they are too many
-  int stop_ = -1;               // an eventfd, readable from Close on
-  int spare_ = -1;  // held so that a connection can be accepted, and refused, without any other
+  bool told_of_users_ = false;  // whether the log has reported that they are too many
+  int stop_ = -1;               // an eventfd, which Close makes readable
+  int spare_ = -1;  // kept so that a connection can be refused when there are no other descriptors
   std::chrono::steady_clock::time_point next_log_;
   std::uint64_t unlogged_ = 0;  // refused since the last log line
 
   std::mutex close_mutex_;
-  std::vector<int> sockets_;  // changed by Open and, without the thread, by Close
+  std::vector<int> sockets_;  // changed by Open, and by Close once the thread has ended
   std::thread thread_;
   std::mutex files_mutex_;
   std::vector<SocketFile> files_;

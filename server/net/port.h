@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Whether text is a number from 0 to 65535, in digits alone.
+// Whether text is a number from 0 to 65535, with digits only.
 inline bool IsPort(std::string_view text) {
   int port = 0;
   return !text.empty() && std::all_of(text.begin(), text.end(), absl::ascii_isdigit) &&

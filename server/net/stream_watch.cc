@@ -33,13 +33,13 @@ absl::Duration OwnTime() {
   return absl::DurationFromTimespec(time);
 }
 
-// An answer of gRPC, as of its channelz.proto; null: what was asked of is gone.
+// Parses what gRPC returns (see its channelz.proto); null if the object is gone.
 Json Parse(char* text) {
   const std::unique_ptr<char, void (*)(void*)> owner(text, gpr_free);
   return text == nullptr ? Json() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-// A member of an object; null: there is none, or value is no object.
+// Returns a member of an object, or null if there is none or value is not an object.
 const Json& Member(const Json& value, const char* key) {
   static const Json none;
   const auto it = value.is_object() ? value.find(key) : value.end();
@@ -51,19 +51,19 @@ std::string Text(const Json& object, const char* key) {
   return member.is_string() ? member.get<std::string>() : "";
 }
 
-// Those of 64 bits are text, and left out where they are 0.
+// Numbers of 64 bits are text, and are left out if they are 0.
 std::int64_t Number(const Json& object, const char* key) {
   std::int64_t number = 0;
   return absl::SimpleAtoi(Text(object, key), &number) ? number : 0;
 }
 
-// Calls, or streams, that have begun and not ended.
+// Returns how many calls or streams have begun and not ended.
 std::int64_t Open(const Json& data, const char* started, const char* succeeded,
                   const char* failed) {
   return Number(data, started) - Number(data, succeeded) - Number(data, failed);
 }
 
-// nullopt: it is of no TCP connection.
+// Returns nullopt if the address is not of a TCP connection.
 std::optional<Endpoint> EndpointOf(const Json& address) {
   const Json& tcp = Member(address, "tcpip_address");
   const Json& port = Member(tcp, "port");
@@ -86,7 +86,7 @@ void StreamWatch::Look(absl::Time now, bool forbearing) {
   for (const Json& server : Member(servers, "server")) {
     const std::int64_t open =
         Open(Member(server, "data"), "callsStarted", "callsSucceeded", "callsFailed");
-    // No connection has more than the server.
+    // No connection has more calls than the server.
     if (open > limit_) LookAtServer(Number(Member(server, "ref"), "serverId"), now);
   }
   next_look_ = SteadyNow() + kPause * (OwnTime() - begin);

@@ -1,5 +1,5 @@
-// Ends connections with more calls than --max-streams allows, which gRPC 1.51 does not: it holds a
-// client to the limit that this has acknowledged, and one that acknowledges nothing to none.
+// Ends connections with more calls than --max-streams allows. gRPC 1.51 does not: it holds a client
+// only to a limit that the client has acknowledged.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,25 @@
 
 namespace tessera {
 
-// Reads what gRPC counts of every connection (channelz), which takes some microseconds each. Those
-// by unix sockets cannot be told apart there, and are left alone. Not thread safe.
+// Reads gRPC's counts of every connection (channelz), which takes some microseconds each.
+// Connections by unix sockets cannot be told apart there, and are left alone. Not thread safe.
 class StreamWatch {
  public:
-  // limit: calls that a connection of the table may have. It is ended when it has more than twice
-  // as many and 256 for half a second, or twice that: a call that its client has given up lives
-  // until the server has noticed, and gRPC lets the client open another meanwhile.
+  // limit: how many calls a connection of the table may have. A connection is ended when it has
+  // more than 2 * limit + 256 calls for half a second, or more than twice that number. The margin
+  // is needed because a call that its client has given up counts until the server notices, while
+  // gRPC already lets the client open another one.
   StreamWatch(ConnectionTable& connections, int limit)
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
-  // Many times a second. Takes a twentieth of a core at most, by doing nothing when it is called
-  // too soon. now: of SteadyNow. forbearing: none is ended at once, as the server has just not run
-  // for a while, and has not noticed yet what its clients have given up.
+  // Called many times a second. Takes at most a twentieth of a core, because it does nothing if it
+  // is called too soon. now: from SteadyNow. forbearing: whether no connection may be ended
+  // immediately, because the server has not run for a while and does not know yet which calls its
+  // clients have given up.
   void Look(absl::Time now, bool forbearing);
 
  private:
-  // They go by gRPC's numbers.
+  // server, socket: gRPC's numbers for them.
   void LookAtServer(std::int64_t server, absl::Time now);
   void LookAtConnection(std::int64_t socket, std::string_view name, absl::Time now);
 
@@ -36,8 +38,8 @@ class StreamWatch {
   ConnectionTable& connections_;
   const std::int64_t limit_;
   bool forbearing_ = false;
-  Since over_;       // connections that have more calls than limit_: since when
-  Since were_over_;  // during a look: those of the one before
+  Since over_;       // since when connections have had more calls than limit_
+  Since were_over_;  // during a look: over_ of the look before
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time next_log_ = absl::InfinitePast();
   std::uint64_t unlogged_ = 0;  // ended since the last log line

@@ -37,7 +37,7 @@ constexpr std::string_view kNoCertificate =
     "it holds no certificate in PEM, or one that is damaged";
 
 absl::Status Bad(const std::string& file, std::string_view why) {
-  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  ERR_clear_error();  // the queue belongs to the thread, and gRPC reads it as well
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
                    absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
 }
@@ -46,16 +46,16 @@ Bio Open(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// Whether the reader of PEM has come to the end of the text, not to a block that it cannot read.
+// Whether the PEM reader has reached the end of the text, and not a block that it cannot read.
 bool AtEnd() {
   const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
   ERR_clear_error();
   return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
 }
 
-// Whether every block of a text is whole, whatever it holds. Between blocks there may be comments;
-// a line that begins a block, or that begins with a dash at the very end, belongs to one that was
-// cut.
+// Whether every block of a text is complete, whatever it contains. There may be comments between
+// blocks. A line that begins a block but is not read as one, or a last line that begins with a
+// dash, belongs to a block that was cut off.
 bool IsWhole(const std::string& text) {
   std::size_t begun = 0;
   std::string_view last;
@@ -81,7 +81,7 @@ bool IsWhole(const std::string& text) {
   return AtEnd() && read == begun && !cut;
 }
 
-// All of them, in order; none: there is none, or one that cannot be read.
+// Returns all certificates in order, or none if there are none or one cannot be read.
 std::vector<Certificate> ParseCertificates(const std::string& text) {
   const Bio bio = Open(text);
   std::vector<Certificate> all;
@@ -101,7 +101,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& file) {
   return Bad(file, std::string_view(why.data(), why.size()));
 }
 
-// A key that has a password is not asked for it.
+// Never asks for a password, so a key that has one is rejected.
 Key ParseKey(const std::string& text) {
   const auto no_password = [](char*, int, int, void*) { return -1; };
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
@@ -117,15 +117,15 @@ std::string DayText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
-// The log warns of the end of a certificate an eighth of its life before, since certificates with a
-// life of a day are renewed shortly before they end, and no earlier than this before.
+// The log warns of a certificate's expiry an eighth of its life in advance, but at most this long.
+// Certificates that live for a day are renewed only shortly before they expire.
 constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
 // How often the log warns.
 constexpr absl::Duration kNoticeInterval = absl::Hours(24);
 
 }  // namespace
 
-// gRPC's C++ interface has no credentials that ask for their certificate.
+// gRPC's C++ interface has no credentials that fetch their certificate.
 class ServerTls::Credentials final : public grpc::ServerCredentials {
  public:
   Credentials(std::shared_ptr<ServerTls> source, UserMark* mark)
@@ -146,7 +146,7 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
     return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
   }
 
-  // gRPC calls it with every handshake.
+  // gRPC calls it at every handshake.
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
     ServerTls& source = *static_cast<Credentials*>(self)->source_;
@@ -161,8 +161,8 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const Pair& in_use = source.in_use_;
     const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
-    // gRPC 1.51 aborts without roots, also where it asks no client for a certificate and so never
-    // uses them: some certificate has to stand there.
+    // gRPC 1.51 aborts without roots, even if it asks no client for a certificate and never uses
+    // them, so some certificate must be given.
     const std::string& roots = in_use.client_ca.empty() ? in_use.certificate : in_use.client_ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
@@ -221,7 +221,7 @@ void ServerTls::ReloadLocked(bool asked) {
 }
 
 absl::Status ServerTls::LoadLocked() {
-  stamps_ = StampsNow();  // before the contents: what changes meanwhile is read again
+  stamps_ = StampsNow();  // before the contents: a later change is read again
   next_try_ = absl::InfiniteFuture();
   absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
   if (!certificate.ok()) return certificate.status();
@@ -267,13 +267,13 @@ void ServerTls::GiveNotice() {
     spdlog::error("TLS: {} is not valid before {}: clients refuse it until then",
                   files_.certificate, DayText(life.begin));
   } else if (now >= life.end - notice) {
-    spdlog::warn("TLS: {} is valid until {} only", files_.certificate, DayText(life.end));
+    spdlog::warn("TLS: {} is valid only until {}", files_.certificate, DayText(life.end));
   } else {
     next_notice_ = life.end - notice;
     return;
   }
   next_notice_ = now + kNoticeInterval;
-  // A change of its validity before that is logged when it happens.
+  // If its validity changes before that, the change is logged when it happens.
   for (const absl::Time change : {life.begin, life.end})
     if (change > now) next_notice_ = std::min(next_notice_, change);
 }

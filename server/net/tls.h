@@ -18,31 +18,31 @@ namespace tessera {
 
 // Paths of PEM files.
 struct TlsFiles {
-  std::string certificate;  // the server's, followed by those between it and the root
+  std::string certificate;  // the server's, followed by the intermediate ones
   std::string key;
-  std::string client_ca;  // whose certificates clients have to have; empty: clients need none
+  std::string client_ca;  // CAs that sign clients' certificates; empty: clients need none
 };
 
-// From when to when a certificate is valid.
+// When a certificate is valid.
 struct CertificateLife {
   absl::Time begin, end;
   bool Covers(absl::Time time) const { return begin <= time && time < end; }
 };
 
-// The certificate, key and CAs in use. Thread safe. Messages name files and never what is in them.
+// The certificate, key and CAs in use. Thread safe. Messages name files, and never quote them.
 class ServerTls : public std::enable_shared_from_this<ServerTls> {
  public:
   // INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot be used. A certificate that is
-  // not valid now is used, and logged.
+  // not currently valid is used, but logged.
   static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
 
-  // Returns credentials that also check the files with every handshake. Keep them for as long as
-  // the server that uses them. mark: the mark of the connections that use them; null: none.
+  // Returns credentials that also check the files at every handshake. Keep them for as long as the
+  // server that uses them. mark: the mark of the connections that use them; null: none.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
 
   // Reads the files again if they have changed, or in any case if asked, and logs the result. The
-  // certificate in use stays if the files cannot be used, or if it is valid now and theirs is not.
-  // Warns once a day of a certificate that ends soon or is not valid.
+  // certificate in use stays if the files cannot be used, or if it is currently valid and theirs is
+  // not. Warns once a day of a certificate that expires soon or is not valid.
   void Reload(bool asked);
 
   // The life of the certificate in use.
@@ -58,15 +58,15 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   };
 
   explicit ServerTls(TlsFiles files) : files_(std::move(files)) {}
-  // REQUIRES: the caller holds files_mutex_, also for the functions below.
+  // REQUIRES, here and for the functions below: the caller holds files_mutex_.
   void ReloadLocked(bool asked);
   absl::Status LoadLocked();
   void GiveNotice();
   std::array<FileStamp, 3> StampsNow() const;
 
   const TlsFiles files_;
-  // Held while the files are read, which may take long. mutex_ is only locked for short, also while
-  // files_mutex_ is held. Changing the pair in use needs both.
+  // Held while the files are read, which may take long. mutex_ is only locked briefly, and may be
+  // locked while files_mutex_ is held. Changing the pair in use needs both.
   std::mutex files_mutex_;
   mutable std::mutex mutex_;
   std::array<FileStamp, 3> stamps_;               // when the files were last read

@@ -29,7 +29,7 @@ constexpr std::size_t kGroupEntry = std::size_t{1} << 20;
 
 int MakeSocket(int type) { return socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }
 
-// Whether path is a socket that no process serves: what a server leaves that was killed.
+// Whether path is a socket that no process serves, such as one left by a server that was killed.
 bool IsDeadSocket(const std::string& path, int type, const sockaddr_un& address) {
   struct stat file;
   if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
@@ -94,7 +94,7 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
   if (path.size() >= sizeof(name.sun_path)) return failed(ENAMETOOLONG);
   std::memcpy(name.sun_path, path.data(), path.size());
   const auto* generic = reinterpret_cast<const sockaddr*>(&name);
-  gid_t group = static_cast<gid_t>(-1);  // as it is
+  gid_t group = static_cast<gid_t>(-1);  // unchanged
   if (!access.group.empty()) {
     const std::optional<gid_t> found = FindGroup(access.group);
     if (!found.has_value()) return cannot(absl::StrCat("there is no group ", access.group));
@@ -104,7 +104,7 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
   const int fd = MakeSocket(type);
   if (fd < 0) return failed(errno);
   absl::Cleanup closer = [fd] { close(fd); };
-  // The file begins with the mode of the socket, and nobody connects before listen().
+  // The file is created with the mode of the socket, and no client can connect before listen().
   if (fchmod(fd, S_IRUSR | S_IWUSR) != 0) return failed(errno);
   if (bind(fd, generic, sizeof(name)) != 0) {
     if (errno != EADDRINUSE) return failed(errno);
@@ -120,7 +120,7 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
     return cannot(absl::StrCat("its group cannot become ", access.group, ": ",
                                std::error_code(errno, std::generic_category()).message()));
   }
-  // Never that of a file which somebody has linked in its place.
+  // This never changes a file that has been linked in its place.
   if (fchmodat(AT_FDCWD, path.c_str(), access.mode, AT_SYMLINK_NOFOLLOW) != 0) return failed(errno);
   if (listen(fd, SOMAXCONN) != 0) return failed(errno);
   std::move(closer).Cancel();

@@ -1,5 +1,5 @@
-// Sockets of this host that lie in the file system: the file's permissions say who may connect, and
-// the kernel says who has.
+// Unix sockets in the file system: the permissions of the file decide who may connect, and the
+// kernel tells which user has connected.
 #pragma once
 
 #include <sys/types.h>
@@ -12,31 +12,31 @@
 
 namespace tessera {
 
-// Who may connect: whoever may write the socket's file.
+// Which users may connect: those that may write the socket's file.
 struct SocketAccess {
   mode_t mode = 0600;
-  std::string group;  // name or number; empty: the one that the process gives its files
+  std::string group;  // name or number; empty: the default group of the process's files
 };
 
-// The file of a socket, as it was made.
+// The file of a socket, as it was created.
 struct SocketFile {
   std::string path;
   dev_t device = 0;
   ino_t inode = 0;
 };
-// Another one that has taken its place stays.
+// Removes the file, unless another one has taken its place.
 void RemoveSocketFile(const SocketFile& file);
 
 struct UnixSocket {
   int fd;  // belongs to the caller
   SocketFile file;
 };
-// UNAVAILABLE / CANNOT_LISTEN {address}: for sockets of any kind. error: of errno.
+// UNAVAILABLE / CANNOT_LISTEN {address}, for sockets of any kind. error: a value of errno.
 absl::Status CannotListen(const std::string& address, const std::string& why);
 absl::Status CannotListen(const std::string& address, int error);
 
-// A socket that listens, does not block, and accepts nobody before its file has the permissions
-// asked for. type: SOCK_STREAM or SOCK_SEQPACKET. Takes the place of a socket that no process
+// Returns a listening socket that does not block, and accepts no connection before its file has the
+// requested permissions. type: SOCK_STREAM or SOCK_SEQPACKET. It replaces a socket that no process
 // serves. Errors: CannotListen(address, ...).
 absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
                                       const std::string& address);

@@ -33,7 +33,8 @@ void UserMark::Process(void* mark, grpc_auth_context* context, const grpc_metada
                        grpc_process_auth_metadata_done_cb done, void* call) {
   UserMark& self = *static_cast<UserMark*>(mark);
   if (const std::optional<uid_t> user = self.user(); user.has_value()) {
-    // The context is the connection's: it is written with its first call, before a handler sees it.
+    // The context belongs to the connection. It is written at the first call, before a handler sees
+    // it.
     const std::lock_guard lock(self.mutex_);
     grpc_auth_property_iterator found =
         grpc_auth_context_find_properties_by_name(context, kProperty);

@@ -1,9 +1,9 @@
 // Which user of this host a call comes from.
 //
-// gRPC does not tell a handler the socket that a call came by, only what the credentials of the
-// listener have made of it. So each user with a line in the file of --tokens who connects gets
-// credentials of his own, one of a fixed number that are made before the server starts, and they
-// mark his connections.
+// gRPC does not tell a handler which socket a call came by, only what the credentials of the
+// listener have added to it. So each user who connects and has a line in the file of --tokens gets
+// separate credentials, which mark the user's connections. A fixed number of credentials is made
+// before the server starts.
 #pragma once
 
 #include <sys/types.h>
@@ -20,15 +20,15 @@
 
 namespace tessera {
 
-// Thread safe. Outlives the server whose credentials have it.
+// Thread safe. Outlives the server whose credentials carry it.
 class UserMark {
  public:
   // The property of a marked call's AuthContext; its value is the user's number.
   static constexpr char kProperty[] = "tessera_user";
 
-  // Makes calls that these credentials let in carry the mark.
+  // Makes calls that these credentials admit carry the mark.
   void AddTo(grpc_server_credentials* credentials);
-  // Before the first connection.
+  // Called before the first connection.
   void Set(uid_t user) { user_ = user; }
   std::optional<uid_t> user() const {
     const std::int64_t user = user_;
@@ -39,11 +39,11 @@ class UserMark {
   static void Process(void* mark, grpc_auth_context* context, const grpc_metadata*, std::size_t,
                       grpc_process_auth_metadata_done_cb done, void* call);
 
-  std::atomic<std::int64_t> user_{-1};  // nobody yet
+  std::atomic<std::int64_t> user_{-1};  // no user yet
   std::mutex mutex_;
 };
 
-// Without TLS.
+// Returns credentials without TLS that carry the mark.
 std::shared_ptr<grpc::ServerCredentials> MakeMarkedCredentials(UserMark& mark);
 
 }  // namespace tessera

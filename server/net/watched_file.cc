@@ -29,7 +29,8 @@ FileStamp StampOf(const std::string& file) {
 }
 
 absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_writable) {
-  // Not blocked by what may have taken its place, and of the file that is read.
+  // O_NONBLOCK, because a pipe may have taken the file's place. The checks below are of the opened
+  // file.
   const int fd = open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) return absl::InvalidArgumentError("there is no such file");
   if (fd < 0) {
@@ -38,8 +39,8 @@ absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_wri
   }
   const absl::Cleanup closer = [fd] { close(fd); };
   struct stat status {};
-  if (fstat(fd, &status) != 0) return absl::InvalidArgumentError("it cannot be looked at");
-  if (!S_ISREG(status.st_mode)) return absl::InvalidArgumentError("it is no regular file");
+  if (fstat(fd, &status) != 0) return absl::InvalidArgumentError("it cannot be inspected");
+  if (!S_ISREG(status.st_mode)) return absl::InvalidArgumentError("it is not a regular file");
   if (refuse_writable && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return absl::InvalidArgumentError("its group or others may write it");
   std::string text(kLargestFile + 1, '\0');

@@ -24,14 +24,15 @@ namespace tessera {
 namespace {
 
 constexpr int kCallLinesPerSecond = 10;
-// A line is cut to a few hundred bytes: this many take about 2 MiB.
+// Lines are cut to a few hundred bytes, so this many take about 2 MiB.
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
 
 // Lines about calls of one kind, of which some are left out. Thread safe.
 class CallLines {
  public:
-  // Whether there may be another line. left_out: how many there were not before a second began.
+  // Whether another line may be written. left_out: if a new second begins, how many were left out
+  // before it.
   bool Take(std::int64_t& left_out) {
     const std::lock_guard lock(mutex_);
     const absl::Time now = SteadyNow();
@@ -50,8 +51,8 @@ class CallLines {
 
  private:
   std::mutex mutex_;
-  absl::Time second_ = absl::InfinitePast();  // its begin
-  int written_ = 0;                           // in it
+  absl::Time second_ = absl::InfinitePast();  // the begin of the current second
+  int written_ = 0;                           // in this second
   std::int64_t left_out_ = 0;
 };
 
@@ -86,7 +87,7 @@ void AppendJsonString(std::string_view text, spdlog::memory_buf_t& out) {
   out.push_back('"');
 }
 
-// The fields that a line of JSON has in addition to its message; none where lines are text.
+// The fields that a line of JSON has in addition to its message; none if lines are text.
 class Fields {
  public:
   void Add(std::string_view name, std::string_view value) {
@@ -161,7 +162,7 @@ class JsonFormatter : public spdlog::formatter {
   }
 };
 
-// gRPC writes lines of its own to standard error otherwise, which no reader of JSON expects.
+// Otherwise gRPC writes its own lines to standard error, which no reader of JSON expects.
 void ForwardGrpcLog(gpr_log_func_args* args) {
   switch (args->severity) {
     case GPR_LOG_SEVERITY_ERROR:
@@ -174,7 +175,8 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   }
 }
 
-// So does libprotobuf: about text in a request that is no UTF-8, for one, which is refused.
+// Otherwise libprotobuf does the same, for example about text in a request that is not UTF-8, which
+// is rejected anyway.
 void ForwardProtobufLog(google::protobuf::LogLevel level, const char*, int,
                         const std::string& message) {
   if (level == google::protobuf::LOGLEVEL_FATAL) {
@@ -210,7 +212,7 @@ void LogDroppedLines() {
   const std::size_t dropped = spdlog::thread_pool()->overrun_counter();
   const std::size_t before = reported.exchange(dropped);
   if (dropped > before) {
-    spdlog::warn("{} lines of this log were dropped: nobody read it fast enough", dropped - before);
+    spdlog::warn("{} lines of this log were dropped: it is not read fast enough", dropped - before);
   }
 }
 
@@ -224,13 +226,14 @@ void FlushLog(absl::Duration limit) {
 }
 
 void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status) {
-  // Callers without rights hide nobody's failures, and no caller those of the server.
+  // Callers without permission cannot hide the failures of others, and no caller can hide those of
+  // the server.
   static CallLines without_rights, of_server, others, questions;
   CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
   if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
     lines = &of_server;
-  // Clients use GetBuffer to ask whether a buffer exists: NOT_FOUND is then no failure.
+  // Clients use GetBuffer to ask whether a buffer exists, so NOT_FOUND is not a failure there.
   const bool expected = call.method == "GetBuffer" && absl::IsNotFound(status);
   if (expected) lines = &questions;
   const auto level = expected ? spdlog::level::info : spdlog::level::warn;

@@ -9,14 +9,14 @@
 namespace tessera {
 namespace {
 
-// Refusals that are worth an alert are there from the start, at 0: a rate needs a value before the
-// first one.
+// Refusals that are worth an alert are exported from the start, at 0, because a rate needs a value
+// before the first refusal.
 constexpr std::string_view kExhausted[] = {
     "QUEUE_FULL",       "GPU_MEMORY_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED",
     "TOO_MANY_BUFFERS", "TOO_MANY_UPLOADS",     "TOO_MANY_DOWNLOADS",    "SCRATCH_EXHAUSTED"};
 constexpr std::string_view kUnavailable[] = {"DEVICE_LOST", "DRAINING"};
 
-// The method that runs an operation of the kernels.
+// Returns the method of an operation: WindowSum for "window_sum", Reduce for "reduce_axes".
 std::string_view RpcOf(std::string_view operation) {
   if (operation == "reduce_axes") return "Reduce";
 #define TESSERA_RPC_OF(Method, field) \
@@ -45,7 +45,7 @@ Metrics::Metrics(const std::vector<StrategyInfo>& strategies) {
   for (std::size_t rpc = 0; rpc < kRpcs.size(); ++rpc) add(rpc, "none");
   for (const StrategyInfo& strategy : strategies) {
     const std::size_t rpc = IndexOf(RpcOf(strategy.operation));
-    // Two devices may have strategies of one name.
+    // Two devices may have strategies with the same name.
     if (&Find(rpc, strategy.name) == of_rpc_[rpc].front()) add(rpc, strategy.name);
   }
   for (const std::string_view reason : kExhausted) {

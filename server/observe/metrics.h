@@ -1,5 +1,4 @@
-// What the server counts about itself while it serves, for server/status/metrics_text.h to write
-// down.
+// The server's counters, which server/status/metrics_text.h exports.
 #pragma once
 
 #include <array>
@@ -19,7 +18,8 @@
 
 namespace tessera {
 
-// Grows only. Relaxed: a reader may see two counters at slightly different moments.
+// A counter that only grows. It is relaxed: a reader may see two counters at slightly different
+// times.
 class Counter {
  public:
   void Add(std::uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
@@ -41,9 +41,9 @@ class Histogram {
       1'000'000'000, 2'500'000'000, 5'000'000'000, 10'000'000'000};
 
   void Add(absl::Duration duration);
-  // How many fell into bucket i of kBounds.size() + 1.
+  // How many durations fell into bucket i of kBounds.size() + 1.
   std::uint64_t bucket(std::size_t i) const { return buckets_[i].value(); }
-  // Of all durations.
+  // The sum of all durations.
   std::uint64_t nanoseconds() const { return nanoseconds_.value(); }
 
  private:
@@ -51,11 +51,11 @@ class Histogram {
   Counter nanoseconds_;
 };
 
-// Thread safe. Nothing here waits for a lock or reads a clock on behalf of calls that go well.
+// Thread safe. Nothing here waits for a lock or reads a clock on behalf of calls that succeed.
 class Metrics {
  public:
-  static constexpr std::size_t kCodes = 17;  // of gRPC
-  // The methods, and "other": those that the server does not have.
+  static constexpr std::size_t kCodes = 17;  // gRPC's status codes
+  // The methods, and "other" for those that the server does not have.
   static constexpr auto kRpcs = [] {
     std::array<std::string_view, std::size(kMethods) + 1> rpcs;
     rpcs.fill("other");
@@ -63,7 +63,7 @@ class Metrics {
     return rpcs;
   }();
 
-  // Strategies that are not in the list never get a series of their own.
+  // Strategies that are not in the list never get their own series.
   explicit Metrics(const std::vector<StrategyInfo>& strategies);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -71,16 +71,16 @@ class Metrics {
 
   struct Call {
     std::string_view rpc;
-    std::string_view strategy;  // that ran or was asked for; empty: none
-    absl::Duration total;       // from acceptance to the answer
-    // Of a call that has begun on a worker.
+    std::string_view strategy;  // that ran or was requested; empty: none
+    absl::Duration total;       // from acceptance to the response
+    // Only for a call that has begun on a worker.
     bool begun = false;
     absl::Duration queue;  // from acceptance to the begin
-    absl::Duration run;    // from the begin to the answer
+    absl::Duration run;    // from the begin to the response
   };
-  // Once for each call, before its answer leaves.
+  // Called once for each call, before its response is sent.
   void Count(const Call& call, const absl::Status& status);
-  // What the device's clock says, for a request that asks for it.
+  // Counts the time by the device's clock, for a request that asks for it.
   void CountKernel(std::string_view rpc, std::string_view strategy, double microseconds);
   void CountSteps(std::uint64_t ok, std::uint64_t failed);
   void CountSlow(std::string_view rpc);
@@ -88,15 +88,15 @@ class Metrics {
 
   enum class Direction { kUpload, kDownload };
   enum class Way { kStream, kShared };
-  // Bytes that have arrived, and how long their copy between host and device took.
+  // Counts bytes that have arrived, and how long their copy between host and device took.
   void CountTransfer(Direction direction, Way way, std::uint64_t bytes, absl::Duration copy);
 
-  // --- For whoever writes them down -------------------------------------------------------------
+  // --- For the export ---------------------------------------------------------------------------
 
   // Calls of one method with one strategy.
   struct Series {
     std::string_view rpc;
-    std::string strategy;  // "none" where there was none
+    std::string strategy;  // "none" if there was none
     std::array<Counter, kCodes> calls;
     Histogram kernel;
   };
@@ -138,7 +138,7 @@ class Metrics {
   Failure& FindFailure(absl::StatusCode code, std::string_view reason);
 
   std::vector<std::unique_ptr<Series>> series_;
-  // Of a method: without strategy, then those with one.
+  // The series of each method: first the one without a strategy, then those with one.
   std::array<std::vector<Series*>, kRpcs.size()> of_rpc_;
   std::array<Phases, kRpcs.size()> phases_;
   std::array<Counter, kRpcs.size()> slow_calls_;
@@ -147,7 +147,7 @@ class Metrics {
   Counter steps_failed_;
   Counter spans_written_;
   Counter spans_dropped_;
-  // Filled from the begin; one that is there stays.
+  // Filled from the beginning; an entry never changes once it is set.
   std::array<std::atomic<Failure*>, kMostFailures> failures_{};
   Failure other_failure_{absl::StatusCode::kUnknown, "OTHER", {}, {}};
 };

@@ -26,11 +26,11 @@
 namespace tessera {
 namespace {
 
-// Calls that wait for the file, which take about 1 MiB.
+// How many calls may wait for the file; they take about 1 MiB.
 constexpr std::size_t kMostWaiting = 4096;
 constexpr std::size_t kLongestSpanText = 64;
 
-// How often the file is looked for under its name.
+// How often the file is looked up under its name.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
 // OpenTelemetry's numbers.
@@ -42,7 +42,7 @@ absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size
 
 std::uint64_t CountSpans(const CallRecord& call) { return call.has_begun() ? 3 : 1; }
 
-// Of a text that is printable.
+// Quotes a printable text.
 std::string Quoted(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -52,7 +52,7 @@ std::string Quoted(std::string_view text) {
   return quoted + '"';
 }
 
-// "tessera.v1.ComputeService" of "Dot".
+// Returns "tessera.v1.ComputeService" for "Dot".
 std::string ServiceOf(std::string_view method) {
   for (const google::protobuf::FileDescriptor* file :
        {v1::Buffer::descriptor()->file(), v1::DotRequest::descriptor()->file(),
@@ -63,8 +63,8 @@ std::string ServiceOf(std::string_view method) {
   return "";
 }
 
-// Whether the server has to answer for it rather than its client, by OpenTelemetry's conventions
-// for gRPC.
+// Whether the code means a fault of the server rather than of its client, by OpenTelemetry's
+// conventions for gRPC.
 bool IsFaultOfServer(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnknown:
@@ -79,7 +79,7 @@ bool IsFaultOfServer(absl::StatusCode code) {
   }
 }
 
-// One span, written as its functions are called, in this order.
+// Writes one span. Its functions are called in this order.
 class Line {
  public:
   Line(const Trace& trace, std::string_view id, std::string_view parent, std::string_view name,
@@ -94,7 +94,7 @@ class Line {
     absl::StrAppend(&out_, ",\"startTimeUnixNano\":\"", absl::ToUnixNanos(begin),
                     "\",\"endTimeUnixNano\":\"", absl::ToUnixNanos(end), "\",\"attributes\":[");
   }
-  // What there is none of is left out.
+  // Empty attributes are left out.
   void AddText(std::string_view key, std::string_view text) {
     if (!text.empty()) Add(key, "stringValue", Quoted(text));
   }
@@ -159,7 +159,7 @@ void SpanFile::Flush(absl::Duration limit) {
 }
 
 void SpanFile::Work() {
-  Look();  // says at once what is wrong with the file
+  Look();  // logs immediately what is wrong with the file
   std::vector<Entry> calls;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -200,7 +200,7 @@ bool SpanFile::Look() {
       named.st_dev == own.st_dev && named.st_ino == own.st_ino)
     return true;
   if (file_ >= 0) close(file_);
-  // A pipe that nobody reads does not keep the thread.
+  // With O_NONBLOCK, a pipe without a reader does not block the thread.
   file_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0640);
   torn_ = false;
   if (file_ < 0) Note(errno);
@@ -238,7 +238,7 @@ void SpanFile::Append(const Entry& entry, std::string& lines) {
 }
 
 std::uint64_t SpanFile::Write(std::string_view lines) {
-  // Ends a line that was written in part: it is lost, and no other.
+  // Ends a line that was only written in part, so that no other line is lost with it.
   if (torn_ && write(file_, "\n", 1) == 1) torn_ = false;
   int error = torn_ ? errno : 0;
   std::size_t done = 0;

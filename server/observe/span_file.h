@@ -1,4 +1,4 @@
-// The spans of sampled calls, a line of JSON each, for collectors of traces.
+// The spans of sampled calls, as lines of JSON for trace collectors.
 #pragma once
 
 #include <condition_variable>
@@ -16,27 +16,27 @@
 
 namespace tessera {
 
-// Appends to a file from a thread of its own, so that no call waits for a disk. What the disk does
-// not take in time is dropped and counted. A file that is moved away or deleted is made again
-// within a second of the next span, and one that cannot be written is tried again every second.
+// Appends to a file from a separate thread, so that no call waits for a disk. Spans that the disk
+// does not take in time are dropped and counted. A file that is moved or deleted is created again
+// within a second of the next span, and a file that cannot be written is tried again every second.
 // Thread safe.
 class SpanFile {
  public:
   // metrics: where spans are counted; outlives it.
   SpanFile(std::string path, Metrics& metrics);
-  // Writes what is queued.
+  // Writes the queued spans.
   ~SpanFile();
   SpanFile(const SpanFile&) = delete;
   SpanFile& operator=(const SpanFile&) = delete;
 
-  // A span for the call, and one for each of its phases. Never waits for the file.
-  // REQUIRES: its trace is known.
+  // Adds a span for the call, and one for each of its phases. Never waits for the file. REQUIRES:
+  // the call's trace is known.
   void Add(const CallRecord& call, const absl::Status& status);
-  // Waits until what was added has been written or dropped, but no longer than limit.
+  // Waits until all added spans have been written or dropped, but no longer than limit.
   void Flush(absl::Duration limit);
 
  private:
-  // A call, with texts of its own where those of the record end before.
+  // A call, with copies of the record's texts that do not live long enough.
   struct Entry {
     CallRecord call;
     std::string strategy;
@@ -47,12 +47,13 @@ class SpanFile {
 
   void Work();
   void Write(const std::vector<Entry>& calls);
-  // Whether there is a file to write to: opens it if there is none, or another one under its name.
+  // Returns whether there is a file to write to. Opens it if none is open, or if its name belongs
+  // to another file.
   bool Look();
   static void Append(const Entry& entry, std::string& lines);
-  // How many lines it has written.
+  // Returns how many lines it has written.
   std::uint64_t Write(std::string_view lines);
-  // An attempt has ended so, with an errno or 0: says what is news.
+  // Takes the outcome of an attempt, an errno or 0, and logs it if it differs from the last one.
   void Note(int error);
 
   const std::string path_;
@@ -65,13 +66,13 @@ class SpanFile {
   bool writing_ = false;
   bool ending_ = false;
 
-  // These belong to the thread.
+  // Only the thread uses these.
   int file_ = -1;
   absl::Time next_look_ = absl::InfinitePast();
   int error_ = 0;      // of the last attempt
-  bool torn_ = false;  // the last line lacks its end
+  bool torn_ = false;  // the last line is incomplete
 
-  std::thread thread_;  // the last, as it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
 }  // namespace tessera

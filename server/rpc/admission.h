@@ -1,4 +1,4 @@
-// Counts the calls in progress, and turns new ones away once the server drains.
+// Counts the calls in progress, and rejects new ones once the server drains.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace tessera {
 // Thread safe. Outlives its tickets.
 class Admission {
  public:
-  // A call in progress, for as long as it lives.
+  // A call in progress, for as long as the ticket exists.
   class Ticket {
    public:
     Ticket() = default;
@@ -34,18 +34,18 @@ class Admission {
   absl::StatusOr<Ticket> Enter();
   void Close();
   bool closed() const { return closed_; }
-  // Waits until no call is in progress; false when the time is over before.
+  // Waits until no call is in progress. Returns false if the timeout passes first.
   bool WaitIdle(absl::Duration timeout);
   int in_progress() const { return calls_; }
 
  private:
   void Exit();
 
-  // A call counts before it looks whether the server drains, so that none is missed between Close
-  // and WaitIdle.
+  // A call is counted before it checks whether the server drains, so that none is missed between
+  // Close and WaitIdle.
   std::atomic<int> calls_{0};
   std::atomic<bool> closed_{false};
-  std::mutex mutex_;  // of the wait alone
+  std::mutex mutex_;  // only for the wait
   std::condition_variable idle_;
 };
 

@@ -38,13 +38,13 @@ void Answers::CancelUnread(absl::Time now, absl::Duration limit) {
       Entry& entry = *first_;
       grpc_call_ref(entry.call);
       unread.push_back(entry.call);
-      // Once is enough, but for the unlikely.
+      // Cancelling once is nearly always enough; if not, it is tried again after the limit.
       Unlink(entry);
       entry.since = now;
       Append(entry);
     }
   }
-  // Without the mutex, as what is cancelled may end, and be removed, in this thread.
+  // Without the mutex, because a cancelled call may end in this thread and remove its entry.
   for (grpc_call* call : unread) {
     grpc_call_cancel(call, nullptr);
     grpc_call_unref(call);

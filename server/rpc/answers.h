@@ -1,4 +1,4 @@
-// Answers that are on their way to clients, who may not read them.
+// Responses that are on their way to clients, which may not read them.
 #pragma once
 
 #include <mutex>
@@ -20,11 +20,11 @@ class Answers {
     Entry* behind = nullptr;
   };
 
-  // From the moment at which a call has its answer until it is done.
+  // The entry is in the list from when the call has its response until the call is done.
   void Add(Entry& entry, grpc_call* call, absl::Time now);
   void Remove(Entry& entry);
 
-  // Breaks off the calls whose answers have not been taken for longer than limit.
+  // Cancels the calls whose responses have not been read for longer than limit.
   void CancelUnread(absl::Time now, absl::Duration limit);
 
  private:
@@ -32,7 +32,7 @@ class Answers {
   void Unlink(Entry& entry);
 
   std::mutex mutex_;
-  // By time, but for the moments between a clock's reading and Add; the oldest first.
+  // In order of time, the oldest first, except for the short time between reading a clock and Add.
   Entry* first_ = nullptr;
   Entry* last_ = nullptr;
 };

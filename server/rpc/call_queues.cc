@@ -6,14 +6,15 @@
 namespace tessera {
 namespace {
 
-// Two threads for every eight cores: the clients of this host and the work behind the calls want
-// the others, and more threads find fewer events each time they wake up. With 16 cores, 2, 4 and 8
-// queues answered 1.09, 0.92 and 0.99 times the Dots of 4096 f32 per call of an empty callback
-// server for one caller, 0.88, 0.87, 0.85 for 4, 1.04, 0.95, 0.98 for 16, 1.10, 1.03, 1.07 for 64
-// and 1.05, 1.02, 1.00 for 256 (`service_bench` on one H200's host, medians of 5, 2026-11-24).
+// Two threads for every eight cores: clients on this host and the work of the calls need the other
+// cores, and more threads find fewer events each time they wake up. On 16 cores with 2, 4 and 8
+// queues, the rate of Dots of 4096 f32 divided by the rate of empty calls of a callback server was
+// 1.09, 0.92 and 0.99 for one caller; 0.88, 0.87, 0.85 for 4; 1.04, 0.95, 0.98 for 16; 1.10, 1.03,
+// 1.07 for 64; and 1.05, 1.02, 1.00 for 256 (`service_bench` on one H200's host, medians of 5,
+// 2026-11-24).
 unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 16u); }
 
-// That of the thread; null: the thread is of none.
+// The queue of this thread; null if the thread belongs to none.
 thread_local CallQueue* own_queue = nullptr;
 
 }  // namespace
@@ -35,7 +36,7 @@ CallQueues::CallQueues(grpc::ServerBuilder& builder) {
 }
 
 CallQueues::~CallQueues() {
-  // Whoever asks for anything once a queue is shut down aborts.
+  // A request to gRPC after its queue has been shut down would abort.
   for (const std::unique_ptr<CallQueue>& queue : queues_) queue->WaitUnused();
   for (const std::unique_ptr<CallQueue>& queue : queues_) queue->events().Shutdown();
   for (std::thread& thread : threads_) thread.join();

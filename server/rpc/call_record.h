@@ -1,4 +1,4 @@
-// What is known of a call at its end, for metrics, log and spans.
+// What is known about a call at its end, for metrics, log and spans.
 #pragma once
 
 #include <string_view>
@@ -11,15 +11,15 @@ namespace tessera {
 
 // A call, as it is counted, logged and traced. Its texts outlive it; times are those of SteadyNow.
 struct CallRecord {
-  std::string_view method;    // of the server's, without its service
-  std::string_view strategy;  // that ran or was asked for, by a client's own words; empty: none
+  std::string_view method;         // one of the server's, without its service
+  std::string_view strategy;       // that ran, or that the client named; empty: none
   const Tenant* tenant = nullptr;  // of the caller; null: the caller is unknown
   Trace trace;
   absl::Time accepted;
-  absl::Time begun = absl::InfinitePast();  // on a worker; until then, and of transfers, infinite
+  absl::Time begun = absl::InfinitePast();  // on a worker; InfinitePast for transfers or until then
   absl::Time ended;
-  absl::Duration waited = absl::ZeroDuration();  // of transfers: for workers, in all
-  absl::Duration copies = absl::ZeroDuration();  // of transfers: between host and device, in all
+  absl::Duration waited = absl::ZeroDuration();  // for transfers: total wait for workers
+  absl::Duration copies = absl::ZeroDuration();  // for transfers: total host-device copy time
   absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0: not measured
 
   // Empty if the tenant has no name, or if there is none.

@@ -26,7 +26,7 @@ std::string Shorten(absl::string_view text) {
   return absl::StrCat(Absl(Beginning({text.data(), text.size()}, kLongestText - 3)), "...");
 }
 
-// Whether text has the word, or words, not as a part of longer ones.
+// Whether text has the word, or words, and not only as a part of longer ones.
 bool HasWord(std::string_view text, std::string_view word) {
   const auto inside = [&](std::size_t i) {  // a word, a number or a name
     return i < text.size() && (absl::ascii_isalnum(static_cast<unsigned char>(text[i])) ||
@@ -39,7 +39,7 @@ bool HasWord(std::string_view text, std::string_view word) {
 
 using Figures = std::map<std::string, std::string>;
 
-// The message with those figures that it does not say itself.
+// Returns the message, followed by the figures that it does not mention.
 std::string Message(const absl::Status& status, const Figures& told) {
   std::string message = Shorten(status.message());
   std::string figures;
@@ -51,7 +51,7 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may succeed a moment later: it has done nothing, and other calls hold what
+// Whether the same call may succeed a little later: it has done nothing, and other calls hold what
 // it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
@@ -117,7 +117,7 @@ v1::StepError ToStepError(const absl::Status& status, bool sees_all) {
 absl::Status NoMessage(std::string_view method) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
-      absl::StrCat("the message is no valid ", Absl(method),
+      absl::StrCat("the message is not a valid ", Absl(method),
                    "Request: it is damaged or cut short, or has text that is not UTF-8"),
       {{"field", "message"}, {"method", std::string(method)}});
 }
@@ -143,11 +143,11 @@ absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset) {
   const auto bad =
       std::find_if(values.begin(), values.end(), [](std::uint8_t value) { return value > 1; });
   const std::string at = absl::StrCat(offset + static_cast<std::uint64_t>(bad - values.begin()));
-  // Who shares the memory may have changed it meanwhile.
+  // A client that shares the memory may have changed it in the meantime.
   const std::string value = absl::StrCat(bad == values.end() ? all : *bad);
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_BOOL",
-      absl::StrCat("byte ", at, " of the elements is ", value, ", and a truth value is 0 or 1"),
+      absl::StrCat("byte ", at, " of the elements is ", value, ", but a truth value is 0 or 1"),
       {{"offset", at}, {"value", value}});
 }
 
@@ -185,7 +185,7 @@ absl::StatusOr<absl::Duration> FromProto(const google::protobuf::Duration& durat
                      (duration.seconds() > 0 || duration.nanos() > 0);
   if (!valid) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_TTL",
-                     "a ttl is a valid duration above 0",
+                     "a ttl must be a valid duration above 0",
                      {{"field", "ttl"},
                       {"value", absl::StrCat(duration.seconds(), "s ", duration.nanos(), "ns")}});
   }

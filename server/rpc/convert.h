@@ -1,4 +1,4 @@
-// Between the wire and the kernels: types, times and errors. Nothing here keeps state.
+// Conversions between the wire and the kernels: types, times and errors. Nothing here keeps state.
 #pragma once
 
 #include <map>
@@ -19,15 +19,16 @@
 
 namespace tessera {
 
-// The one way an error leaves the server: the code and the message, and in the details an ErrorInfo
-// of domain "tessera", and a RetryInfo when the call may go well a moment later. Long texts are
-// cut, so that the trailers stay below the 8 KiB that HTTP/2 peers accept. sees_all: as of
-// FiguresFor.
+// All errors leave the server through this function. The status has the code and the message; its
+// details have an ErrorInfo of domain "tessera", and a RetryInfo if the call may succeed a little
+// later. Long texts are cut, so that the trailers stay below the 8 KiB that HTTP/2 peers accept.
+// sees_all: as for FiguresFor.
 grpc::Status ToGrpc(const absl::Status& status, bool sees_all = true);
-// The error of a step of a program, in the same way.
+// Converts the error of a step of a program in the same way.
 v1::StepError ToStepError(const absl::Status& status, bool sees_all);
-// The figures of an error that a caller is told. sees_all: as of Caller; who does not is not told
-// how much is there and free of what tenants share, from which follows what others have.
+// Returns the figures of an error that a caller may see. sees_all: Caller::sees_all. A caller
+// without it is not told how much of a shared resource there is and how much is free, because that
+// reveals what other tenants use.
 std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
 // Returns the error of a call whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE
@@ -38,8 +39,8 @@ absl::Status NoMessage(std::string_view method);
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
 v1::Dtype ToProto(DType dtype);
 
-// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1;
-// offset: of the first of these bytes in the array.
+// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1.
+// offset: where these bytes begin in the array.
 absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset);
 
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
@@ -47,7 +48,7 @@ absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
                                         std::string_view field);
 void SetShape(const Shape& shape, google::protobuf::RepeatedField<std::int64_t>* out);
 
-// View of an array at data that the operand asks for; the whole array when it has none.
+// Returns the operand's view of an array at data, or the whole array if the operand has no view.
 absl::StatusOr<View> MakeView(const v1::Operand& operand, const ArrayType& type, const void* data);
 
 // INVALID_ARGUMENT / BAD_TTL unless it is a valid duration above 0.

@@ -1,4 +1,4 @@
-// The streams of one method that are open, for what looks after them from outside.
+// The open streams of one method, for code that ends them from outside.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class LiveCalls {
   }
   // The call may be gone on return.
   void Remove(Call& call) {
-    typename Calls::node_type removed;  // ends without the lock
+    typename Calls::node_type removed;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     removed = calls_.extract(&call);
   }

@@ -24,22 +24,22 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// What protobuf 3.21 and glibc take, generously.
+// Upper bounds of what protobuf 3.21 and glibc take.
 
-// An arena's blocks: the last one is not full.
+// An arena's last block, which is not full.
 constexpr std::size_t kBlock = 8192;
-// An object of an arena and the pointer to its destructor. What does not fit into the rest of a
-// block leaves that unused, which is less than the object.
+// An object in an arena and the pointer to its destructor. An object that does not fit into the
+// rest of a block leaves that rest unused; the rest is smaller than the object.
 constexpr std::size_t InArena(std::size_t bytes) {
   bytes += 16;
   return bytes <= 512 ? bytes + bytes / 8 : 2 * bytes;
 }
-// An allocation, with what comes in pages.
+// An allocation on the heap. A large one is rounded up to pages.
 constexpr std::size_t OnHeap(std::size_t bytes) {
   return bytes + 32 + (bytes < 100'000 ? 0 : 4096);
 }
-// Arrays double, and an arena keeps those that have become too small: four times the elements in
-// all, each array with as much of a block unused.
+// Arrays double, and an arena keeps those that have become too small, so they take four times the
+// elements in total. Each array may leave as much of a block unused.
 constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
 // A string of a message. Above this size protobuf lets it double as it grows.
 constexpr std::size_t kReservedAtOnce = 50'000'000;
@@ -47,8 +47,8 @@ constexpr std::size_t Text(std::size_t length) {
   const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
   return InArena(sizeof(std::string)) + (length < sizeof(std::string) / 2 ? 0 : OnHeap(buffer + 1));
 }
-// The first field of a message that its type does not know, and each of them: in a vector on the
-// heap, of which there are two while it grows.
+// The memory for the first unknown field of a message, and for each unknown field. They are in a
+// vector on the heap, of which two exist while it grows.
 constexpr std::size_t kUnknownFields = InArena(32) + OnHeap(0);
 constexpr std::size_t kUnknownField = 3 * 16;
 constexpr std::size_t kUnknownGroup = OnHeap(24);
@@ -70,7 +70,7 @@ bool SkipNumber(CodedInputStream& in, WireFormatLite::WireType type) {
   }
 }
 
-// The length of a field, which ends before the message around it does.
+// Reads the length of a field, which must end within the message around it.
 bool ReadLength(CodedInputStream& in, int& length) {
   std::uint32_t value = 0;
   if (!in.ReadVarint32(&value)) return false;
@@ -78,7 +78,7 @@ bool ReadLength(CodedInputStream& in, int& length) {
   return length >= 0 && length <= in.BytesUntilLimit();
 }
 
-// How many numbers the next bytes are.
+// Counts the numbers in the next `length` bytes.
 bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int length,
                   std::size_t& count) {
   if (type != WireFormatLite::WIRETYPE_VARINT) {
@@ -100,8 +100,8 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
   return true;
 }
 
-// Nodes and operands that no expression has, and steps that no program has, take dozens of times
-// their bytes. Single expressions in programs are checked step by step.
+// Without limits, a message of many empty nodes, operands or steps takes dozens of times its bytes.
+// In a program, an expression that is too long fails its own step only.
 constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
      kMostOperands},
@@ -177,12 +177,12 @@ class MessageLayout::Scan {
  public:
   explicit Scan(CodedInputStream& in) : in_(in) {}
 
-  // A message that ends where the stream's limit does. merged: the message may be one that another
-  // field has begun, so that its strings may replace others, of which there are two meanwhile.
+  // Reads a message that ends where the stream's limit does. merged: an earlier field may have
+  // begun this message, so a string may replace another one while both exist.
   bool Read(const MessageLayout& layout, bool merged) {
     bytes_ += InArena(layout.bytes_);
     std::bitset<64> seen;
-    // Fields of groups, which no type has, are unknown as well.
+    // No type has groups, so the fields of groups are unknown as well.
     int groups = 0;
     bool knows_all = true;  // of the message or group
     while (const std::uint32_t tag = in_.ReadTag()) {
@@ -226,7 +226,7 @@ class MessageLayout::Scan {
   }
 
  private:
-  // A field that begins with its length.
+  // Reads a field that begins with its length.
   bool ReadParts(const Field& field, bool again) {
     int length = 0;
     if (!ReadLength(in_, length)) return false;

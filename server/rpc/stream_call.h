@@ -13,32 +13,33 @@ namespace tessera {
 
 class StreamExchange;
 
-// What handles a call, with messages as bytes. At most one read and one write at a time; of each it
-// is told the end, as of everything else, on a thread of a queue, for which it must not wait.
+// Handles a call, with messages as bytes. It may have one read and one write at a time. It is
+// notified of their end, and of all other events, on a thread of a queue, which it must not block.
 class StreamCall {
  public:
   explicit StreamCall(StreamExchange& exchange) : exchange_(exchange) {}
   StreamCall(const StreamCall&) = delete;
   StreamCall& operator=(const StreamCall&) = delete;
 
-  // ok: a message has come; not: the client has sent all, or has left.
+  // ok: true if a message has arrived, false if the client has sent all or has left.
   virtual void OnReadDone(bool) {}
-  // not ok: the client takes no more.
+  // ok: false if the client takes no more.
   virtual void OnWriteDone(bool) {}
   virtual void OnSendInitialMetadataDone(bool) {}
-  // The client has left, or its deadline has passed, before the end.
+  // Called when the client has left or the deadline has passed before the end.
   virtual void OnCancel() {}
-  // The last: nothing else is under way.
+  // Called last, when nothing else is in progress.
   virtual void OnDone() = 0;
 
  protected:
   ~StreamCall() = default;
 
-  // From any thread. What is read and written stays in place until its end.
+  // These may be called from any thread. A message stays in place until its read or write has
+  // ended.
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Once, and nothing may be started after it. The call is cancelled if its client does not read
+  // Called once; nothing may be started after it. The call is cancelled if its client does not read
   // the response, as a unary call is (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
@@ -55,19 +56,19 @@ class StreamExchange final {
  public:
   using Handle = std::function<void(StreamExchange&)>;
 
-  // Accepts a call, and another one when it is there; handle(exchange) begins to serve it, on a
-  // thread of the queue. The service, handle and answers outlive the queue.
+  // Accepts a call, and a further one when it has arrived. handle(exchange) begins to serve it, on
+  // a thread of the queue. The service, handle and answers outlive the queue.
   StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
                  Answers& answers);
   StreamExchange(const StreamExchange&) = delete;
   StreamExchange& operator=(const StreamExchange&) = delete;
 
   grpc::GenericServerContext& context() { return context_; }
-  // That of the call, once it has arrived.
+  // The trace of the call, once it has arrived.
   const Trace& trace() const { return trace_; }
-  // The call is told what happens from here on. It lives until its OnDone.
+  // From here on, the call receives the events. It exists until its OnDone.
   void Serve(StreamCall& call) { call_ = &call; }
-  // Instead of serving it.
+  // Ends the call with a status instead of serving it.
   void Refuse(const grpc::Status& status);
 
  private:
@@ -94,7 +95,7 @@ class StreamExchange final {
   const CallQueue::User user_{queue_};
   const Handle& handle_;
   Answers& answers_;
-  Answers::Entry answer_;  // in answers_ once it has a call
+  Answers::Entry answer_;  // in answers_ while its `call` is set
   grpc::GenericServerContext context_;
   Trace trace_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
@@ -105,7 +106,7 @@ class StreamExchange final {
   EventOf metadata_{this, &StreamExchange::OnMetadata};
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
-  std::atomic<int> under_way_{3};  // the arrival, the end and Finish, whenever it begins
+  std::atomic<int> under_way_{3};  // counts the arrival, the end and Finish from the start
   enum class State { kArriving, kServed, kCancelled };
   std::atomic<State> state_{State::kArriving};
 };

@@ -1,5 +1,5 @@
-// The trace that a call belongs to, as its client says: W3C Trace Context
-// (https://www.w3.org/TR/trace-context/), in metadata.
+// The trace that a call belongs to, which its client names in metadata by W3C Trace Context
+// (https://www.w3.org/TR/trace-context/).
 #pragma once
 
 #include <array>
@@ -11,29 +11,29 @@ class ServerContextBase;
 
 namespace tessera {
 
-// Of a call; its client may have named none.
+// The trace of a call, whose client may have named none.
 struct Trace {
-  std::array<char, 32> trace_id{};   // lower-case hexadecimal digits, as those that follow
+  std::array<char, 32> trace_id{};   // lower-case hexadecimal digits, like the next two
   std::array<char, 16> parent_id{};  // of the client's span
   std::array<char, 16> span_id{};    // of the call itself
   bool known = false;
   bool sampled = false;  // whether the client may have recorded its span
 
-  // Empty: the call belongs to none.
+  // Empty if the call belongs to no trace.
   std::string_view id() const {
     return known ? std::string_view(trace_id.data(), trace_id.size()) : std::string_view();
   }
 };
 
-// Reads the value of a traceparent: of version 00, or what that has in common with a later one.
-// What is malformed names no trace. The span_id stays empty.
+// Reads the value of a traceparent of version 00, or of a later version as far as both agree. A
+// malformed value names no trace. The span_id stays empty.
 Trace ParseTraceparent(std::string_view text);
 
-// 16 hexadecimal digits at random, not all 0. Thread safe.
+// Returns 16 random hexadecimal digits, not all 0. Thread safe.
 std::array<char, 16> MakeSpanId();
 
-// The trace of a call that has arrived, which is answered with it: "traceresponse", in the metadata
-// behind the answer. More than one traceparent is none.
+// Returns the trace of a call that has arrived, and adds it to the response's trailing metadata as
+// "traceresponse". More than one traceparent counts as none.
 Trace BeginTrace(grpc::ServerContextBase& context);
 
 }  // namespace tessera

@@ -26,17 +26,17 @@ namespace {
 using absl::StatusCode;
 using Clock = std::chrono::steady_clock;
 
-// From a connection to its packet.
+// How long a client may take from its connection to its packet.
 constexpr std::chrono::seconds kHandshake{5};
 
-// Instead of the number of a user: the server's own, who needs leave room for nobody, and all whom
-// the server does not know.
+// These stand for a user that need not leave room for others, such as the server's own, and for all
+// users that the server does not know.
 constexpr std::int64_t kOwner = -1, kStranger = -2;
 
 // How long connections wait when none can be accepted.
 constexpr std::chrono::milliseconds kPause{100};
 
-// Connections accepted before the others are looked at.
+// Connections accepted before the others are served.
 constexpr int kBatch = 64;
 
 // The most descriptors that Linux takes in one message (SCM_MAX_FD).
@@ -47,10 +47,10 @@ absl::Status BadPacket(std::string_view field, std::string_view message) {
                    {{"field", std::string(field)}});
 }
 
-// An answer is one packet, for which an empty socket has room.
+// A response is one packet, for which an empty socket has room.
 void Send(int fd, const v1::RegisterRegionResponse& answer) {
   const std::string packet = answer.SerializeAsString();
-  // Whoever has left notices by itself.
+  // A client that has left needs no response.
   static_cast<void>(send(fd, packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
@@ -69,10 +69,11 @@ void SendError(int fd, const absl::Status& status, bool sees_all) {
 struct Packet {
   std::string data;
   std::vector<Descriptor> files;
-  bool cut = false;  // it was longer
+  bool cut = false;  // it was longer than expected
 };
 
-// Nothing: there is no packet yet. An empty one without files: the connection is over.
+// Returns nothing if there is no packet yet, or an empty packet without files if the connection is
+// over.
 std::optional<Packet> Receive(int fd) {
   char data[RegionListener::kGreeting.size()];
   alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))];
@@ -107,9 +108,9 @@ std::optional<Packet> Receive(int fd) {
 struct RegionListener::Connection {
   explicit Connection(int fd) : socket(fd) {}
   const Descriptor socket;
-  const Clock::time_point deadline = Clock::now() + kHandshake;  // while it has not spoken
+  const Clock::time_point deadline = Clock::now() + kHandshake;  // for its packet
   bool spoken = false;
-  std::int64_t guest = kStranger;  // its user, or one of these
+  std::int64_t guest = kStranger;  // its user, kOwner or kStranger
   std::mutex mutex;
   bool over = false;  // guarded by mutex, as is token
   std::string token;  // of its region, once there is one
@@ -205,7 +206,7 @@ bool RegionListener::AcceptSome() {
     const auto silent = std::count_if(
         connections_.begin(), connections_.end(),
         [&](const auto& other) { return !other->spoken && other->guest == connection->guest; });
-    // Whoever says nothing leaves room for others. What is not kept is closed.
+    // Silent connections must leave room for others. A connection that is not kept is closed.
     const bool room =
         connection->guest == kOwner ||
         static_cast<std::size_t>(silent) < std::max<std::size_t>(1, max_connections_ / 4);
@@ -218,7 +219,7 @@ bool RegionListener::AcceptSome() {
 bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
   std::optional<Packet> packet = Receive(connection->socket.get());
   if (!packet.has_value()) return true;
-  // The end, or more than a client has to say.
+  // The connection is over, or the client has sent more than it should.
   if (connection->spoken || (packet->data.empty() && packet->files.empty())) return false;
   connection->spoken = true;
   absl::Status status;
@@ -227,7 +228,7 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
     status = MakeError(StatusCode::kPermissionDenied, "USER_UNKNOWN",
                        "the server does not know the user of this process");
   } else if (packet->cut || packet->data != kGreeting) {
-    status = BadPacket("packet", "the packet is not what registers a region");
+    status = BadPacket("packet", "the packet is not the registration of a region");
   } else if (packet->files.size() != 1) {
     status = BadPacket("descriptor", "the packet does not carry one descriptor");
   } else {
@@ -240,7 +241,7 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
 
 absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connection, uid_t user,
                                       Descriptor file) {
-  if (closed_) return MakeError(StatusCode::kUnavailable, "DRAINING", "the server stops");
+  if (closed_) return MakeError(StatusCode::kUnavailable, "DRAINING", "the server is stopping");
   const std::optional<uid_t> sharer =
       rules_.shares(user) ? std::optional<uid_t>(user) : std::nullopt;
   return chores_.Submit([&regions = regions_, &chores = chores_, sees_all = rules_.sees_all,
@@ -248,7 +249,7 @@ absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connect
     absl::StatusOr<std::string> token = regions.Add(file, sharer);
     const std::lock_guard lock(connection->mutex);
     if (!token.ok()) {
-      // The client closes, or this side when the server ends.
+      // The client closes the connection, or the server does when it ends.
       SendError(connection->socket.get(), token.status(), sees_all);
       shutdown(connection->socket.get(), SHUT_RDWR);
       return;

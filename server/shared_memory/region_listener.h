@@ -22,39 +22,39 @@
 
 namespace tessera {
 
-// Thread safe, but for destruction. One thread serves all connections and never waits for one of
-// them; files are mapped and pinned by the chores.
+// Thread safe, except for destruction. One thread serves all connections and never waits for one of
+// them; the chores map and pin files.
 class RegionListener {
  public:
-  // What a client sends with its descriptor.
+  // The data that a client sends with its descriptor.
   static constexpr std::string_view kGreeting = "tessera.v1";
 
   // Called by the listener's thread.
   struct Rules {
     std::function<bool(uid_t)> admits;  // whether a user's processes may register regions
-    std::function<bool(uid_t)> shares;  // whether he has half of what there is at most
-    bool sees_all = true;               // as of ToGrpc, of everyone who registers
+    std::function<bool(uid_t)> shares;  // whether a user may have at most half of them
+    bool sees_all = true;               // as for ToGrpc, for every client
   };
 
-  // Listens at a path, whose file gets the permissions of access. max_connections: those beyond are
-  // closed as they come. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
+  // Listens at a path, whose file gets the permissions of access. max_connections: further ones are
+  // closed when they arrive. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
   // {address}.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
                                                               const SocketAccess& access,
                                                               std::size_t max_connections,
                                                               Rules rules, SharedRegions& regions,
                                                               Chores& chores);
-  // Closes, and lets go of all regions.
+  // Closes, and releases all regions.
   ~RegionListener();
 
-  // Takes no more connections and no more regions, which are told DRAINING; those that are there
-  // stay.
+  // Accepts no more connections, and answers further registrations with DRAINING; existing
+  // connections and regions stay.
   void Close();
 
-  // For a process that ends without Close; does not wait for anything.
+  // For a process that ends without Close. Does not wait for anything.
   void RemoveSocketFile();
 
-  // Absolute.
+  // The absolute path of the socket.
   const std::string& path() const { return path_; }
 
  private:
@@ -71,9 +71,9 @@ class RegionListener {
 
   absl::Status Listen(const SocketAccess& access);
   void Run();
-  // False: nobody can be accepted for want of resources.
+  // Returns false if there are too few resources to accept a connection.
   bool AcceptSome();
-  // What has come on a connection, or its end. False: it is over.
+  // Handles what has arrived on a connection, or its end. Returns false if the connection is over.
   bool Serve(const std::shared_ptr<Connection>& connection);
   // Sends a client's file to the chores.
   absl::Status Register(const std::shared_ptr<Connection>& connection, uid_t user, Descriptor file);
@@ -85,10 +85,10 @@ class RegionListener {
   SharedRegions& regions_;
   Chores& chores_;
   Descriptor listening_;
-  Descriptor wake_;  // an eventfd, readable from Close on, and when the end has come
+  Descriptor wake_;  // an eventfd, which Close makes readable
   std::atomic<bool> closed_{false};
   std::atomic<bool> ending_{false};
-  std::vector<std::shared_ptr<Connection>> connections_;  // of the thread
+  std::vector<std::shared_ptr<Connection>> connections_;  // used only by the thread while it runs
   std::thread thread_;
 
   std::mutex file_mutex_;

@@ -34,7 +34,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
           v1::GetSharedMemoryResponse& answer = exchange.response();
           answer.set_socket_path(listener_->path());
           answer.set_limit_bytes(core_.shared_memory().limit());
-          // Of others than its tenant it tells only an admin.
+          // Only an admin sees what other tenants use.
           if (caller.sees_all()) answer.set_used_bytes(core_.shared_memory().used());
           return absl::OkStatus();
         });

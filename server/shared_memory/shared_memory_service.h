@@ -15,16 +15,16 @@ using SharedMemoryServiceBase = v1::SharedMemoryService::WithRawMethod_GetShared
     v1::SharedMemoryService::WithRawMethod_UploadShared<
         v1::SharedMemoryService::WithRawMethod_DownloadShared<v1::SharedMemoryService::Service>>>;
 
-// Thread safe; the core outlives it, and it the calls.
+// Thread safe. The core outlives it, and it outlives the calls.
 class SharedMemoryService final : public SharedMemoryServiceBase {
  public:
-  // Takes regions at --shared-memory. UNAVAILABLE / CANNOT_LISTEN {address}.
+  // Accepts regions at --shared-memory. UNAVAILABLE / CANNOT_LISTEN {address}.
   static absl::StatusOr<std::unique_ptr<SharedMemoryService>> Open(Core& core);
 
-  // Once the server has been built.
+  // Called once the server has been built.
   void Serve(CallQueues& queues);
 
-  // Takes no more regions, and removes the socket.
+  // Accepts no more regions, and removes the socket.
   void Close() { listener_->Close(); }
   // For a process that ends without Close.
   void RemoveSocketFile() { listener_->RemoveSocketFile(); }

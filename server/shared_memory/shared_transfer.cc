@@ -15,7 +15,7 @@ namespace {
 
 using absl::StatusCode;
 
-// Takes a PCIe 5 link a millisecond: what lies between its end and the next costs a hundredth of
+// A PCIe 5 link takes a millisecond for this; the gap before the next piece costs a hundredth of
 // that.
 constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
 
@@ -24,8 +24,8 @@ constexpr int kPiecesARun = 16;
 
 absl::Status BadMessage(std::string_view field, std::uint64_t value) {
   return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                   "an upload that creates a buffer fills all of it, and gets its version from the "
-                   "server",
+                   "an upload that creates a buffer must fill all of it, and gets its version from "
+                   "the server",
                    {{"field", std::string(field)}, {"value", absl::StrCat(value)}});
 }
 
@@ -167,8 +167,8 @@ absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64
     return checked;
   }
   const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
-  // Also after a copy that failed: part of it may still be under way to memory that is about to
-  // be freed.
+  // This is also needed after a failed copy: part of it may still be running, to memory that is
+  // about to be freed.
   const absl::Status arrived = Synchronize(stream);
   store().EndWrite(*draft_, offset, size, copied.ok() && arrived.ok());
   return copied.ok() ? arrived : copied;

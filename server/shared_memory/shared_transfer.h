@@ -16,9 +16,9 @@
 
 namespace tessera {
 
-// A transfer in pieces, each a task of the device's transfer workers, between which it ends if its
-// client has left, and lets others have their turn. The region stays mapped until it ends, whatever
-// happens to its connection.
+// A transfer in pieces on the device's transfer workers. Between pieces it ends if its client has
+// left, and lets other transfers have their turn. The region stays mapped until the transfer ends,
+// whatever happens to the region's connection.
 class SharedTransfer : public UnaryCall, private Task {
  public:
   SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
@@ -26,11 +26,11 @@ class SharedTransfer : public UnaryCall, private Task {
       : UnaryCall(core, method, exchange),
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
-  // On the thread that brought the call, once. kind: what it counts as.
+  // Called once, on the thread on which the call arrived. kind: what it counts as.
   void Start(const v1::RegionRange& range, StreamKind kind);
 
  protected:
-  // What there is to move.
+  // What is to be moved.
   struct Extent {
     Device* device;
     std::uint64_t size;
@@ -39,7 +39,7 @@ class SharedTransfer : public UnaryCall, private Task {
   char* memory() const { return memory_; }
 
  private:
-  // Whether Open and Close take or free memory, for which they run on a thread of the chores.
+  // Whether Open and Close allocate or free memory, so that they run on a thread of the chores.
   virtual bool Allocates() const = 0;
   // Finds or makes the buffer.
   virtual absl::StatusOr<Extent> Open() = 0;
@@ -47,7 +47,7 @@ class SharedTransfer : public UnaryCall, private Task {
   virtual absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) = 0;
   // Called when every byte has been moved: completes the response.
   virtual absl::Status Close() { return absl::OkStatus(); }
-  // The last: lets go of the buffer.
+  // Called last: releases the buffer.
   virtual void Release(const absl::Status& status) = 0;
 
   absl::Status Check(const v1::RegionRange& range, StreamKind kind);
@@ -57,7 +57,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void Finish() {
     Conclude(Guarded([&] { return Close(); }));
   }
-  // The call may be gone on return, as on that of Begin, Run and Finish.
+  // The call may be gone on return, as it may be after Begin, Run and Finish.
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 

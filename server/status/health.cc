@@ -12,10 +12,10 @@ namespace {
 
 namespace health_v1 = grpc::health::v1;
 
-// Of a connection: a client that pools connections has a watch or two on each.
+// For each connection: a client that pools connections has a watch or two on each.
 constexpr std::size_t kMostOfConnection = 8;
 
-// A name that no server of any use has.
+// Names of real services are shorter.
 constexpr std::size_t kLongestServiceName = 1024;
 
 grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {
@@ -26,10 +26,10 @@ grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {
 }
 
 grpc::Status NoMessage() {
-  return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+  return {grpc::StatusCode::INVALID_ARGUMENT, "the message is not a valid HealthCheckRequest"};
 }
 
-// Everyone who asks with no more than a name.
+// Admits all requests that are no larger than a name.
 UnaryExchange::Admit AdmitNames(Answers& answers) {
   const auto check = [&answers](UnaryExchange& exchange) {
     exchange.set_answers(answers);
@@ -40,7 +40,7 @@ UnaryExchange::Admit AdmitNames(Answers& answers) {
 
 }  // namespace
 
-// Goes on until the client has enough.
+// Lasts until the client ends it.
 class Health::WatchCall final : public StreamCall {
  public:
   WatchCall(Health& health, StreamExchange& exchange)
@@ -94,7 +94,7 @@ class Health::WatchCall final : public StreamCall {
     delete this;
   }
 
-  // With the health's mutex.
+  // The caller holds the mutex of Health.
   void Tell(Status status) {
     if (ended_ || (told_ == status && !next_.has_value())) return;
     if (writing_) {
@@ -124,7 +124,7 @@ class Health::WatchCall final : public StreamCall {
   bool writing_ = false;
   bool ended_ = false;
   std::optional<Status> told_;
-  std::optional<Status> next_;  // once response_ has been written
+  std::optional<Status> next_;  // sent once response_ has been written
 };
 
 Health::Status Health::StatusOf(const std::string& service) const {

@@ -17,26 +17,28 @@ namespace tessera {
 using HealthServiceBase = grpc::health::v1::Health::WithGenericMethod_Watch<
     grpc::health::v1::Health::WithRawMethod_Check<grpc::health::v1::Health::Service>>;
 
-// Thread safe; outlives the server, with which it is registered.
+// Thread safe. It outlives the server, with which it is registered.
 class Health final : public HealthServiceBase {
  public:
-  // A service of this name, or with "" the server as a whole, is or is not serving: those who watch
-  // it are told.
+  // Sets whether the service of this name, or with "" the server as a whole, is serving. Clients
+  // that watch it are told.
   void Set(const std::string& service, bool serving);
 
-  // Check, once the server has been built. Watch needs no token, and lasts for as long as the
-  // client likes: of each connection, or of all Unix sockets together, a few, or most_watches,
-  // calls are served at once. Further ones end with RESOURCE_EXHAUSTED. answers: the list in which
-  // answers of Check wait for their clients; outlives the queues.
+  // Serves Check; called once the server has been built. Watch needs no token, and lasts as long as
+  // the client likes, so the number of calls at the same time is limited: to a few for each
+  // connection, and to most_watches for all Unix sockets together. Further ones end with
+  // RESOURCE_EXHAUSTED. answers: the list in which responses of Check wait for their clients;
+  // outlives the queues.
   void Serve(CallQueues& queues, std::size_t most_watches, Answers& answers);
-  // Begins to serve a call of Watch, named as in /package.Service/Method; whether it is one.
+  // Begins to serve a call of Watch. method: as in /package.Service/Method. Returns false if it is
+  // another method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
  private:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
   class WatchCall;
 
-  // With the mutex.
+  // The caller holds the mutex.
   Status StatusOf(const std::string& service) const;
 
   std::mutex mutex_;

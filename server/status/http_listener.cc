@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// For a whole request, for a whole answer, and for the client to leave after that.
+// Limits for a whole request, for a whole response, and for the client to close after that.
 constexpr std::chrono::seconds kReadTime{10};
 constexpr std::chrono::seconds kWriteTime{20};
 constexpr std::chrono::seconds kCloseTime{2};
@@ -29,13 +29,13 @@ constexpr std::chrono::seconds kCloseTime{2};
 // How long to leave connections waiting when none can be accepted.
 constexpr milliseconds kPause{100};
 
-// The status page loads nothing but its figures.
+// The status page loads nothing but its metrics.
 constexpr std::string_view kPolicy =
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-// Returns the end of the empty line after the fields; npos: it has not arrived. A line may end with
-// LF alone.
+// Returns the end of the empty line after the fields, or npos if it has not arrived. A line may end
+// with LF alone.
 std::size_t HeadEnd(std::string_view head) {
   for (std::size_t at = head.find('\n'); at != head.npos; at = head.find('\n', at + 1)) {
     const std::string_view rest = head.substr(at + 1);
@@ -74,7 +74,7 @@ std::string_view Reason(int code) {
   return "Error";
 }
 
-// with_body: not for HEAD, whose answer has the head alone.
+// with_body: false for HEAD, whose response has only the head.
 std::string Message(const HttpAnswer& answer, bool with_body = true) {
   std::string message = absl::StrCat(
       "HTTP/1.1 ", answer.code, " ", Absl(Reason(answer.code)), "\r\nContent-Type: ", answer.type,
@@ -142,7 +142,7 @@ HttpListener::~HttpListener() {
 
 void HttpListener::Run() {
   std::vector<pollfd> waits;
-  Time paused_until;  // nobody is accepted before
+  Time paused_until;  // no connection is accepted before this
   for (;;) {
     Time now = steady_clock::now();
     const bool paused = now < paused_until;
@@ -172,7 +172,8 @@ void HttpListener::Run() {
 }
 
 bool HttpListener::AcceptSome(int listening, Time now) {
-  // As many as have a place, so that each of them is looked at before it loses it.
+  // At most half of the places, so that each connection is served once before it can lose its
+  // place.
   for (std::size_t i = 0; i < kMostConnections / 2; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {

@@ -21,7 +21,7 @@ namespace {
 
 using Labels = std::initializer_list<std::pair<std::string_view, std::string_view>>;
 
-// The names of gRPC, by number.
+// gRPC's names for the status codes, by number.
 constexpr std::string_view kCodeNames[Metrics::kCodes] = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -49,7 +49,7 @@ class Writer {
     absl::StrAppend(&text_, " ", value, "\n");
   }
 
-  // In seconds, one sample a bucket. Those that nothing fell into are left out as a whole.
+  // Writes a histogram in seconds, one sample a bucket. An empty histogram is left out.
   void Sample(Labels labels, const Histogram& histogram) {
     std::uint64_t counts[Histogram::kBounds.size() + 1];
     std::uint64_t count = 0;
@@ -84,7 +84,7 @@ class Writer {
     for (const std::string_view piece : pieces) text_ += piece;
   }
 
-  // bound: of a bucket; empty: without.
+  // bound: the upper bound of a bucket; empty: no bucket.
   void AppendLabels(Labels labels, std::string_view bound) {
     if (labels.size() == 0 && bound.empty()) return;
     char before = '{';
@@ -113,7 +113,7 @@ class Writer {
 
 void WriteCalls(const Metrics& metrics, Writer& out) {
   out.Begin("tessera_requests_total", "counter",
-            "Calls that have ended, by method, strategy that ran or was asked for, and gRPC code.");
+            "Calls that have ended, by method, strategy that ran or was requested, and gRPC code.");
   for (const auto& series : metrics.series()) {
     for (std::size_t code = 0; code < Metrics::kCodes; ++code) {
       const std::uint64_t calls = series->calls[code].value();
@@ -129,11 +129,11 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
       out.Sample({{"rpc", Metrics::kRpcs[rpc]}}, metrics.phases(rpc).*histogram);
     }
   };
-  phase("tessera_request_seconds", "Time from a call's acceptance to its answer.",
+  phase("tessera_request_seconds", "Time from a call's acceptance to its response.",
         &Metrics::Phases::total);
   phase("tessera_queue_seconds", "Time from a call's acceptance to its begin on a worker.",
         &Metrics::Phases::queue);
-  phase("tessera_run_seconds", "Time from a call's begin on a worker to its answer.",
+  phase("tessera_run_seconds", "Time from a call's begin on a worker to its response.",
         &Metrics::Phases::run);
   out.Begin("tessera_kernel_seconds", "histogram",
             "Time on the device by its own clock, of requests with timing = true.");
@@ -161,7 +161,7 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
                failure->count.value());
   }
   out.Begin("tessera_error_last_timestamp_seconds", "gauge",
-            "When a call last failed so, in seconds since 1970.");
+            "When a call last failed in this way, in seconds since 1970.");
   for (const Metrics::Failure* failure : failures) {
     const std::int64_t last_ms = failure->last_ms.load(std::memory_order_relaxed);
     if (last_ms == 0) continue;
@@ -211,17 +211,16 @@ void WriteDevices(Core& core, Writer& out) {
        [](const Device& device) { return device.lost() ? 1 : 0; });
   each("tessera_device_memory_bytes", "Memory of the device.",
        [](const Device& device) { return device.info().memory_bytes; });
-  each("tessera_buffer_memory_limit_bytes", "What all buffers of the device may take.",
+  each("tessera_buffer_memory_limit_bytes", "Memory that all buffers of the device may take.",
        [&](const Device& device) { return core.tenants().budget(device).limit(); });
   each("tessera_buffer_memory_used_bytes",
-       "What all buffers of the device take, those included that only calls in progress hold.",
+       "Memory that all buffers of the device take, including those that only calls hold.",
        [&](const Device& device) { return core.tenants().buffer_bytes(device); });
-  each("tessera_prepared_bytes",
-       "What is kept of operands for later calls, in what buffers leave of their limit.",
+  each("tessera_prepared_bytes", "Memory that copies of operands for later calls take.",
        [&](const Device& device) { return core.tenants().prepared(device).bytes(); });
-  each("tessera_scratch_limit_bytes", "What operations may take beside buffers.",
+  each("tessera_scratch_limit_bytes", "Memory that operations may take in addition to buffers.",
        [&](const Device& device) { return core.scratch(device).limit(); });
-  each("tessera_scratch_used_bytes", "What operations take beside buffers.",
+  each("tessera_scratch_used_bytes", "Memory that operations take in addition to buffers.",
        [&](const Device& device) { return core.scratch(device).used(); });
 
   const auto states = [&](std::string_view metric, std::string_view help, auto ready,
@@ -231,7 +230,7 @@ void WriteDevices(Core& core, Writer& out) {
       const std::string_view name = device->info().name;
       for (Tenant* tenant : core.tenants().All()) {
         const BufferStore::Tally tally = tenant->store().tally(*device);
-        // To Prometheus an empty label is none.
+        // Prometheus treats an empty label as absent.
         const std::string_view owner = tenant->name();
         out.Sample({{"device", name}, {"state", "ready"}, {"tenant", owner}}, tally.*ready);
         out.Sample({{"device", name}, {"state", "writing"}, {"tenant", owner}}, tally.*writing);
@@ -253,7 +252,7 @@ void WriteDevices(Core& core, Writer& out) {
        [&](const Device&) { return core.options().queue; });
   each("tessera_workers", "Threads that run operations.",
        [&](const Device& device) { return core.compute(device).workers(); });
-  each("tessera_longest_run_seconds", "For how long the operation that has run longest has run.",
+  each("tessera_longest_run_seconds", "How long the longest-running operation has been running.",
        [&](const Device& device) {
          const auto longest =
              std::max(core.compute(device).LongestRun(), core.transfers(device).LongestRun());
@@ -262,7 +261,7 @@ void WriteDevices(Core& core, Writer& out) {
 }
 
 void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
-  // value(figures) is what the driver has told, if it has.
+  // value(figures): what the driver has reported, if anything.
   const auto each = [&](std::string_view name, std::string_view help, auto value) {
     bool begun = false;
     for (const GpuFigures& gpu : gpus) {
@@ -273,7 +272,7 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
     }
   };
   each("tessera_gpu_busy_ratio",
-       "Part of the driver's last sample in which a kernel ran, of any process.",
+       "Fraction of the driver's last sample in which a kernel of any process ran.",
        [](const GpuFigures& gpu) { return gpu.busy; });
   each("tessera_gpu_memory_used_bytes", "Memory of the GPU that is in use, by any process.",
        [](const GpuFigures& gpu) { return gpu.memory_used; });
@@ -304,7 +303,7 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
     if (!gpu.corrected_errors.has_value() || !gpu.uncorrected_errors.has_value()) continue;
     if (!std::exchange(begun, true)) {
       out.Begin("tessera_gpu_memory_errors_total", "counter",
-                "Errors of memory that ECC has found, since the driver was loaded.");
+                "Memory errors that ECC has found since the driver was loaded.");
     }
     out.Sample({{"device", gpu.device}, {"kind", "corrected"}}, *gpu.corrected_errors);
     out.Sample({{"device", gpu.device}, {"kind", "uncorrected"}}, *gpu.uncorrected_errors);
@@ -312,19 +311,19 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
 }
 
 void WriteServer(Core& core, bool ready, Writer& out) {
-  out.Begin("tessera_ready", "gauge", "1 while the health service says SERVING.");
+  out.Begin("tessera_ready", "gauge", "1 while the health service reports SERVING.");
   out.Sample({}, ready ? 1 : 0);
   out.Begin("tessera_calls_in_progress", "gauge", "Calls that have been accepted and not ended.");
   out.Sample({}, core.admission().in_progress());
   const auto budgets = core.Budgets();
   out.Begin("tessera_budget_limit", "gauge",
-            "Limits of the server as a whole, in bytes or in pieces.");
+            "Limits of the server as a whole, in bytes or as a count.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.limit);
-  out.Begin("tessera_budget_used", "gauge", "What is used of them.");
+  out.Begin("tessera_budget_used", "gauge", "How much of these limits is used.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.used);
   if (const ConnectionTable* connections = core.connections()) {
     out.Begin("tessera_connections_refused_total", "counter",
-              "Connections that were closed at once because there was no place for them.");
+              "Connections that were closed immediately because there was no place for them.");
     out.Sample({}, connections->refused());
     out.Begin("tessera_connections_ended_total", "counter",
               "Connections that were ended because they had too many calls.");

@@ -31,7 +31,7 @@ void SetError(grpc::StatusCode code, const std::string& message, Response& respo
   response.mutable_error_response()->set_error_message(message);
 }
 
-// The file and all that it imports, each once.
+// Adds the file and all files that it imports, each once.
 template <class Files>
 void AddFile(const FileDescriptor& file, std::set<const FileDescriptor*>& added, Files& files) {
   if (!added.insert(&file).second) return;
@@ -92,16 +92,16 @@ void Answer(const Request& request, const std::vector<std::string>& services, Re
   SetError(grpc::StatusCode::INVALID_ARGUMENT, "the request asks for nothing", response);
 }
 
-// A stream, so far as those who look after it need to know it.
+// The data of a stream that is needed to end it when it is idle.
 struct Stream {
   grpc_call* call;
   std::atomic<std::int64_t> last_use_ns;
 };
 
-// The streams that are open. Thread safe.
+// The open streams. Thread safe.
 class Streams {
  public:
-  // Whether there is room.
+  // Returns whether there is room.
   bool Add(Stream& stream) {
     const std::lock_guard lock(mutex_);
     return streams_.size() < kMostStreams && streams_.insert(&stream).second;
@@ -120,7 +120,7 @@ class Streams {
         idle.push_back(stream->call);
       }
     }
-    // Without the mutex, as what is cancelled may end, and be removed, in this thread.
+    // Without the mutex, because a cancelled call may end in this thread and remove its stream.
     for (grpc_call* call : idle) {
       grpc_call_cancel_with_status(call, GRPC_STATUS_DEADLINE_EXCEEDED,
                                    "the stream was idle for too long", nullptr);
@@ -133,7 +133,7 @@ class Streams {
   std::set<Stream*> streams_;
 };
 
-// Reads a question, writes the answer, reads the next. Between questions it holds no message.
+// Reads a request, writes the response, and reads the next request. It holds no message in between.
 template <class Request, class Response>
 class ReflectionCall final : public StreamCall {
  public:
@@ -155,10 +155,10 @@ class ReflectionCall final : public StreamCall {
     if (!ok) return Finish(grpc::Status::OK);
     stream_.last_use_ns = absl::ToUnixNanos(SteadyNow());
     if (message_.Length() > kLargestRequest)
-      return Finish(Invalid("a request of reflection may have 65536 bytes"));
+      return Finish(Invalid("a reflection request may have at most 65536 bytes"));
     Request request;
     if (!grpc::SerializationTraits<Request>::Deserialize(&message_, &request).ok())
-      return Finish(Invalid("the message is no valid request of reflection"));
+      return Finish(Invalid("the message is not a valid reflection request"));
     Response response;
     Answer(request, services_, response);
     bool owned = false;

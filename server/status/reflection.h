@@ -17,15 +17,15 @@ namespace tessera {
 // Thread safe; outlives the server.
 class Reflection {
  public:
-  // services: full names, in the order in which they are told; their descriptors are linked.
+  // services: full names, in the order in which they are listed; their descriptors are linked.
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 
-  // Begins to serve a call of a method of reflection, named as in /package.Service/Method; whether
-  // it is one.
+  // Begins to serve a call of reflection. method: as in /package.Service/Method. Returns false if
+  // it is another method.
   bool Serve(std::string_view method, StreamExchange& exchange);
 
-  // Ends the streams on which nothing has been asked for a minute, with DEADLINE_EXCEEDED.
+  // Ends streams on which no request has arrived for a minute, with DEADLINE_EXCEEDED.
   void EndIdleStreams(absl::Time now);
 
  private:

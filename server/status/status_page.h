@@ -1,4 +1,4 @@
-// The page for people, made from status_page.html: it reads /metrics by itself.
+// The status page, made from status_page.html. It reads /metrics by itself.
 #pragma once
 
 namespace tessera {

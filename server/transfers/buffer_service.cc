@@ -24,8 +24,8 @@ using absl::StatusCode;
 constexpr int kDefaultPage = 100;
 constexpr int kLargestPage = 1000;
 
-// Where a list goes on: after this name, for this prefix only. Neither contains a NUL that a client
-// could forge: names never do, and the prefix comes last.
+// Encodes where a list continues: after this name, and only for this prefix. A client cannot forge
+// the NUL between them: names never contain one, and the prefix comes last.
 std::string PageToken(std::string_view last_name, const std::string& prefix) {
   std::string token(last_name);
   token += '\0';
@@ -45,9 +45,8 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
                    "the page token does not belong to this query", {{"field", "page_token"}});
 }
 
-// Describes a buffer in *out. Other calls may delete the buffer meanwhile, so that this may be the
-// last reference to it: the chores release it, since a thread that accepts calls must not free
-// memory.
+// Describes a buffer in *out. Other calls may have deleted the buffer, so this may be the last
+// reference to it. The chores release it, because a thread that accepts calls must not free memory.
 void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);
   core.chores().Release(std::move(info.buffer));
@@ -198,7 +197,7 @@ void BufferService::UpdateBuffer(
 
 namespace {
 
-// A copy, on a worker of the source's device.
+// A copy that runs on a worker of the source's device.
 class CopyCall final : public DeviceCall {
  public:
   CopyCall(Core& core, UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
@@ -229,7 +228,7 @@ class CopyCall final : public DeviceCall {
     if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
       absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
       if (!dtype.ok()) return dtype.status();
-      // A view may repeat elements: the size in the new type is checked anew.
+      // A view may repeat elements, so the size in the new type is checked again.
       const Shape& shape = view_.shape;
       absl::StatusOr<ArrayType> cast =
           MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
@@ -257,7 +256,7 @@ class CopyCall final : public DeviceCall {
                              .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
     if (IsResultOn(stream.device())) {
-      const auto open = [&copy] { return copy.Open(); };  // once it is known not to take too long
+      const auto open = [&copy] { return copy.Open(); };  // after the expected time is checked
       status = RunCopy(stream, view_, spec_.type.dtype, open, options);
     } else {
       absl::StatusOr<void*> memory = copy.Open();  // before the bridge, which others may wait for
@@ -312,8 +311,8 @@ void BufferService::LinkBuffer(
                                                                                : "";
                 if (!field.empty()) {
                   return MakeError(StatusCode::kInvalidArgument, "BAD_LINK",
-                                   "a link is its source as it is, so it has no view, type or "
-                                   "place of its own",
+                                   "a link shares its source unchanged, so it cannot have its "
+                                   "own view, type or placement",
                                    {{"field", std::string(field)}});
                 }
                 BufferSpec link{.name = request->name(), .replace = request->replace()};

@@ -1,4 +1,4 @@
-// Buffers on the wire: creation, upload and download as streams, and what may be asked about them.
+// The service of buffers: creation, uploads and downloads as streams, and queries.
 #pragma once
 
 #include <string_view>
@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// Upload and Download are left to the server's generic service, which takes and gives messages as
-// bytes: data stays where it is, and a message of an upload that cannot be parsed differs from the
-// end of the stream.
+// Upload and Download are left to the server's generic service, which passes messages as bytes. So
+// data stays where it is, and an upload's message that cannot be parsed is not taken for the end of
+// the stream.
 template <class Service>
 using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
     v1::BufferService::WithRawMethod_GetBuffer<v1::BufferService::WithRawMethod_ListBuffers<
@@ -27,20 +27,20 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
-// Thread safe; the core outlives it, and it the calls.
+// Thread safe. The core outlives it, and it outlives the calls.
 class BufferService final : public BufferServiceBase {
  public:
   explicit BufferService(Core& core) : core_(core), importer_(core) {}
 
-  // The unary methods, once the server has been built.
+  // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
-  // Begins to serve a call of Upload or Download, named as in /package.Service/Method; whether it
-  // is one.
+  // Begins to serve a call of Upload or Download. method: as in /package.Service/Method. Returns
+  // false if it is another method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
   // UPLOAD_IDLE) or whose draft is gone, downloads whose reader has taken nothing for longer than
-  // --download-timeout, and imports that stand still.
+  // --download-timeout, and stalled imports.
   void EndIdleStreams(absl::Time now);
 
  private:

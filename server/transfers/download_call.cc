@@ -22,13 +22,13 @@ namespace {
 
 using absl::StatusCode;
 
-// One that gRPC sends, one that waits behind it, and one that the device fills.
+// One slot that gRPC sends, one that waits behind it, and one that the device fills.
 constexpr int kSlots = 3;
 
-// How many a stream fetches before others have their turn.
+// How many chunks a stream fetches before others have their turn.
 constexpr int kChunksARun = 16;
 
-// A DownloadResponse: all fields but data, and then data, as the bytes that follow.
+// Serialises a DownloadResponse up to the bytes of its data, which is the last field.
 std::string WithDataOf(const v1::DownloadResponse& header, std::uint64_t size) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
@@ -110,7 +110,7 @@ void DownloadCall::EndIfIdle(absl::Time now) {
   grpc_call* call = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    // Without a write and a fetch it waits for gRPC to let go of a slot.
+    // Without a write or a fetch, it waits for gRPC to release a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
     given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
@@ -119,8 +119,8 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     call = context().c_call();
     grpc_call_ref(call);
   }
-  // This does not hold the mutex, since gRPC may call back into this call. From here on the call
-  // may end at any time, and its context with it.
+  // The mutex is not held, because gRPC may call back into this call. From here on the call may end
+  // at any time, and its context with it.
   grpc_call_cancel(call, nullptr);
   grpc_call_unref(call);
 }
@@ -187,7 +187,7 @@ void DownloadCall::Run(Stream& stream) {
     Step step = Fetched(status, message);
     fetch = step.fetch && chunk < kChunksARun && executor_->waiting() == 0;
     if (fetch) step.fetch = false;
-    // Where nothing is left to do, somebody else may have ended the call.
+    // If nothing is left to do, another thread may have ended the call.
     if (!step.nothing()) Do(step);
   }
 }
@@ -247,7 +247,7 @@ DownloadCall::Step DownloadCall::Fetched(const absl::Status& status, grpc::ByteB
 }
 
 void DownloadCall::Break() {
-  std::vector<grpc::ByteBuffer> dropped;  // ends without the lock
+  std::vector<grpc::ByteBuffer> dropped;  // destroyed after the lock is released
   bool fetching = false;
   {
     const std::lock_guard lock(mutex_);
@@ -255,7 +255,7 @@ void DownloadCall::Break() {
     broken_ = done_ = true;
     if (status_.ok()) status_ = given_up_;
     if (status_.ok())
-      status_ = MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
+      status_ = MakeError(StatusCode::kCancelled, "CANCELLED", "the client cancelled the download");
     dropped.swap(fetched_);
     fetching = fetching_;
   }

@@ -19,9 +19,9 @@
 namespace tessera {
 
 // One stream of data out of a buffer. The device copies a chunk into a slot, and gRPC sends it from
-// there, while the next chunks fill the other slots. A slot that gRPC has not let go of is not
-// filled again: so much is on its way to the client at most, and the host's memory is charged for
-// it.
+// there while the next chunks fill the other slots. A slot is not filled again until gRPC has
+// released it. So the slots bound what is on its way to the client, and host memory is charged for
+// them.
 class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
@@ -36,7 +36,7 @@ class DownloadCall final : public StreamCall,
         live_(live),
         peer_(context().peer()) {}
 
-  // Once the service knows the call.
+  // Called once the service has registered the call.
   void Begin() { StartRead(&message_); }
 
   void OnReadDone(bool ok) override;
@@ -47,11 +47,11 @@ class DownloadCall final : public StreamCall,
 
   void OnDone() override;
 
-  // Safe at any time. gRPC ends the write, and thereby the call.
+  // Safe at any time. gRPC ends the write, which ends the call.
   void EndIfIdle(absl::Time now);
 
  private:
-  // What the thread that has decided it does next.
+  // What the thread that called Decide does next.
   struct Step {
     bool fetch = false;
     bool write = false;
@@ -59,7 +59,7 @@ class DownloadCall final : public StreamCall,
 
     bool nothing() const { return !fetch && !write && !end; }
   };
-  // A slot in use, until gRPC has let go of it.
+  // A slot in use, until gRPC has released it.
   struct Lease;
 
   absl::Status Open();
@@ -75,16 +75,16 @@ class DownloadCall final : public StreamCall,
 
   void Refuse(const absl::Status& status) override;
 
-  // The next chunk, as a message.
+  // Fetches the next chunk as a message.
   absl::Status Fetch(Stream& stream, grpc::ByteBuffer& message);
 
-  // A fetch has ended.
+  // Called when a fetch has ended.
   Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
 
-  // The client takes no more messages.
+  // Called when the client takes no more messages.
   void Break();
 
-  // gRPC has let go of a slot.
+  // Called when gRPC has released a slot.
   void OnSlotFree();
 
   void End();
@@ -102,14 +102,14 @@ class DownloadCall final : public StreamCall,
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t end_ = 0;
 
-  // These belong to the one who fetches.
+  // Only the thread that fetches uses these.
   v1::DownloadResponse header_;  // of the next message
   std::uint64_t position_ = 0;
   absl::Time submitted_;  // when it last began to wait for a worker
   absl::Duration waited_ = absl::ZeroDuration();
   absl::Duration copies_ = absl::ZeroDuration();
 
-  grpc::ByteBuffer message_;  // gRPC's while it reads the request, or writes
+  grpc::ByteBuffer message_;  // used by gRPC while it reads the request or writes
 
   std::mutex mutex_;
   bool opening_ = true;    // until it is known what to fetch
@@ -121,7 +121,7 @@ class DownloadCall final : public StreamCall,
   int slots_ = 0;                          // in use
   absl::Time moved_ = SteadyNow();         // when a write last began or ended
   absl::Status status_;                    // what the call ends with
-  absl::Status given_up_;                  // for not having taken any for too long
+  absl::Status given_up_;                  // error for a client that reads nothing for too long
   std::vector<grpc::ByteBuffer> fetched_;  // in order
 };
 

@@ -28,12 +28,12 @@ namespace {
 
 using absl::StatusCode;
 
-// So many attempts in a row may fail without a byte more than before.
+// An import fails after this many attempts in a row that bring no further byte.
 constexpr int kMostFailures = 7;
-// The pause after the first of them; each is twice as long as the one before.
+// The pause after the first failed attempt. Each further pause is twice as long as the one before.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
-// What gRPC and this call hold of messages at once.
+// The memory that gRPC and this call hold for messages.
 constexpr std::uint64_t kMessageBytes = 4 << 20;
 
 std::string ReasonOf(const grpc::Status& status) {
@@ -46,7 +46,7 @@ std::string ReasonOf(const grpc::Status& status) {
   return "";
 }
 
-// Whether the same request may go well a moment later.
+// Whether the same request may succeed a little later.
 bool IsTransient(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::UNAVAILABLE:
@@ -71,15 +71,15 @@ class ImportCall final : public UnaryCall {
         importer_(importer),
         request_(exchange.request()),
         response_(exchange.response()) {
-    // The caller's token goes along, so that the other server decides what he may read. Where this
-    // one checks no tokens, it goes over TLS alone.
+    // The caller's token is passed on, so that the other server decides what the caller may read.
+    // If this server checks no tokens, it is passed on over TLS only.
     if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
     const auto& metadata = exchange.context().client_metadata();
     if (const auto token = metadata.find("authorization"); token != metadata.end())
       token_.assign(token->second.data(), token->second.size());
   }
 
-  // On the thread that brought the call, once.
+  // Called once, on the thread on which the call arrived.
   void Start() {
     const absl::Status status = Guarded([&]() -> absl::Status {
       if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
@@ -109,10 +109,10 @@ class ImportCall final : public UnaryCall {
  private:
   enum class Why { kNot, kCancelled, kStalled };
 
-  // How an attempt ended: OK: all bytes are here.
+  // How an attempt ended. OK means that all bytes have arrived.
   struct Ended {
     absl::Status status;
-    bool transient = false;  // it may be made again
+    bool transient = false;  // it may be repeated
   };
 
   void Stop(Why why) {
@@ -135,13 +135,13 @@ class ImportCall final : public UnaryCall {
       importer_.running_.insert(this);
     }
     absl::Status status = Guarded([&] { return Import(); });
-    // Copies may still be under way to memory that is about to be freed.
+    // Copies may still be running, to memory that is about to be freed.
     if (stream_ != nullptr) Synchronize(*stream_).IgnoreError();
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();
     stream_.reset();
     stub_.reset();
-    // It goes behind the answer, since that takes some milliseconds.
+    // It is destroyed after the response is sent, because that takes some milliseconds.
     const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
     place_ = {};
     {
@@ -153,7 +153,7 @@ class ImportCall final : public UnaryCall {
 
   absl::Status Import() {
     absl::StatusOr<Charge> memory = core().TakeHostMemory(
-        kMessageBytes, "there is no memory for an import beside the messages of other calls");
+        kMessageBytes, "there is no memory for an import in addition to other calls' messages");
     if (!memory.ok()) return memory.status();
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
         importer_.sources_.Connect(request_.source());
@@ -174,7 +174,7 @@ class ImportCall final : public UnaryCall {
       Pause(std::min(kFirstPause * (1 << (failures - 1)), kLongestPause));
       if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
     }
-    NoteMoved(absl::InfiniteFuture());  // nothing more is to come
+    NoteMoved(absl::InfiniteFuture());  // no more data is expected
     if (absl::Status arrived = Synchronize(*stream_); !arrived.ok()) return arrived;
     if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
     absl::StatusOr<BufferInfo> info = store().Seal(*draft_, checksum_);
@@ -184,7 +184,7 @@ class ImportCall final : public UnaryCall {
     return absl::OkStatus();
   }
 
-  // One stream, from where the last one ended.
+  // Makes one attempt: a stream that begins where the last one ended.
   Ended Attempt() {
     grpc::ClientContext context;
     if (!token_.empty()) context.AddMetadata("authorization", token_);
@@ -229,25 +229,25 @@ class ImportCall final : public UnaryCall {
          {"reason", WithoutToken(ReasonOf(finished))}})};
   }
 
-  // The next bytes.
+  // Takes the next bytes.
   Ended Take(const v1::DownloadResponse& message) {
     if (draft_ == nullptr) {
       if (!message.has_buffer()) return Damaged("the first message describes no buffer");
       if (message.buffer().state() != v1::Buffer::STATE_READY)
         return Damaged("the source is not READY");
-      // By the version the next attempt recognises the same array.
+      // The next attempt recognises the same array by its version.
       const std::uint64_t version = message.buffer().version();
       if (version == 0 || (version_ != 0 && version != version_))
         return Damaged("the source describes a buffer without a version, or with another one");
       if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
     } else if (message.has_buffer() && !IsSource(message.buffer())) {
-      return Damaged("another buffer answers than that of which the first bytes are");
+      return Damaged("the buffer is not the one that the first bytes came from");
     }
     const std::string& data = message.data();
     if (message.offset() != position_ || data.size() > size_ - position_)
-      return Damaged("bytes came that were not asked for");
+      return Damaged("the source sent bytes that were not requested");
     if (!message.has_crc32c() || message.crc32c() != Crc32c(data.data(), data.size()))
-      return Damaged("the bytes of a message do not have its checksum");
+      return Damaged("the bytes of a message do not match its checksum");
     if (data.empty()) return {};
     absl::Status checked =
         CheckElements(draft_->buffer().type().dtype, {data.data(), data.size()}, position_);
@@ -262,7 +262,7 @@ class ImportCall final : public UnaryCall {
     return {copied};
   }
 
-  // Finds in the request what the draft will be, but for its type, and what of that is wrong.
+  // Reads the draft's properties, except its type, from the request, and checks them.
   absl::Status CheckSpec() {
     spec_ = {.name = request_.name(), .replace = request_.replace(), .kind = Draft::Kind::kStream};
     absl::StatusOr<Device*> device = core().FindDevice(request_.device());
@@ -272,7 +272,7 @@ class ImportCall final : public UnaryCall {
     return store().Check(spec_);
   }
 
-  // Makes the draft, of the type that the source says.
+  // Makes the draft, with the type that the source reports.
   absl::Status Open(const v1::Buffer& source) {
     absl::StatusOr<ArrayType> type = MakeArrayType(source.dtype(), source.shape(), "source");
     if (!type.ok()) return type.status();
@@ -291,14 +291,14 @@ class ImportCall final : public UnaryCall {
     return absl::OkStatus();
   }
 
-  // Whether it is the buffer that the first message described.
+  // Whether this is the buffer that the first message described.
   bool IsSource(const v1::Buffer& buffer) const {
     return buffer.version() == version_ && buffer.dtype() == dtype_ &&
            std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
   }
 
-  // What a source says may go to the log and to the caller, but not the token that it was sent,
-  // which is the last word of the header.
+  // Returns text from a source without the token that the source was sent, which is the last word
+  // of the header. The rest may go to the log and to the caller.
   std::string WithoutToken(const std::string& text) const {
     const absl::string_view header = absl::StripAsciiWhitespace(token_);
     const absl::string_view token = header.substr(header.rfind(' ') + 1);
@@ -315,7 +315,7 @@ class ImportCall final : public UnaryCall {
                    [this] { return stopped_ != Why::kNot; });
   }
 
-  // What ends the call from outside.
+  // Returns the error of a call that was ended from outside, or OK.
   absl::Status Stopped() {
     const std::lock_guard lock(mutex_);
     if (stopped_ == Why::kNot) return absl::OkStatus();
@@ -323,7 +323,7 @@ class ImportCall final : public UnaryCall {
     const std::string limit =
         absl::FormatDuration(core().Patience(core().options().upload_timeout));
     const std::string what =
-        absl::StrCat("nothing has come from ", request_.source(), " for ", limit,
+        absl::StrCat("nothing has arrived from ", request_.source(), " for ", limit,
                      last_error_.empty() ? "" : "; the last attempt ended with ", last_error_);
     if (core().admission().closed()) {
       return MakeError(StatusCode::kUnavailable, "DRAINING",
@@ -336,7 +336,7 @@ class ImportCall final : public UnaryCall {
   absl::Status Unreachable(const absl::Status& last) const {
     return MakeError(
         StatusCode::kUnavailable, "SOURCE_UNREACHABLE",
-        absl::StrCat(last.message(), "; ", kMostFailures, " attempts brought nothing more"),
+        absl::StrCat(last.message(), "; ", kMostFailures, " attempts brought no further data"),
         {{"source", request_.source()},
          {"received", absl::StrCat(position_)},
          {"size", draft_ != nullptr ? absl::StrCat(size_) : "unknown"}});
@@ -352,10 +352,10 @@ class ImportCall final : public UnaryCall {
   std::mutex mutex_;
   std::condition_variable wake_;
   Why stopped_ = Why::kNot;
-  grpc::ClientContext* context_ = nullptr;     // of the attempt under way
-  absl::Time moved_ = absl::InfiniteFuture();  // when it last got anything, in whatever attempt
+  grpc::ClientContext* context_ = nullptr;     // of the current attempt
+  absl::Time moved_ = absl::InfiniteFuture();  // when data last arrived, in any attempt
 
-  // Of the import's thread.
+  // Only the import's thread uses these.
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::BufferService::Stub> stub_;
   std::unique_ptr<Stream> stream_;
@@ -365,14 +365,14 @@ class ImportCall final : public UnaryCall {
   std::vector<std::int64_t> shape_;
   std::uint64_t size_ = 0;
   std::uint64_t position_ = 0;
-  std::optional<std::uint32_t> checksum_;  // of the whole
+  std::optional<std::uint32_t> checksum_;  // of the whole buffer
   std::string last_error_;                 // of the last attempt
 };
 
 Importer::Importer(Core& core)
     : core_(core),
       sources_(core.options()),
-      // One for each place, and the one that chores of a share leave to others.
+      // One thread for each import, and the one that the chores of a share leave to others.
       threads_(
           core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
           core.options().max_imports) {}

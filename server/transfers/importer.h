@@ -1,4 +1,4 @@
-// Buffers that come from other servers: ImportBuffer.
+// The ImportBuffer method, which copies buffers from other servers.
 #pragma once
 
 #include <mutex>
@@ -16,14 +16,14 @@ namespace tessera {
 
 class ImportCall;
 
-// Thread safe; the core outlives it, and it the calls. Each import has a thread, of which there are
-// none on a server that may not import.
+// Thread safe. The core outlives it, and it outlives the calls. Each import has a thread; a server
+// that may not import has no such threads.
 class Importer {
  public:
   explicit Importer(Core& core);
 
   void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  // Ends imports to which nothing has come for longer than --upload-timeout.
+  // Ends imports that have received nothing for longer than --upload-timeout.
   void EndIdle(absl::Time now);
 
  private:
@@ -33,7 +33,7 @@ class Importer {
   const ImportSources sources_;
   std::mutex mutex_;
   std::set<ImportCall*> running_;
-  Chores threads_;  // ends first
+  Chores threads_;  // destroyed first
 };
 
 }  // namespace tessera

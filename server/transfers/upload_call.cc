@@ -16,8 +16,8 @@ namespace {
 
 using absl::StatusCode;
 
-// How many messages a stream copies before others have their turn, and before what it has copied
-// is known to have arrived.
+// How many messages a stream copies before others have their turn, and before it waits for its
+// copies to arrive.
 constexpr int kMessagesARun = 16;
 
 }  // namespace
@@ -43,7 +43,7 @@ void UploadCall::Begin() {
 void UploadCall::OnReadDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
-    // The end of the client's data, of the client, or of what gRPC accepts.
+    // kNoMore: the client has sent everything or has left, or gRPC accepts no more.
     next_ = ok ? Next::kHere : Next::kNoMore;
     if (busy_) return;
     busy_ = true;
@@ -53,10 +53,10 @@ void UploadCall::OnReadDone(bool ok) {
 
 void UploadCall::OnSendInitialMetadataDone(bool ok) {
   if (!ok || context().IsCancelled()) {
-    End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the upload off"));
+    End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client cancelled the upload"));
     return;
   }
-  // What is replaced may be freed.
+  // Close may free a buffer that is replaced.
   const absl::Status status =
       core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);
@@ -79,13 +79,13 @@ void UploadCall::EndIfIdle(absl::Time now) {
 
 absl::Status UploadCall::CheckPause(absl::Time now) const {
   return core_.CheckPause(now - moved_, core_.options().upload_timeout, "UPLOAD_IDLE",
-                          "no data has come for longer than the server waits");
+                          "no data has arrived for longer than the server waits");
 }
 
 void UploadCall::PassOn() {
   message_.Clear();
-  // Here as well: of a client that sends messages without data one after the other, there may
-  // always be one in hand.
+  // This is checked here as well, because a client that keeps sending messages without data may
+  // always have one in hand.
   if (const absl::Status status = CheckPause(SteadyNow()); !status.ok()) return End(status);
   bool read = false;
   {
@@ -97,7 +97,7 @@ void UploadCall::PassOn() {
   {
     const std::lock_guard lock(mutex_);
     if (next_ == Next::kReading) {
-      // What is read counts as the message that was in hand.
+      // The message being read takes the place of the one that was in hand.
       ahead_ = Charge();
       busy_ = false;
       return;
@@ -108,15 +108,15 @@ void UploadCall::PassOn() {
 
 void UploadCall::GoOn() {
   if (!IsHere()) {
-    // Unless this is the end of the client's data, gRPC has cancelled the call before, and cannot
-    // send metadata any more.
+    // Unless this is the end of the client's data, gRPC has already cancelled the call, and cannot
+    // send metadata.
     StartSendInitialMetadata();
     return;
   }
   absl::Status status = Guarded([&] { return Take(); });
   if (status.ok()) {
     if (draft_ == nullptr) {
-      // Memory may have to be found.
+      // Open may allocate memory.
       status = core_.chores().Submit(
           [this] {
             absl::Status opened = Guarded([&] { return Open(); });
@@ -140,7 +140,7 @@ absl::Status UploadCall::Take() {
   absl::Status status = core_.CheckSize(bytes_.Length());
   if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
     status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "a message is no valid UploadRequest, or has much beside data",
+                       "a message is not a valid UploadRequest, or has too much besides data",
                        {{"field", "message"}, {"method", "Upload"}});
   }
   if (status.ok()) {
@@ -170,7 +170,7 @@ void UploadCall::ReadAhead() {
 }
 
 absl::Status UploadCall::Hand() {
-  // That of the device to which the bytes go.
+  // The executor of the device to which the bytes go.
   Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
@@ -208,7 +208,7 @@ void UploadCall::Run(Stream& stream) {
   const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
-  moved_ += begin - submitted_;  // it was not the client who let it wait
+  moved_ += begin - submitted_;  // the client did not cause this wait
   arrived_ = 0;
   absl::Status status;
   for (int message = 1;; ++message) {
@@ -257,8 +257,8 @@ absl::Status UploadCall::Copy(Stream& stream) {
   if (header.has_buffer_crc32c()) {
     if (!creates_) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "only an upload that creates the buffer checks all of it; SealBuffer does "
-                       "for the others",
+                       "only an upload that creates the buffer can check all of it; for others, "
+                       "SealBuffer does",
                        {{"field", "buffer_crc32c"}});
     }
     buffer_checksum_ = header.buffer_crc32c();
@@ -309,7 +309,7 @@ absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) c
   }
   if (*checksum == header.crc32c()) return absl::OkStatus();
   return MakeError(StatusCode::kDataLoss, "BAD_CHECKSUM",
-                   "the data of a message has another CRC-32C than the message says",
+                   "the data of a message does not have the CRC-32C that the message gives",
                    {{"field", "crc32c"},
                     {"offset", absl::StrCat(position_)},
                     {"expected", absl::StrCat(header.crc32c())},
@@ -324,8 +324,8 @@ absl::Status UploadCall::EndWrite(Stream& stream) {
     tenant_.store().AbandonWrite(*draft_);
     return absl::OkStatus();
   }
-  // Also after a copy that failed: part of it may still be under way to memory that is about to
-  // be freed.
+  // This is also needed after a failed copy: part of it may still be running, to memory that is
+  // about to be freed.
   absl::Status arrived = Synchronize(stream);
   const bool done = arrived.ok() && !write.failed;
   tenant_.store().EndWrite(*draft_, write.begin, write.size, done, write.checksum);

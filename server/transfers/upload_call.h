@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-// One stream of data into a draft. Whoever has the turn works on a message, while gRPC reads the
-// next one: a stream holds at most two messages, the second one only while there is host memory for
-// it, and none while it waits for the client.
+// One stream of data into a draft. The thread that has the turn works on a message while gRPC reads
+// the next one. A stream holds at most two messages, the second one only while there is host memory
+// for it, and none while it waits for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
   UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
@@ -34,7 +34,7 @@ class UploadCall final : public StreamCall, private Task {
         live_(live),
         peer_(context().peer()) {}
 
-  // Once the service knows the call.
+  // Called once the service has registered the call.
   void Begin();
 
   void OnReadDone(bool ok) override;
@@ -43,33 +43,33 @@ class UploadCall final : public StreamCall, private Task {
 
   void OnDone() override;
 
-  // Safe at any time: while a call waits for a message no one else ends it.
+  // Safe at any time: while a call waits for a message, nothing else ends it.
   void EndIfIdle(absl::Time now);
 
  private:
-  // What gRPC does, or has done, for the message after the one in hand.
+  // What gRPC is doing, or has done, about the message after the one in hand.
   enum class Next { kNone, kReading, kHere, kNoMore };
 
-  // The functions from here on are for the one who has the turn.
+  // From here on, the functions are for the thread that has the turn.
 
-  // The errors of Core::CheckPause.
+  // Returns the errors of Core::CheckPause.
   absl::Status CheckPause(absl::Time now) const;
 
-  // Is done with the message in hand: goes on with the next one if it is here, else gives the turn
-  // back.
+  // Finishes the message in hand. Continues with the next one if it is here; otherwise gives the
+  // turn back.
   void PassOn();
 
-  // Sends the next message, which is here, on its way, or ends the stream.
+  // Begins work on the next message, or ends the stream if there is none.
   void GoOn();
 
   // Whether the next message is here.
   bool IsHere();
 
-  // Takes the next message, which is here, in hand.
+  // Takes the next message in hand. REQUIRES: it is here.
   absl::Status Take();
 
-  // Lets gRPC read the next message while there is one in hand. A luxury: not if host memory is
-  // getting short.
+  // Lets gRPC read the next message while there is one in hand, unless host memory is getting
+  // short.
   void ReadAhead();
 
   // Finds or makes the buffer that the first message names.
@@ -78,23 +78,23 @@ class UploadCall final : public StreamCall, private Task {
   // Sends the message in hand to the device's workers.
   absl::Status Hand();
 
-  // Copies the message in hand, and those that are here when it is done, to the device.
+  // Copies the message in hand to the device, and then those that have arrived in the meantime.
   void Run(Stream& stream) override;
 
   void Refuse(const absl::Status& status) override { End(status); }
 
-  // Checks the message in hand and brings its data on its way to the device.
+  // Checks the message in hand and begins to copy its data to the device.
   absl::Status Copy(Stream& stream);
 
   absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const;
 
-  // What is on its way arrives, and counts as written.
+  // Waits until the copies have arrived, and counts their bytes as written.
   absl::Status EndWrite(Stream& stream);
 
-  // The client has sent all it wants to send.
+  // Completes the upload once the client has sent everything.
   absl::Status Close();
 
-  // Once. The call may be gone on return.
+  // Called once. The call may be gone on return.
   void End(const absl::Status& status);
 
   Core& core_;
@@ -107,17 +107,18 @@ class UploadCall final : public StreamCall, private Task {
   Admission::Ticket ticket_;
   Core::TransferPlace
       place_;     // memory: for the message in hand, or the one that the call waits for
-  Charge ahead_;  // for the one behind it
+  Charge ahead_;  // for the next message
 
   std::mutex mutex_;
-  // Whether someone has the turn; from its end on the call has it for ever.
+  // Whether a thread has the turn. Once the call has ended, the turn is never given back.
   bool busy_ = true;
   Next next_ = Next::kNone;
-  // When data last came, or since when it might: later by what the server then let messages wait.
-  // It belongs to the one who has the turn, and needs the mutex while nobody has.
+  // When data last arrived or could have arrived, plus the time for which the server then made
+  // messages wait. It belongs to the thread that has the turn, and needs the mutex while no thread
+  // has it.
   absl::Time moved_ = SteadyNow();
 
-  // These belong to the one who has the turn; bytes_ to gRPC while it reads.
+  // These belong to the thread that has the turn, and bytes_ to gRPC while it reads.
   grpc::ByteBuffer bytes_;
   UploadMessage message_;  // in hand
   std::string name_;
@@ -125,10 +126,10 @@ class UploadCall final : public StreamCall, private Task {
   v1::BufferSpec spec_;
   bool creates_ = false;
   std::shared_ptr<Draft> draft_;
-  std::uint64_t position_ = 0;  // where data goes that does not say
+  std::uint64_t position_ = 0;  // where data without an offset goes
   std::uint64_t received_ = 0;
   std::optional<std::uint32_t> buffer_checksum_;
-  // What Run brings on its way as one write of the store: data of messages that follow each other.
+  // What Run copies as one write of the store: data of messages that follow each other.
   struct Write {
     std::uint64_t begin = 0;
     std::uint64_t size = 0;
@@ -136,7 +137,7 @@ class UploadCall final : public StreamCall, private Task {
     bool failed = false;
   };
   std::optional<Write> write_;
-  std::uint64_t arrived_ = 0;  // bytes that Run has brought to the device
+  std::uint64_t arrived_ = 0;  // bytes that Run has copied to the device
   absl::Time submitted_;       // when it last began to wait for a worker
   absl::Duration waited_ = absl::ZeroDuration();
   absl::Duration copies_ = absl::ZeroDuration();

@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// Slices that are smaller on average are copied into one: each has a head, and may pin the
-// kilobytes in which it came.
+// Slices that are smaller than this on average are copied into one, because each has a header and
+// may pin the kilobytes in which it arrived.
 constexpr std::size_t kLeastSlice = 256;
 
 // A place in the bytes of slices. Cheap to copy.
@@ -24,7 +24,7 @@ class Cursor {
 
   std::size_t left() const { return left_; }
 
-  // The next n bytes, piece by piece. REQUIRES: n <= left().
+  // Reads the next n bytes, piece by piece. REQUIRES: n <= left().
   template <class Take>
   void Read(std::size_t n, Take take) {
     while (n > 0) {
@@ -37,7 +37,7 @@ class Cursor {
     }
   }
 
-  // A varint of at most `longest` bytes. False if there is none.
+  // Reads a varint of at most `longest` bytes. Returns false if there is none.
   bool ReadVarint(int longest, std::uint64_t& value) {
     value = 0;
     for (int i = 0; i < longest && left_ > 0; ++i) {
@@ -51,7 +51,7 @@ class Cursor {
   }
 
  private:
-  // To the next byte that there is.
+  // Moves to the next byte, if there is one.
   void SkipEmpty() {
     while (left_ > 0 && at_ == slice_->size()) {
       ++slice_;
@@ -64,10 +64,10 @@ class Cursor {
   std::size_t left_;
 };
 
-// The wire types that clients use; groups are protobuf's business.
+// The wire types that clients use; groups are left to protobuf.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-// Moves on behind the value of a field. False where that takes more than a look at its length.
+// Moves past the value of a field. Returns false if that takes more than reading its length.
 bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   std::uint64_t value = 0;
   switch (tag & 7) {
@@ -90,7 +90,7 @@ bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   return true;
 }
 
-// Whether bytes may be parsed in that memory. Not if they are no valid message.
+// Whether bytes can be parsed in that much memory. False if they are not a valid message.
 bool TakesAtMost(std::size_t most, const std::string& bytes) {
   if (bytes.size() <= kSmallMessage) return true;
   const std::optional<MessageBound> bound = MessageLayout::Of<v1::UploadRequest>().Bound(bytes);
@@ -99,8 +99,9 @@ bool TakesAtMost(std::size_t most, const std::string& bytes) {
 
 }  // namespace
 
-// Cuts data out and leaves the rest, which is small, to protobuf. A message that is wrong or unlike
-// those that clients write goes to protobuf as a whole, so that nothing here decides what is valid.
+// Cuts data out and leaves the rest, which is small, to protobuf. A message that is malformed, or
+// unlike those that clients write, goes to protobuf as a whole, so that nothing here decides what
+// is valid.
 bool UploadMessage::Parse(const grpc::ByteBuffer& bytes, std::size_t most) {
   constexpr std::uint64_t kDataTag = v1::UploadRequest::kDataFieldNumber << 3 | kBytes;
   Clear();
@@ -119,7 +120,7 @@ bool UploadMessage::Parse(const grpc::ByteBuffer& bytes, std::size_t most) {
     if (tag == kDataTag) {
       std::uint64_t length = 0;
       if (!cursor.ReadVarint(4, length) || length > cursor.left()) return ParseWhole(size, most);
-      // The last one counts.
+      // If there are several, the last one counts.
       data_.clear();
       data_size_ = length;
       cursor.Read(length, [&](const char* data, std::size_t n) { data_.push_back({data, n}); });

@@ -1,4 +1,4 @@
-// A message of an upload, whose data stays in the slices that gRPC received it in, unless they are
+// An upload's message. Its data stays in the slices in which gRPC received it, unless they are
 // tiny.
 #pragma once
 
@@ -14,21 +14,21 @@
 
 namespace tessera {
 
-// One thread at a time.
+// For one thread at a time.
 class UploadMessage {
  public:
   UploadMessage() = default;
   UploadMessage(UploadMessage&&) = default;
   UploadMessage& operator=(UploadMessage&&) = default;
 
-  // Reads a message and holds on to its slices. False where UploadRequest::ParseFromString is, and
-  // where the fields beside data could take more than `most` bytes of memory: then the message is
-  // empty.
+  // Reads a message and keeps its slices. Returns false and leaves the message empty if
+  // UploadRequest::ParseFromString would fail, or if the fields other than data could take more
+  // than `most` bytes of memory.
   bool Parse(const grpc::ByteBuffer& bytes, std::size_t most = kUnbounded);
-  // Lets go of the slices.
+  // Releases the slices.
   void Clear() { *this = UploadMessage(); }
 
-  // All fields but data.
+  // All fields except data.
   const v1::UploadRequest& header() const { return header_; }
   // The field data, in pieces.
   std::span<const HostBytes> data() const { return data_; }

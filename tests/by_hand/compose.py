@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Brings deploy/compose.yaml up as an operator does, with the profiles cpu, tls, monitoring and
-load: calls by both ports, scrapes, alerts and the dashboard's queries, the load kit, a server that
-is killed, and the end. Needs a container engine with networks of its own, the images of the file
+"""Starts deploy/compose.yaml as an operator does, with the profiles cpu, tls, monitoring and load:
+calls by both ports, scrapes, alerts and the dashboard's queries, the load kit, a server that is
+killed, and the shutdown. Needs a container engine with its own networks, the images of the file
 (Grafana's is left out where it is missing), docker-compose 1.29 or Compose v2, and the file's
-ports; CI does without it.
+ports. CI does not run it.
 
-usage: compose.py                       with the images that are there
+usage: compose.py                       with the existing images
        compose.py stand-ins [FLAG...]   first makes images of the same names, of packages of Debian
                                         or Ubuntu on ubuntu:24.04 and of ghz_stand_in.py, for a
                                         host that cannot pull any; FLAGs go to docker build
 
-An engine with a network of its own, and commands in that network:
+To start an engine with its own network, and commands in that network:
     unshare -n sh -c 'ip link set lo up
         exec dockerd --data-root D/data --exec-root D/run -H unix://D/socket -p D/pid'
     DOCKER_HOST=unix://D/socket nsenter -t "$(cat D/pid)" -n tests/by_hand/compose.py
@@ -191,11 +191,11 @@ class ComposeTest(unittest.TestCase):
         self.wait(lambda: {rule["health"] for group in prometheus("rules")["groups"]
                            for rule in group["rules"]} == {"ok"},
                   "evaluated")
-        # The dashboard's queries return data: all but those about GPUs, and about what has not
-        # happened.
+        # All of the dashboard's queries return data, except those about GPUs and about events that
+        # have not happened.
         self.tessera("info", "none", check=False)
         self.tessera("dot", "plain", "plain", "--timing")
-        time.sleep(10)  # of a counter that has just begun nobody knows by how much it grew
+        time.sleep(10)  # the growth of a counter that has just appeared is unknown
         self.tessera("info", "none", check=False)
         time.sleep(10)
         empty = []
@@ -207,7 +207,7 @@ class ComposeTest(unittest.TestCase):
                     empty.append(panel["title"])
         self.assertEqual([title for title in empty if not title.startswith("GPU")], ["Slow calls"])
 
-    @unittest.skipUnless(has_image("grafana/grafana:11.3.0"), "there is no image of Grafana")
+    @unittest.skipUnless(has_image("grafana/grafana:11.3.0"), "the image of Grafana is missing")
     def test_4_grafana(self):
         self.wait(lambda: "ok" in get("http://127.0.0.1:3000/api/health"), "healthy")
         board = json.loads(get("http://127.0.0.1:3000/api/dashboards/uid/tessera"))["dashboard"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Holds the Grafana dashboard to the types that Grafana publishes: the document, and the options and
-# fields of each panel by its kind. Needs Node.js with npm, which brings the types and the compiler.
-# CI does without it.
+# Checks the Grafana dashboard against the types that Grafana publishes: the document, and the
+# options and fields of each panel by its kind. Needs Node.js with npm, which installs the types and
+# the compiler. CI does not run it.
 #
 # usage: dashboard.sh [DASHBOARD]
 set -euo pipefail

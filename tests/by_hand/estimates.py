@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the estimates of the CPU device, by which operations are refused, with the time that
+"""Compares the CPU device's estimates, on which refusals are based, with the time that
 operations take: every operation, type and layout, with usual operands and with the slowest ones.
 
 usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
 One server refuses each operation as too long, and reports its estimate, before anything has been
-measured; another one runs it three times. Both have one thread, whose processor time is counted, so
-that other programs disturb little. The fastest run is compared: prints the cases with the highest
-and the lowest ratio of time to estimate, and exits with 1 if one took more than three times its
-estimate.
+measured; another server runs it three times. Both have one thread, whose processor time is counted,
+so that other programs interfere little. The fastest run is compared. The script prints the cases
+with the highest and the lowest ratio of time to estimate, and exits with 1 if one took more than
+three times its estimate.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MOST = 3  # times the estimate
 SIDE = 2048  # of resident arrays
 F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMPY = {F32: "f4", F64: "f8", F16: "f2", I32: "i4", I64: "i8", U8: "u1", I8: "i1"}
-# Two operands of an operation, by what is unusual about them.
+# Two operands of an operation, by their unusual property.
 REALS = {
     "usual": (1.5, 1.0009), "far apart": (1e308, 3e-308), "subnormal": (5e-320, 0.999),
     "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1),

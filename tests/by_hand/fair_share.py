@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What small calls of one tenant take alone, and while another floods the server with work of a
-kind.
+"""Times small calls of one tenant alone, and while another tenant floods the server with work.
 
 usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product top_k ...]
                      [--side N] [--scale N] [--seconds S] [--turns N]
 
-Small calls are Dots of 4096 resident floats, one after the other. The flood is a process of its
-own, which keeps 16 calls in flight. The small calls are timed in turns, alone and beside it;
-figures are medians of the turns'. Prints p50 and p99 in microseconds, and exits with 1 if p99
-beside a flood is more than five times that alone.
+Small calls are Dots of 4096 resident floats, one after the other. The flood is a separate process,
+which keeps 16 calls in flight. The small calls are timed alternately, alone and during the flood;
+the results are medians over all turns. Prints p50 and p99 in microseconds, and exits with 1 if p99
+during a flood is more than five times that alone.
 """
 
 import argparse
@@ -76,11 +75,11 @@ def reduce_of(n):
     return randoms(n), "Reduce", o.compute.ReduceRequest(x=x, op=o.compute.REDUCE_OP_SUM)
 
 
-# An array "flood", the method, and its request, by the arguments of the command line.
+# A flood has an array "flood", a method and its request, which depend on the command line.
 FLOODS = {
     "product": lambda a: product_of(a.side),
     "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
-    # Every element is better than all before it.
+    # Every element is larger than all elements before it.
     "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
     "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
     "map": lambda a: map_of(a.scale << 22),
@@ -89,9 +88,9 @@ FLOODS = {
 
 
 def flood(arguments):
-    """Floods from a line on standard input to the next one: answers "on" once a call has ended, and
-    how many have ended well since then once none is left. Ends with its input. It gives way to the
-    small calls' client, since it stands for another host."""
+    """Floods from one line on standard input to the next: prints "on" once a call has ended, and,
+    once none is left, how many have succeeded since then. Ends with its input. It has a lower
+    priority than the small calls' client, since it stands for another host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
@@ -132,7 +131,7 @@ def flood(arguments):
 
 
 class Flood:
-    """The process, and how many calls it has had answered."""
+    """The process of a flood, and the number of its successful calls."""
 
     def __init__(self, address, kind, arguments):
         command = [sys.executable, __file__, "--flood", kind, "--at", address]
@@ -170,7 +169,7 @@ class Flood:
 
 
 def sample(tenant, seconds):
-    """p50 and p99 of its calls, in microseconds."""
+    """Returns p50 and p99 of its calls, in microseconds."""
     took = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -181,7 +180,7 @@ def sample(tenant, seconds):
 
 
 def measure(server, small, kind, arguments):
-    """Prints a line: whether p99 beside the flood is small enough."""
+    """Prints a line; returns whether p99 during the flood is small enough."""
     beside_it = Flood(server.address, kind, arguments)
     try:
         sample(small, 0.5)
@@ -206,10 +205,10 @@ def main():
     parser.add_argument("--flood", nargs="+", choices=FLOODS, default=list(FLOODS))
     parser.add_argument("--side", type=int, default=1024, help="of products")
     parser.add_argument("--scale", type=int, default=1,
-                        help="so many times the elements of the others")
+                        help="multiplies the elements of other floods")
     parser.add_argument("--seconds", type=float, default=2, help="of a turn")
-    parser.add_argument("--turns", type=int, default=5, help="alone, and as many beside each flood")
-    parser.add_argument("--at", help=argparse.SUPPRESS)  # where the process of a flood calls
+    parser.add_argument("--turns", type=int, default=5, help="alone, and as many with each flood")
+    parser.add_argument("--at", help=argparse.SUPPRESS)  # the address that a flood calls
     arguments = parser.parse_args()
     if arguments.at:
         return flood(arguments)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a container image as an operator does, and looks at what it promises: size, labels, user,
+# Runs a container image as an operator does, and checks its promises: size, labels, user,
 # capabilities, read-only root, health, variables and flags, stop under load, kill, restart. Needs a
-# container engine and an image that ./dev image has built; CI does without it. Containers use the
-# host's network, because an engine without bridges is enough.
+# container engine and an image that ./dev image has built; CI does not run it. Containers use the
+# host's network, so that an engine without bridges suffices.
 #
-# usage: image.sh [IMAGE] [DEVICE]     tessera:cpu and cpu unless told; DOCKER_HOST is docker's own
+# usage: image.sh [IMAGE] [DEVICE]     default: tessera:cpu and cpu; docker reads DOCKER_HOST
 #        image.sh layers [FLAG...]     which steps of the build a changed .cc file repeats; FLAGs go
 #                                      to docker build, as for ./dev image
 set -euo pipefail

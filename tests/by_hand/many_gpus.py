@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Arrays over one, two, three... devices of a server: how the time falls. For a host with several
-GPUs; CI does without it. shards_test.py, with --device, checks the bits.
+"""Measures how time falls with arrays over one, two, three... devices of a server. For a host with
+several GPUs; CI does not run it. shards_test.py, with --device, checks the bits.
 
 usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3]
                     [--elements 32,34,36] [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
 --elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of
-them. --copy-gib: CopyBuffer from the first device to the second, the allocation of the new buffer
-included. --upload-gib: an array that goes through shared memory, and over streams, to all devices
-at once. Products have a program of their own, product_bench.
+them. --copy-gib: CopyBuffer from the first device to the second, including the allocation of the
+new buffer. --upload-gib: an array that goes through shared memory, and over streams, to all devices
+at the same time. Products are measured by product_bench.
 """
 
 import argparse
@@ -41,7 +41,8 @@ def add(*operands):
 
 
 def make(client, name, rows, columns, devices):
-    """An f32 array on these devices that no host has seen: rows of 1 and 2 in turn."""
+    """Makes an f32 array on these devices that has never been on a host: rows of 1 and 2
+    alternate."""
     column = (1 + np.arange(rows) % 2).astype("f4").reshape(rows, 1)
     row = o.inline(np.zeros(1, "f4"), o.view((1, columns), (0, 0)))
     client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices),

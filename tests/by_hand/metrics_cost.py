@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""What counting costs: a server as it is built, the same once more, one whose counters do nothing,
-and one whose metrics are read every two seconds, in many short turns with processes of their own.
-Compared is the processor time of the server's process for a call, turn by turn: other programs take
-time from all of them, and a turn that they disturbed moves no median. The second of the equal
-servers shows what such a figure is good for. Then the instructions of a call, and of the counting
-in it, which no other program changes. Needs a build folder with tessera-server and service_bench,
-and valgrind; CI does without it.
+"""Measures what counting costs, in many short turns with separate processes: a server as it is
+built, the same server again, one whose counters do nothing, and one whose metrics are read every
+two seconds. The processor time of the server's process for a call is compared turn by turn: other
+programs take time from all servers, and a disturbed turn does not move a median. The second of the
+equal servers shows how precise the result is. Then the script counts the instructions of a call,
+and those of the counting in it, which other programs do not affect. Needs a build folder with
+tessera-server and service_bench, and valgrind; CI does not run it.
 
 usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds
 0.5]
-       --turns 0: instructions alone
+       --turns 0: only instructions
 """
 
 import argparse
@@ -40,7 +40,7 @@ COUNTING = re.compile(r"^(void (?:Histogram::Add|Metrics::Count\w*)\([^{]*\{)", 
 
 
 def without_counters(build, folder):
-    """A server that differs from the built one in functions that return at once."""
+    """A server that differs from the built one in functions that return immediately."""
     source = (o.ROOT / "server" / "observe" / "metrics.cc").read_text()
     empty, changed = COUNTING.subn(r"\1 return;", source)
     assert changed > 4, changed
@@ -61,7 +61,8 @@ def without_counters(build, folder):
 
 
 def processor_seconds(server):
-    """Of all threads of the process, in nanoseconds' steps (clock_getcpuclockid)."""
+    """Returns the time of all threads of the process, in steps of nanoseconds
+    (clock_getcpuclockid)."""
     return time.clock_gettime(~server.pid << 3 | 2)
 
 
@@ -83,14 +84,16 @@ def scraped(server):
 
 
 def interval(ratios):
-    """The median, and where it lies in 95 of 100 samples of as many turns drawn from these."""
+    """Returns the median, and the interval that has the medians of 95 of 100 samples drawn from
+    these."""
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10000))
     return statistics.median(ratios), medians[250], medians[-250]
 
 
 def count_instructions(build, folder):
-    """Of a Dot, of which 16 are always under way, and of what counts them, by callgrind."""
+    """Counts the instructions of a Dot, of which 16 are always in flight, and of its metrics
+    (callgrind)."""
     address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
     server = subprocess.Popen(
         ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}",
@@ -139,14 +142,14 @@ def compare(arguments, folder):
     build = arguments.build.resolve()
     usual = str(build / "bin" / "tessera-server")
     other, environment = without_counters(build, folder)
-    os.environ.update(environment)  # the other server lies in another folder than its library
+    os.environ.update(environment)  # the other server is not in the folder of its library
     read = "read every 2 s"
     kinds = {BASE: (other, ()), "with them": (usual, ()), "with them, once more": (usual, ()),
              read: (usual, ("--metrics-listen", "127.0.0.1:0"))}
     rates, cost = {name: [] for name in kinds}, {name: [] for name in kinds}
     for turn in range(arguments.turns):
-        # Processes of a turn's own: where memory lies makes a difference of some per cent between
-        # equal ones.
+        # Each turn has its own processes, because the position of memory makes a difference of some
+        # per cent between equal servers.
         with contextlib.ExitStack() as stack:
             servers = {}
             for name, (program, flags) in sorted(kinds.items(), key=lambda _: random.random()):
@@ -173,7 +176,7 @@ def compare(arguments, folder):
                 cost[name].append(1e6 * used / (arguments.seconds * found[name]))
         print(f"{turn + 1}: " + ", ".join(f"{cost[name][-1]:.2f} us" for name in kinds), flush=True)
     print("\n| server | calls/s | processor time a call"
-          " | beside the first, turn by turn (95 % interval) |\n|---|---|---|---|")
+          " | relative to the first, turn by turn (95 % interval) |\n|---|---|---|---|")
     for name in kinds:
         ratios = [100 * (mine / base - 1) for mine, base in zip(cost[name], cost[BASE])]
         middle, low, high = interval(ratios)

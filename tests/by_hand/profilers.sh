@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What docs/traces.md says of profilers, with the real ones: Nsight Compute sees only the kernels of a
-# range (NVTX) that it is asked for, and none outside the window that SIGUSR1 opens; the same window for
-# Nsight Systems. Needs a GPU whose counters the user may read, and at least one of the two. CI does
-# without it.
+# Checks what docs/traces.md says about profilers with the real ones: Nsight Compute sees only the
+# kernels of the range (NVTX) that is selected, and none outside the window that SIGUSR1 opens;
+# Nsight Systems has the same window. Needs a GPU whose counters the user may read, and at least one
+# of the two. CI does not run it.
 #
 # usage: profilers.sh SERVER CLI [FOLDER]     the programs, and where reports go
 set -euo pipefail
@@ -51,11 +51,11 @@ stop() {
   wait "$profiler" || fail "$1: ended with $?"
   pid='' profiler=''
 }
-# Three calls whose kernels have names of their own.
+# Three calls whose kernels have distinct names.
 dot() { tessera dot x x --strategy warp_shuffle >/dev/null; }           # DotWarpShuffle
 reduce() { tessera reduce sum x --strategy atomic >/dev/null; }         # ReduceAtomic
 matmul() { tessera matmul m m --strategy shared_tiled >/dev/null; }     # MatmulSharedTiled
-# window: opens one and waits for it; or closes it.
+# window: opens a window and waits for it, or closes it.
 window() {
   local before
   before=$(grep -c 'profilers' "$out/$1.log" || true)

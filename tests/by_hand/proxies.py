@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""The configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy: TLS,
-certificates of clients, affinity, large transfers, a server that stops, a rolling restart with TLS
-to the servers too; and in front of three servers that share names, one of which is killed. Needs
-the packages nginx and haproxy; CI does without it.
+"""Runs the configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy:
+TLS, certificates of clients, affinity, large transfers, a server that stops, a rolling restart with
+TLS to the servers too; and in front of three servers that share names, one of which is killed.
+Needs the packages nginx and haproxy; CI does not run it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -44,7 +44,8 @@ def free_port():
 
 
 class Proxied:
-    """A proxy in front of servers; program, configuration and what else differs are the class's."""
+    """A proxy in front of servers; subclasses have the program, the configuration and other
+    differences."""
 
     count = 2
     servers_have_tls = False
@@ -113,7 +114,7 @@ class Proxied:
         return channel
 
     def connect(self, route):
-        """A client of the package in client/python whose calls have the route of a name."""
+        """Returns a client of the package in client/python whose calls have the route of a name."""
         cert, key = self.client_cert
         t = ts.connect(
             f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
@@ -129,7 +130,7 @@ class Proxied:
 
 
 class ProxyCase(Proxied):
-    """Clients by their address."""
+    """Clients are told apart by their addresses."""
 
     def test_calls_and_transfers(self):
         # 128 MiB in four streams, with checksums, there and back.
@@ -154,8 +155,8 @@ class ProxyCase(Proxied):
         self.assertNotEqual(self.cli("health", "--timeout", "2s").returncode, 0)
 
     def dot(self, stub, request):
-        """A Dot; 1 if it had to be repeated, which a proxy that watches health spares its
-        clients."""
+        """Calls Dot. Returns 1 if it had to be retried, which clients of a proxy that watches
+        health never have to do."""
         try:
             value, again = stub.Dot(request, timeout=TIMEOUT_S).value, 0
         except grpc.RpcError as error:
@@ -167,7 +168,8 @@ class ProxyCase(Proxied):
         return again
 
     def test_a_server_that_stops(self):
-        """No call fails while one of two servers is stopped; with both gone it is UNAVAILABLE."""
+        """No call fails while one of two servers is stopped; with both gone the error is
+        UNAVAILABLE."""
         self.cli("put", "--name", "x", "--random", "ones", "--shape", "8")
         first = next(s for s in self.servers if "x" in self.buffers_of(s))
         second = next(s for s in self.servers if s is not first)
@@ -198,7 +200,7 @@ class ProxyCase(Proxied):
 
 
 class RouteCase(Proxied):
-    """Buffers by the routes of their names."""
+    """Buffers are placed by the routes of their names."""
 
     count = 3
 
@@ -216,8 +218,8 @@ class RouteCase(Proxied):
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
         self.assertEqual({id(found[0]) for found in holders.values()}, set(map(id, self.servers)))
-        # One is killed: its names are gone, and made anew on the others; all others are where they
-        # were.
+        # One server is killed: its names are gone, and are made again on the others; all other
+        # names are where they were.
         victim = self.servers[1]
         victim.process.kill()
         victim.process.wait()
@@ -254,8 +256,8 @@ class RollingCase(Proxied):
     servers_have_tls = True
 
     def start_server(self):
-        """With a certificate for a name, of which the proxy's configuration knows, and only for
-        those of the authority."""
+        """Starts a server with a certificate for a name that the proxy's configuration knows, which
+        serves only clients with a certificate of the authority."""
         if not self.servers:
             self.pair = self.authority.issue("tessera", names="DNS:tessera")
         return rolling.Restartable(
@@ -283,7 +285,7 @@ class RollingCase(Proxied):
         self.assertEqual(load.lost, [])
 
     def test_servers_of_another_authority(self):
-        """The proxy, which now takes only what a stranger has signed, sends them nothing."""
+        """The proxy, which trusts only another authority now, sends nothing to the servers."""
         self.proxy.terminate()
         self.proxy.wait()
         stranger = Authority(self.folder, "stranger")
@@ -296,7 +298,7 @@ class RollingCase(Proxied):
 class Nginx:
     program = ["nginx", "-g", "daemon off;", "-c"]
     watches_health = False  # nginx learns from calls that fail
-    notices_s = 2  # fail_timeout, and a little, less --drain-delay
+    notices_s = 2  # fail_timeout and a margin, minus --drain-delay
     no_server = "no server answers"
 
     def configuration(self):

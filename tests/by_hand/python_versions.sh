@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The Python client beside another host's Python, NumPy, grpcio and protobuf, as on a bare GPU host:
-# its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no network
-# and no protoc there.
+# Runs the Python client with another host's Python, NumPy, grpcio and protobuf, as on a bare GPU
+# host: its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no
+# network and no protoc there.
 #
 # usage: python_versions.sh pack             makes build/python: the wheel
 #        python_versions.sh run BIN [DEVICE [OUT]]
@@ -39,7 +39,7 @@ finish() {
 # suite BIN NAME DEVICE: leaves NAME.log, and NAME.ok if all is well.
 suite() {
   local bin=$1 name=$2 device=$3 only=()
-  # The others need protoc and the tools that build wheels.
+  # The other cases need protoc and the tools that build wheels.
   if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
   if timeout 300 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" \
     --device "$device" "${only[@]}" >"$work/$name.log" 2>&1; then
@@ -49,7 +49,8 @@ suite() {
 
 suites() {
   local bin=$1 device=$2 name failed=0
-  # What waits for products that take a CPU seconds, or shows what a CPU answers, is side by side.
+  # Suites that wait for products that take a CPU seconds, or that test a CPU's errors, run in
+  # parallel.
   local by_cpu=(lost_server misuse errors aio package)
   local by_device=(arrays elementwise masks programs array_api differences transfers tls)
   if python3 -c 'import distributed' 2>/dev/null; then by_cpu+=(dask); fi
@@ -68,8 +69,8 @@ suites() {
   return $failed
 }
 
-# prepare VENV: an environment with the wheel, and behind it what the host has, which may be an
-# environment itself.
+# prepare VENV: makes an environment with the wheel, and behind it the packages of the host, which
+# may be in an environment as well.
 prepare() {
   local venv=$1 hosts site
   hosts=$(python3 -c 'import sys; print([path for path in sys.path if path.endswith("-packages")])')

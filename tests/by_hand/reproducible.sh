@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the bundle of the CPU device twice and compares every byte, mode and time: from two clones
-# in folders of other depth, each with an empty cache of compiled files, with another umask, time zone
-# and language. ccache is what keeps the folder's path out of the compiler's output (CCACHE_BASEDIR).
+# in folders of different depths, each with an empty cache of compiled files, with another umask,
+# time zone and language. ccache keeps the folder's path out of the compiler's output
+# (CCACHE_BASEDIR).
 #
 # usage: tests/by_hand/reproducible.sh     (two whole builds)
 set -euo pipefail
@@ -10,7 +11,7 @@ root=$(git -C "$(dirname "${BASH_SOURCE[0]}")" rev-parse --show-toplevel)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# build FOLDER UMASK TIME_ZONE LANGUAGE: what is in the bundle, a line for each file.
+# build FOLDER UMASK TIME_ZONE LANGUAGE: lists the contents of the bundle, one line for each file.
 build() {
   git clone -q "$root" "$work/$1"
   (

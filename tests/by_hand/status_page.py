@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Looks at the status page in headless Chromium, light and dark, wide and narrow, while calls are
-made: nothing runs out of the page, no figure is missing, text has contrast, scripts have no errors.
-Leaves the pictures to be looked at. Needs Chromium; CI does without it.
+"""Opens the status page in headless Chromium, light and dark, wide and narrow, while calls are
+made: nothing overflows the page, no number is missing, text has contrast, and scripts have no
+errors. Leaves pictures for inspection. Needs Chromium; CI does not run it.
 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
-The pictures "gpu" show figures that a GPU's driver would tell, which are made up, and a label that
-is markup.
+The pictures "gpu" show made-up numbers instead of those of a GPU's driver, and a label that is
+markup.
 """
 
 import argparse
@@ -46,7 +46,7 @@ tessera_gpu_memory_errors_total{device="cpu",kind="uncorrected"} 0
 tessera_error_last_timestamp_seconds{code="UNKNOWN",\
 reason="<img src=x onerror=document.title=1>\\"\\\\"} 1
 """
-# Of what WCAG asks for text: 4.5.
+# The contrast that WCAG requires for text: 4.5.
 CONTRAST = """(() => {
   const style = getComputedStyle(document.documentElement);
   const light = name => {
@@ -67,7 +67,7 @@ CONTRAST = """(() => {
 
 
 class Browser:
-    """Chromium by its debugging protocol: messages of JSON on two pipes, each ended by a zero
+    """Chromium by its debugging protocol: JSON messages on two pipes, each terminated by a zero
     byte."""
 
     def __init__(self, folder):
@@ -150,7 +150,7 @@ class Browser:
 
 
 class Calls:
-    """Calls of several kinds, some of which fail, until it is closed."""
+    """Makes calls of several kinds, some of which fail, until it is closed."""
 
     def __init__(self, server):
         self.stop = threading.Event()
@@ -188,7 +188,7 @@ class Calls:
 
 @contextlib.contextmanager
 def with_gpu(address):
-    """The address of the pages with a GPU's figures in the metrics."""
+    """Returns the address of the pages with a GPU's numbers in the metrics."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -214,7 +214,7 @@ def with_gpu(address):
 
 def check(browser, what):
     fits = browser.value("document.documentElement.scrollWidth <= innerWidth")
-    assert fits, f"{what}: runs out of the page"
+    assert fits, f"{what}: overflows the page"
     text = browser.value("document.body.innerText")
     assert not re.search("NaN|undefined|Infinity|null", text), f"{what}: {text}"
     assert browser.value("document.querySelectorAll('.tile').length") == 8, what

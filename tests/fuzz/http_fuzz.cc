@@ -1,5 +1,5 @@
-// Requests of the page and the metrics by HTTP, over a socket, and whatever else a client sends
-// there.
+// Requests for the page and the metrics by HTTP, over a socket, and anything else that a client may
+// send there.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -29,7 +29,7 @@ void Check(std::string_view request) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(Port());
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  // No port is left waiting behind each of a million connections.
+  // A million connections must not leave their ports in TIME_WAIT.
   const linger reset{1, 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   Require(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "no connection");

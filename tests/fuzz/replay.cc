@@ -1,10 +1,10 @@
-// Runs a fuzz target with any compiler, where libFuzzer takes clang:
+// Runs a fuzz target with any compiler, whereas libFuzzer needs clang:
 //
 //   TARGET_replay [--timeout T] [--seconds N [--seed S]] FOLDER|FILE...
 //
-// runs it on the files, and then for N seconds on changed ones, which follow from the seed. That is
-// printed, and an input that fails, or takes longer than T seconds, is left in a file whose path is
-// the last line.
+// runs it on the files, and then for N seconds on changed ones, which depend only on the seed. The
+// seed is printed, and an input that fails, or takes longer than T seconds, is left in a file whose
+// path is the last line.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -26,7 +26,7 @@
 
 #include "tests/fuzz/fuzz.h"
 
-// A target that knows better how its inputs are changed has this function, which calls the other.
+// A target that needs its own changes of inputs has this function, which calls the other one.
 extern "C" __attribute__((weak)) std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data,
                                                                      std::size_t size,
                                                                      std::size_t most,
@@ -36,9 +36,9 @@ extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, st
 namespace tessera {
 namespace {
 
-constexpr std::size_t kLongest = 16 << 10;  // input
+constexpr std::size_t kLongest = 16 << 10;  // the longest input
 
-// The input that runs, in memory that outlives the process which runs it.
+// The running input, in memory that outlives the process that runs it.
 struct Running {
   std::size_t size;
   char bytes[kLongest];
@@ -49,7 +49,7 @@ class Mutator {
   Mutator(std::vector<std::string> inputs, unsigned seed)
       : inputs_(std::move(inputs)), random_(seed) {}
 
-  // One of the inputs, changed at a few places.
+  // Returns one of the inputs, changed at a few places.
   std::string Next() {
     std::string input = inputs_[Below(inputs_.size())];
     do {
@@ -82,7 +82,7 @@ class Mutator {
       case 3:
         input.erase(at, 1 + Below(Below(2) == 0 ? 4 : left + 1));
         break;
-      case 4:  // a part of it once more
+      case 4:  // repeats a part of it
         input.insert(Below(input.size() + 1), input.substr(at, 1 + Below(64)));
         break;
       case 5: {  // a number of 1, 2, 4 or 8 bytes
@@ -92,7 +92,7 @@ class Mutator {
         input.replace(at, bytes.size(), bytes);
         break;
       }
-      case 6: {  // a number in digits, mostly for another one
+      case 6: {  // a number in digits, which usually replaces another one
         constexpr const char* kDigits = "0123456789";
         const std::size_t first = std::min(input.find_first_of(kDigits, at), input.size());
         const std::size_t end = std::min(input.find_first_not_of(kDigits, first), input.size());
@@ -103,7 +103,7 @@ class Mutator {
       case 7:  // a part of another input
         input.insert(at, other, from, 1 + Below(64));
         break;
-      case 8:  // the beginning of this one and the end of another, or both whole
+      case 8:  // the beginning of this one and the end of another, or both completely
         input = Below(2) == 0 ? input.substr(0, at) + other.substr(from) : input + other;
         break;
     }
@@ -113,7 +113,8 @@ class Mutator {
  private:
   std::size_t Below(std::size_t n) { return random_() % n; }
 
-  // One where code goes wrong: about a power of two, or the length of the input.
+  // Returns a number at which code tends to fail: near a power of two, or near the length of the
+  // input.
   std::uint64_t Number(std::size_t size) {
     const std::uint64_t middle = Below(4) == 0   ? size
                                  : Below(4) == 0 ? 0
@@ -130,7 +131,7 @@ Mutator* mutator = nullptr;
 // The alarm ends the process.
 void Run(Running& running, const std::string& input, unsigned timeout) {
   running.size = input.copy(running.bytes, kLongest);
-  // In memory of just this size, so that AddressSanitizer sees what is read beyond it.
+  // Uses memory of exactly this size, so that AddressSanitizer sees reads beyond it.
   const std::vector<std::uint8_t> bytes(input.begin(), input.end());
   alarm(timeout);
   LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
@@ -139,7 +140,7 @@ void Run(Running& running, const std::string& input, unsigned timeout) {
 
 void RunFiles(Running& running, const std::map<std::string, std::string>& files, unsigned timeout) {
   for (const auto& [name, input] : files) {
-    // The last line of a run that fails names the file.
+    // The last line of a failed run names the file.
     std::printf("%s\n", name.c_str());
     std::fflush(stdout);
     Run(running, input, timeout);
@@ -156,7 +157,7 @@ void RunChanged(Running& running, std::chrono::seconds time, unsigned timeout) {
   std::printf("%zu changed inputs\n", count);
 }
 
-// Says how the process ended, and keeps the input that it ran.
+// Reports how the process ended, and keeps the input that it ran.
 void Report(const Running& running, int status, const std::string& name) {
   const std::filesystem::path file = std::filesystem::absolute(name);
   std::ofstream(file, std::ios::binary)
@@ -202,11 +203,11 @@ int Main(int argc, char** argv) {
   }
   std::printf("seed %u\n", seed);
   std::fflush(stdout);
-  // In a process of their own, so that whatever ends it leaves the input here.
+  // The target runs in a separate process, so that the input is left here however it ends.
   const pid_t child = fork();
   Require(child >= 0, "no process");
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not outlive the one that waits
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child does not outlive the waiting parent
     RunFiles(running, files, timeout);
     std::vector<std::string> inputs;
     for (const auto& [name, input] : files) inputs.push_back(input);

@@ -1,17 +1,17 @@
-// A target with four faults, one for each way in which a process can fail. replay_test.py has
+// A target with four faults, one for each way in which a process can fail. replay_test.py makes
 // TARGET_replay find them.
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
-// Believes the length in the first byte.
+// Trusts the length in the first byte.
 int Sum(const std::uint8_t* data, std::size_t size) {
   int sum = 0;
   for (std::size_t i = 0; size > 0 && i < data[0]; ++i) sum += data[1 + i];
   return sum;
 }
 
-// The number in digits, and one more.
+// Returns the number in digits, plus one.
 int Next(std::string_view text) {
   long number = 0;
   for (const char c : text)

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The byte of a method is its index. New ones go to the end, so that inputs keep their meaning.
+// The byte of a method is its index. New methods go to the end, so that inputs keep their meaning.
 inline constexpr const char* kFuzzMethods[] = {
     "tessera.v1.BufferService.CreateBuffer",
     "tessera.v1.BufferService.Upload",  // neighbouring ones are the messages of one stream

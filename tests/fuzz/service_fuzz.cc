@@ -1,7 +1,7 @@
 // Calls of every method, with any bytes as their requests, to a server in this process. Between two
-// inputs the server has no buffers, and has to have all of their memory back. With
-// TESSERA_FUZZ_TOKENS in the environment the server knows callers by tokens, and every call is that
-// of one of them.
+// inputs the server must have no buffers, and must have all of their memory back. With
+// TESSERA_FUZZ_TOKENS in the environment the server knows callers by tokens, and one of these
+// callers makes each call.
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -27,10 +27,10 @@ namespace {
 using grpc::ByteBuffer;
 using grpc::internal::RpcMethod;
 
-// In requests it stands for the token of a region that the server knows.
+// In requests, this stands for the token of a region that the server knows.
 constexpr std::string_view kRegion = "0123456789abcdef";
 
-// The tokens of the callers of a server that asks for such. The last is nobody's.
+// The tokens of the callers of a server that needs tokens. The last one is unknown.
 constexpr const char* kTokens[] = {"fuzz-admin", "fuzz-writer", "fuzz-reader", "fuzz-other",
                                    "fuzz-nobody"};
 constexpr const char* kTokenFile =
@@ -47,7 +47,7 @@ class Service {
     Options options;
     options.listen.clear();
     options.workers = 2;
-    options.warm_up = false;  // a processor that is busy would count it as time of the first input
+    options.warm_up = false;  // on a busy processor it would count as time of the first input
     options.memory_limit = {.bytes = 4 << 20};
     options.scratch_limit = 4 << 20;
     options.host_memory = 64 << 20;
@@ -97,11 +97,11 @@ class Service {
     const std::string path = "/" + method->service()->full_name() + "/" + method->name();
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(100)));
-    // Mostly the writer, who finds what earlier calls have left.
+    // The caller is usually the writer, which finds what earlier calls have left.
     const std::size_t draw = (7 * call->method + 5 * call->request.size()) % 16;
     const std::size_t caller = draw < std::size(kTokens) ? draw : 1;
     Identify(context, kTokens[caller]);
-    // Methods of every kind travel as streams of both sides do.
+    // A stream in both directions can carry methods of every kind.
     const RpcMethod rpc(path.c_str(), RpcMethod::BIDI_STREAMING);
     const std::unique_ptr<grpc::ClientReaderWriter<ByteBuffer, ByteBuffer>> stream(
         grpc::internal::ClientReaderWriterFactory<ByteBuffer, ByteBuffer>::Create(channel_.get(),
@@ -111,7 +111,7 @@ class Service {
     stream->WritesDone();
     for (ByteBuffer answer; stream->Read(&answer);) {
       CheckAnswer(*method, answer);
-      if (method->name() == "Watch") context.TryCancel();  // which never ends by itself
+      if (method->name() == "Watch") context.TryCancel();  // Watch never ends by itself
     }
     const grpc::Status status = stream->Finish();
     CheckStatus(path, status);
@@ -121,7 +121,7 @@ class Service {
             path + ": it is not for callers who are not known, and for others");
   }
 
-  // What a request can cause is an error of the request, or of limits.
+  // The errors that a request can cause are errors of the request, or of limits.
   static void CheckStatus(const std::string& path, const grpc::Status& status) {
     switch (status.error_code()) {
       case grpc::StatusCode::INTERNAL:
@@ -167,7 +167,7 @@ class Service {
   void DeleteAll() {
     DeleteAllOf("fuzz-admin");
     if (with_tokens_) DeleteAllOf("fuzz-other");
-    // Memory comes back beside the answers.
+    // Memory is released independently of the responses.
     for (int i = 0;; ++i) {
       grpc::ClientContext context;
       Identify(context, "fuzz-admin");

@@ -1,5 +1,5 @@
-// How libFuzzer changes the inputs of service_fuzz: half of the time as it does all others, half by
-// fields of the requests, so that they stay messages.
+// Changes the inputs of service_fuzz: half of the time as libFuzzer changes all others, and half of
+// the time by fields of the requests, so that they remain messages.
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -35,10 +35,10 @@ class Mutator {
           calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(at),
                        {Below(std::size(kFuzzMethods)), ""});
         break;
-      case 1:  // one less
+      case 1:  // removes a call
         if (at < calls.size()) calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(at));
         return;
-      case 2:  // one of them again
+      case 2:  // repeats a call
         if (at < calls.size() && calls.size() < 16)
           calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(Below(calls.size())), calls[at]);
         return;
@@ -87,7 +87,7 @@ class Mutator {
   void MutateMessage(Message& message, int depth) {
     const google::protobuf::Descriptor& type = *message.GetDescriptor();
     if (type.field_count() == 0) return;
-    // Mostly a field that is set, whatever is below it.
+    // Usually picks a field that is set, at any depth.
     std::vector<const FieldDescriptor*> set;
     message.GetReflection()->ListFields(message, &set);
     const FieldDescriptor& field =
@@ -114,7 +114,7 @@ class Mutator {
     }
   }
 
-  // By the field's bytes behind those of the message: another element where it is repeated.
+  // Appends the field's bytes to those of the message, which adds an element to a repeated field.
   void SetNumber(Message& message, const FieldDescriptor& field) {
     using google::protobuf::internal::WireFormatLite;
     const auto type = static_cast<WireFormatLite::FieldType>(field.type());

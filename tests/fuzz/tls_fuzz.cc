@@ -1,4 +1,4 @@
-// The three files of TLS. Lines of "====" separate them: certificate, key, CA of the clients.
+// The three files of TLS, separated by lines of "====": certificate, key, CA of the clients.
 #include <fstream>
 #include <string>
 

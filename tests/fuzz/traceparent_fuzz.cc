@@ -1,4 +1,4 @@
-// The header traceparent.
+// The traceparent header.
 #include <algorithm>
 
 #include "server/rpc/trace.h"

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154
 # ./dev fuzz: libFuzzer on one target. Sourced by ./dev.
 
-# Inputs that reach something new are kept in build/fuzz/corpus/TARGET, and those that fail in
-# build/fuzz/found/TARGET: one goes to tests/fuzz/corpus/TARGET with the change that mends it.
+# Inputs that reach new code are kept in build/fuzz/corpus/TARGET, and those that fail in
+# build/fuzz/found/TARGET: one of these goes to tests/fuzz/corpus/TARGET with the fix.
 fuzz() {
   local target=${1:-} seconds=${2:-60} corpus found
   [[ -f tests/fuzz/${target}_fuzz.cc ]] ||

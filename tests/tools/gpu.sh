@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
 
-# gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: the tests of a suite that fall to SHARD of SHARDS,
-# on the devices in another order each turn. Adds "SUITE.SHARD run" or "... fail" to FOLDER/outcomes.
+# gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: runs the tests of a suite that belong to SHARD
+# of SHARDS, with the devices in another order each turn. Adds "SUITE.SHARD run" or "... fail" to
+# FOLDER/outcomes.
 gpu_shard() {
   local folder=$1 suite=$2 shard=$3 shards=$4 turn=$5 devices verdict=run start=$SECONDS
   IFS=, read -r -a devices <<<"$visible_devices"
@@ -17,8 +18,8 @@ gpu_shard() {
   if [[ $verdict == fail ]]; then tail -n 60 "$folder/$suite.$shard.log"; fi
 }
 
-# Most of a suite's time is its references, which the host computes: parts of all suites run side by
-# side, ten for each GPU, whose memory they share.
+# Most of a suite's time goes into references that the host computes, so parts of all suites run in
+# parallel, ten for each GPU, whose memory they share.
 gpu_test() {
   local suite shard turn=0 shards=8 lanes visible_devices=${CUDA_VISIBLE_DEVICES:-}
   local folder=$logs/gpu-test gpus=(/dev/nvidia[0-9]*)
@@ -41,18 +42,19 @@ gpu_test() {
     grep -vxE "matmul_test|memory_test" "$built/gpu_tests.txt"
   )
   wait
-  gpu_shard "$folder" memory_test 0 1 0 "$@" # takes all the memory
+  gpu_shard "$folder" memory_test 0 1 0 "$@" # takes all memory
   count_tests "$folder" <"$folder/outcomes"
   ! grep -q " fail$" "$folder/outcomes"
 }
 
-# The parameters of a suite's tests that name a CUDA device, and "-" for the tests without any.
+# Prints the parameters of a suite's tests that name a CUDA device, and "-" for the tests without
+# any.
 device_cases() {
   "$built/bin/$1" --gtest_list_tests | sed -nE 's|^  [^/]*/(cuda[a-z0-9_]*).*|\1|p' | sort -u
   echo -
 }
 
-# left_out TOOL SUITE CASE: "all", or the tests that tests/tools/sanitize.txt leaves out.
+# left_out TOOL SUITE CASE: prints "all", or the tests that tests/tools/sanitize.txt leaves out.
 left_out() {
   local tool suite case tests out=
   while read -r tool suite case tests; do
@@ -64,7 +66,7 @@ left_out() {
   echo "${out#:}"
 }
 
-# Every test that a rule of sanitize.txt names has to exist. Standard input: suites.
+# Every test that a rule of sanitize.txt names must exist. Standard input: suites.
 check_rules() {
   local suite tests names='' pattern patterns
   while read -r suite; do names+=$("$built/bin/$suite" --gtest_list_tests)$'\n'; done
@@ -78,9 +80,10 @@ check_rules() {
   done < <(sed -E 's/#.*//; /^ *$/d' tests/tools/sanitize.txt)
 }
 
-# sanitize_case TOOL SUITE CASE: the tests of a suite with one parameter, as "cuda_tree_global_f32", or
-# those without one, "-", under one of compute-sanitizer's tools. A process for each, since the tools
-# take longest to rewrite the kernels that a process launches.
+# sanitize_case TOOL SUITE CASE: runs the tests of a suite with one parameter, such as
+# "cuda_tree_global_f32", or those without one, "-", under one of compute-sanitizer's tools. Each
+# case has its own process, since the tools spend most of their time rewriting the kernels that a
+# process launches.
 sanitize_case() {
   local tool=$1 suite=$2 case=$3 log=$logs/gpu-sanitize/$1.$2.$3.log status=0 options=() filter out
   local start=$SECONDS
@@ -91,7 +94,7 @@ sanitize_case() {
   export TESSERA_LARGEST=70001
   # racecheck records every access to shared memory and is a hundred times slower.
   if [[ $tool == racecheck ]]; then TESSERA_LARGEST=5000; fi
-  # What the runtime refuses, as it should when a test asks for too much memory, is no error here.
+  # A refusal of the runtime, as when a test deliberately requests too much memory, is not an error.
   if [[ $tool == memcheck ]]; then options=(--report-api-errors no); fi
   TESSERA_REQUIRE_GPU=1 GTEST_BRIEF=1 \
     compute-sanitizer --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 9 \

@@ -1,17 +1,17 @@
-// Tells ThreadSanitizer what gRPC promises about the order of things.
+// Tells ThreadSanitizer which order gRPC guarantees.
 //
-// The distribution's gRPC and abseil are not instrumented, so that ThreadSanitizer sees neither
-// their locks nor their queues, and would take every message that one thread hands to another
-// through them for a race. This file stands in front of the few functions by which they order what
-// their callers do: it is linked into the program, whose symbols come first, calls the function of
-// the library behind it, and says what the function's contract says:
+// The distribution's gRPC and abseil are not instrumented, so ThreadSanitizer sees neither their
+// locks nor their queues, and would report a race for every message that one thread hands to
+// another through them. This file wraps the few functions by which the libraries order their
+// callers' actions. It is linked into the program, whose symbols come first; each wrapper calls the
+// library's function, and states what the function's contract states:
 //
-//   what is asked of gRPC under a tag    happens before   the tag comes out of its completion queue
-//   the writing of a message's bytes     happens before   their reading, in the same process
+//   a request to gRPC under a tag        happens before   the tag comes out of its completion queue
+//   writing a message's bytes            happens before   reading them, in the same process
 //   what a thread does under a mutex     happens before   what the next thread does under it
 //
-// What happens inside of the libraries stays unseen (ignore_noninstrumented_modules): the code that
-// is checked is ours, with the headers that it includes.
+// Events inside the libraries stay invisible (ignore_noninstrumented_modules): the checked code is
+// ours, and the headers that it includes.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
@@ -28,15 +28,15 @@
 #include "grpc/grpc.h"
 #include "grpc/slice_buffer.h"
 
-// Declared inside of gRPC: what has begun under a tag will end with the tag in the queue.
+// Declared inside gRPC: an operation begins whose end puts the tag into the queue.
 bool grpc_cq_begin_op(grpc_completion_queue* queue, void* tag);  // NOLINT
 
 #define UNSEEN __attribute__((no_sanitize("thread")))
 
 namespace {
 
-// The next definition of a symbol behind this program's. Ends the process where there is none: what
-// this file stands in front of has changed.
+// Returns the next definition of a symbol after this program's. Ends the process if there is none,
+// because the wrapped library has changed.
 UNSEEN void* Behind(const std::string& symbol) {
   void* const function = dlsym(RTLD_NEXT, symbol.c_str());
   if (function == nullptr) {
@@ -51,8 +51,8 @@ UNSEEN Function* Behind(const std::string& symbol) {
   return reinterpret_cast<Function*>(Behind(symbol));
 }
 
-// The mangled name of a member of a class of abseil: from the class on, as "5Mutex4LockEv", with a
-// K before it where the member is constant.
+// Returns the mangled name of a member of an abseil class, given from the class on, such as
+// "5Mutex4LockEv", with a K before it if the member is constant.
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 UNSEEN std::string OfAbsl(const std::string& member) {

@@ -14,7 +14,8 @@ IMPORT = re.compile(r"^\s*from \.(\.*)([\w.]*) import", re.M)
 
 
 def read_table(text):
-    """Row -> the rows that it may include. It names rows above it only: no cycles."""
+    """Returns {row: the rows that it may include}. A row names only rows above it, so there are no
+    cycles."""
     rows = {}
     for line in re.sub(r"\n +", " ", text).splitlines():
         names, _, allowed = line.partition("#")[0].partition(":")
@@ -28,14 +29,15 @@ def read_table(text):
 
 
 def row_of(name, rows):
-    """A file's row: the file's own, that of such files of its folder, or that of its folder."""
+    """Returns a file's row: the file's own, that of such files in its folder, or that of its
+    folder."""
     folder, path = name.rpartition("/")[0], pathlib.PurePath(name)
     own = (str(path.with_suffix("")), f"{folder}/*{path.suffix}", folder)
     return next((row for row in own if row in rows), None)
 
 
 def targets(path):
-    """The files of the project that a file includes or imports."""
+    """Returns the files of the project that a file includes or imports."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return INCLUDE.findall(text)

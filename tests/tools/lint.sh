@@ -4,7 +4,7 @@
 readonly lint_packages=(clang-format clang-tidy shellcheck)
 readonly buf_version=1.75.0
 
-# Files of the project whose name ends as given, without anything that was built or installed.
+# Prints files of the project with these endings, without anything that was built or installed.
 sources() {
   local expression=() ending
   for ending in "$@"; do expression+=(-o -name "*.$ending"); done
@@ -19,8 +19,8 @@ format() {
   step format "Format ${#files[@]} files" clang-format -i "${files[@]}"
 }
 
-# Prints lines of more than 100 columns. Excepted are tables, generated pages and protocols of
-# others.
+# Prints lines of more than 100 columns, except in tables, generated pages and protocols of other
+# projects.
 long_lines() {
   local files
   mapfile -t files < <(
@@ -29,7 +29,7 @@ long_lines() {
   ! LC_ALL=C.UTF-8 grep -nE '^.{101}' "${files[@]}" | grep -vE '^[^:]+:[0-9]+: *\|'
 }
 
-# buf from the PATH, else the pinned release from its npm package.
+# Finds buf on the PATH, else the pinned release from its npm package.
 find_buf() {
   buf=$(type -P buf) && return
   buf=$root/.cache/buf/node_modules/.bin/buf
@@ -78,7 +78,7 @@ for entry in json.load(open(sys.argv[1])):
     if name.endswith((".cc", ".cxx")) and name.startswith(("client/", "kernels/", "server/", "build/lint/CMakeFiles/")):
         print(name, *words[: words.index("-o")])' \
     build/lint/compile_commands.json >"$logs/clang-tidy.files"
-  # All that decides about a verdict beside the sources.
+  # Everything besides the sources that affects a verdict.
   CCACHE_COMPILERCHECK="string:$(clang-tidy --version; cat .clang-tidy .ci/tidy)" \
     CCACHE_COMPILERTYPE=gcc CCACHE_COMMENTS=1 \
     step clang-tidy "clang-tidy on $(wc -l <"$logs/clang-tidy.files") groups of files" \

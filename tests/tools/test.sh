@@ -2,7 +2,7 @@
 # ./dev test: every suite, perhaps under a sanitizer. Sourced by ./dev.
 
 # read_outcomes: reads ctest's report in JUnit's format and prints a line "suite status tests failed
-# skipped" for each suite: the figures are what a suite of Python has printed last, or 0.
+# skipped" for each suite: the numbers are those that a Python suite printed last, or 0.
 read_outcomes() {
   awk '
     function figure(key) {
@@ -27,9 +27,10 @@ read_outcomes() {
     /<\/testcase>/ { print suite, status, tests, failed, skipped }'
 }
 
-# count_tests RESULTS: reads lines "suite run|fail|other [tests failed skipped]" and prints "N passed,
-# N failed, N skipped", and before it which suites of Python have skipped tests. A suite that left a
-# GoogleTest report in RESULTS counts by its tests, one with figures by these, any other as one.
+# count_tests RESULTS: reads lines "suite run|fail|other [tests failed skipped]" and prints "N
+# passed, N failed, N skipped", preceded by the Python suites that have skipped tests. A suite that
+# left a GoogleTest report in RESULTS counts by its tests, a suite with numbers by these, and any
+# other suite as one.
 count_tests() {
   awk -v results="$1" '
     function figure(line, name) {
@@ -63,8 +64,8 @@ count_tests() {
     END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
 }
 
-# failures_of: reads ctest's report in JUnit's format and prints, of each suite that failed, the lines
-# that say why with what follows them, up to 60 lines.
+# failures_of: reads ctest's report in JUnit's format and prints, for each suite that failed, the
+# lines that say why, with the lines after them, up to 60 lines.
 failures_of() {
   awk '
     match($0, /<testcase name="[^"]*"/) {
@@ -80,9 +81,10 @@ failures_of() {
     failed && following-- > 0 && shown++ < 60' | sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&amp;/\&/g'
 }
 
-# to_run_again LOG: reads ctest's list of what failed, lines "number:suite", and prints the suites if they
-# are few and time may be the reason: ctest's LOG tells of no crash and of nothing a sanitizer has found,
-# and none draws its inputs anew each time, so that another run would try others.
+# to_run_again LOG: reads ctest's list of failures, lines "number:suite", and prints the suites if
+# there are only a few and time may be the reason. That is the case if ctest's LOG has no crash and
+# no finding of a sanitizer, and if no suite draws new inputs each time, because another run would
+# try other inputs.
 to_run_again() {
   local names crash='\*\*\*Exception|is gone: exit code|terminate called|Segmentation fault'
   mapfile -t names < <(cut -d: -f2)
@@ -93,14 +95,14 @@ to_run_again() {
   printf '%s\n' "${names[@]}"
 }
 
-# run_ctest REPORT ARGUMENT...: ctest with what suites need around them, into REPORT.junit and
-# REPORT.log; of run_suites it uses the variables preset, results and launcher.
+# run_ctest REPORT ARGUMENT...: runs ctest with the environment that suites need, into REPORT.junit
+# and REPORT.log. Uses the variables preset, results and launcher of run_suites.
 run_ctest() {
-  # Libraries that are not instrumented are left alone: tests/tools/grpc_under_tsan.cc.
+  # Libraries without instrumentation are ignored; see tests/tools/grpc_under_tsan.cc.
   local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
   tsan_options+=:suppressions=$root/tests/tsan.supp
-  # Suites side by side have more threads than there are cores, and large arrays: threads that wait
-  # sleep, and arrays come in large pages, which takes a third off the time.
+  # Suites that run in parallel have more threads than there are cores, and large arrays: waiting
+  # threads sleep, and arrays use huge pages, which reduces the time by a third.
   OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
     ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
@@ -114,17 +116,17 @@ run_ctest() {
 # run_suites [asan|tsan]
 run_suites() {
   local preset=${1:-$(preset_here)} results status=0 launcher=() again=() second_tries=0
-  # Sanitizers look for paths, not for the errors of long sums.
+  # Sanitizers check paths, not the errors of long sums.
   if (($#)); then export TESSERA_LARGEST=70001; fi
   if ((! $#)); then say "On two cores a first build takes about 10 minutes, and the suites about 7"; fi
-  # Elsewhere the cases that need it are skipped: its package starts a service.
+  # Elsewhere the cases that need it are skipped, because its package starts a service.
   if [[ ${CI:-} == true ]]; then install_packages prometheus; fi
   build "$preset"
   results=$root/build/$preset/results
   rm -rf "$results"
   mkdir -p "$results"
   if [[ $preset == tsan ]]; then
-    # ThreadSanitizer takes the hand-made synchronisation of OpenBLAS's threads for races.
+    # ThreadSanitizer reports races for the hand-made synchronisation of OpenBLAS's threads.
     export OPENBLAS_NUM_THREADS=1
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
@@ -158,8 +160,9 @@ run_suites() {
   return "$status"
 }
 
-# long_checks: what takes too long for each change. Every suite under the sanitizers that can run it,
-# random inputs for minutes, and each source file compiled by itself. All run, whatever fails.
+# long_checks: checks that take too long for each change. They are every suite under the sanitizers
+# that can run it, random inputs for minutes, and each source file compiled separately. All run,
+# whatever fails.
 long_checks() {
   local name status=0
   export TESSERA_LONG=ON TESSERA_UNITY=OFF

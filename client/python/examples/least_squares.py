@@ -1,5 +1,5 @@
 """Least squares by conjugate gradients: the matrix and the vectors stay on the server, ten rounds
-are one program, and one number comes back for each.
+are one program, and each program returns one number.
 
 usage: least_squares.py [ADDRESS] [--rows 2000] [--columns 50] [--plot FILE.svg]
 """
@@ -29,9 +29,9 @@ t = ts.connect(options.address)
 a, b = t.put(matrix), t.put(right)
 
 # %% [markdown]
-# What is divided are numbers of the server: alpha and beta are parts of the program, and 0 where r
-# has vanished. `keep` leaves x, the residual r, the direction p and the squared length of r there;
-# that length is all that travels.
+# The server divides, too: alpha and beta are parts of the program, and they are 0 once r has
+# vanished. `keep` leaves x, the residual r, the direction p and the squared length of r on the
+# server; only that length is downloaded.
 
 # %%
 (r,) = t.keep(a.T @ b)

@@ -1,4 +1,4 @@
-"""A linear model served to 64 callers: the weights are resident, each caller sends a vector and
+"""A linear model served to 64 callers: the weights are resident, and each caller sends a vector and
 gets a class.
 
 usage: linear_model.py [ADDRESS] [--seconds 2] [--callers 64] [--plot FILE.svg]
@@ -35,8 +35,8 @@ with ts.connect(options.address) as t:
     t.put(fitted[-1], "model/bias", replace=True, ttl="10m")
 
 # %% [markdown]
-# Each caller is a task with a connection that all share. A request is one program: a product, an
-# addition, an argmax; 256 bytes travel there and an index comes back.
+# Each caller is a task, and all share one connection. A request is one program: a product, an
+# addition and an argmax; 256 bytes go to the server and an index comes back.
 
 # %%
 latencies, correct, asked = [], 0, 0
@@ -69,7 +69,7 @@ rate = asked / options.seconds
 print(f"{options.callers} callers: {rate:.0f} answers/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
 
 # %% [markdown]
-# NumPy's answers for the same images:
+# NumPy's results for the same images:
 
 # %%
 expected = ((images[1257:] @ fitted[:-1] + fitted[-1]).argmax(axis=1) == labels[1257:]).mean()

@@ -1,5 +1,5 @@
-"""Exact nearest neighbours: the vectors stay on the server, queries go there, and only indices come
-back.
+"""Exact nearest neighbours: the vectors stay on the server, queries are sent to it, and only
+indices come back.
 
 usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot FILE.svg]
 """
@@ -30,8 +30,8 @@ t = ts.connect(options.address)
 
 # %% [markdown]
 # ## Handwritten digits
-# 1797 images of 8 x 8 pixels, a row each. Views of one resident array tell what is known from what
-# is asked.
+# 1797 images of 8 x 8 pixels, one in each row. Views of one resident array separate the known
+# images from the queries.
 
 # %%
 data = pathlib.Path(__file__).resolve().parents[2] / "demo"
@@ -55,8 +55,8 @@ for k in (1, 3, 5):
 
 # %% [markdown]
 # ## A million vectors
-# Their norms are computed once and stay there. A batch of queries travels, the indices of the ten
-# nearest of each come back.
+# Their norms are computed once and stay on the server. Each call sends a batch of queries and
+# returns the indices of the ten nearest vectors of each.
 
 # %%
 DIMENSIONS = 128
@@ -93,19 +93,19 @@ for batch in (1, 8, 64):
 
 # %% [markdown]
 # ## Far from the origin
-# This subtracts the mean of the vectors, and computes the distances to the best candidates again by
-# differences, in f64. Where rounding may have hidden a closer vector, it compares the query with
-# all vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
+# This function subtracts the mean of the vectors, and computes the distances to the best candidates
+# again from differences, in f64. Where rounding may have hidden a closer vector, it compares the
+# query with all vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
 
 # %%
 def nearest(x, queries, k):
-    """(squared distances, indices) of the k vectors of x that are nearest to each query."""
+    """Returns (squared distances, indices) of the k vectors of x that are nearest to each query."""
     centre = np.mean(x, axis=0, where=np.isfinite(x)).save()
     around, asked = (x - centre).save(), (t.put(queries) - centre).save()
     norms = ts.sum_squares(around, axis=1).save()
     scores, found = (norms - 2 * (asked @ around.T)).topk(min(4 * k, len(x)), largest=False)
     scores, found = t.compute(scores, found)
-    # The smallest score that a vector outside the candidates can have, and its rounding.
+    # The smallest score that a vector outside the candidates can have, and its rounding error.
     sizes = ts.sum_squares(asked, axis=1).numpy().astype("f8")
     last = scores[:, -1] + sizes
     rounding = (x.shape[1] + 8) * np.finfo("f4").eps * (np.nanmax(norms).numpy() + sizes)

@@ -1,5 +1,5 @@
-"""Principal components by power iteration: all rounds are one program, nothing leaves the server
-but the result.
+"""Principal components by power iteration: all rounds are one program, and only the result
+leaves the server.
 
 usage: principal_components.py [ADDRESS] [--plot FILE.svg]
 """
@@ -7,7 +7,7 @@ usage: principal_components.py [ADDRESS] [--plot FILE.svg]
 # %% [markdown]
 # The first principal component is the direction in which the data vary most: the eigenvector of the
 # largest eigenvalue of their covariance matrix C. Power iteration finds it: v <- C v / |C v|, again
-# and again. The second one is the first one of what is left, C - l v v'.
+# and again. The second component is the first one of the remainder, C - l v v'.
 
 # %%
 import argparse
@@ -26,7 +26,7 @@ images, labels = np.load(data / "digits.npy"), np.load(data / "labels.npy")
 t = ts.connect(options.address)
 
 # %% [markdown]
-# Centred images, and their covariance in f64: two arrays that stay there.
+# Centred images, and their covariance in f64: two arrays that stay on the server.
 
 # %%
 digits = t.put(images).astype("f64")
@@ -43,7 +43,7 @@ x, covariance = t.keep(
 
 # %%
 def leading(matrix, rounds=200):
-    """An eigenvector of the largest eigenvalue, and that eigenvalue; nothing is sent."""
+    """Returns an eigenvector of the largest eigenvalue, and that eigenvalue; nothing is sent."""
     v = np.full(64, 0.125)
     for _ in range(rounds):
         w = matrix @ v

@@ -1,5 +1,5 @@
-"""Mean, deviation and extremes of the columns of a file that no memory holds: each piece is on the
-server for as long as it takes, and so are the running figures.
+"""Mean, deviation and extremes of the columns of a file that does not fit into memory: each piece
+is on the server only while it is needed, and the running statistics stay there.
 
 usage: streaming_statistics.py [ADDRESS] [--file FILE.npy] [--mib 64] [--piece-mib 16]
                                [--plot FILE.svg]
@@ -31,7 +31,7 @@ folder = tempfile.TemporaryDirectory()
 
 
 def make_file(path):
-    """Rows of f32 whose columns have different means and deviations, written piece by piece."""
+    """Writes rows of f32 whose columns have different means and deviations, piece by piece."""
     rows = options.mib * (1 << 20) // (4 * COLUMNS)
     array = np.lib.format.open_memmap(path, "w+", np.float32, (rows, COLUMNS))
     random = np.random.default_rng(1)
@@ -52,16 +52,16 @@ t = ts.connect(options.address)
 # %% [markdown]
 # ## Chan's formula
 # Two samples of n and m elements have, together, the mean a + d m / (n + m) and the sum of squared
-# deviations A + B + d^2 n m / (n + m), where d is the difference of their means. So a piece adds
-# itself to what is known: four arrays of a number a column, which `keep` leaves on the server, from
-# one call a piece.
+# deviations A + B + d^2 n m / (n + m), where d is the difference of their means. One call
+# merges each piece with the statistics so far: `keep` leaves four arrays on the server, with one
+# number for each column.
 
 
 # %%
 def pieces():
     step = max(1, (options.piece_mib << 20) // (rows.shape[1] * rows.dtype.itemsize))
     for begin in range(0, len(rows), step):
-        # A new mapping each time, so that pages that were read do not stay.
+        # Use a new mapping each time, so that pages that were read do not stay in memory.
         yield np.load(path, mmap_mode="r")[begin : begin + step]
 
 
@@ -90,7 +90,7 @@ print("means     ", mean[:6].round(3))
 print("deviations", deviation[:6].round(3))
 
 # %% [markdown]
-# NumPy, on the same file where it fits here:
+# NumPy's results for the same file, if it fits into the memory of this process:
 
 # %%
 if rows.nbytes <= 1 << 28:

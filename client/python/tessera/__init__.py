@@ -6,12 +6,12 @@
         x = t.put(array, name="x")
         nearest = (x @ x[0] + 1).argmax().numpy()   # one call; only the index travels
 
-ts.aio is the asyncio twin of connect() and what it returns.
+ts.aio has the asyncio versions of connect() and of what it returns.
 """
 
 import pkgutil
 
-# Code that protoc generates from the protocol is tessera/v1, in another folder of the path.
+# The code that protoc generates from the protocol is tessera/v1, in another folder of the path.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from . import aio  # noqa: E402

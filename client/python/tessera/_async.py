@@ -1,4 +1,4 @@
-"""What the asyncio client sends, and how: a channel of grpc.aio performs commands of _core.py."""
+"""How the asyncio client sends: a channel of grpc.aio performs the commands of _core.py."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 
 class Async:
-    """Channels of one event loop: one for all calls, and more for divided transfers, made when the
-    first one wants them."""
+    """The channels of one event loop: one for all calls, and more for divided transfers, made when
+    the first such transfer needs them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -41,7 +41,7 @@ class Async:
         self._calls = [self.calls]
 
     async def close(self, patient: bool = False) -> None:
-        """patient: waits a moment for calls whose outcomes do not matter."""
+        """patient: waits for a short time for calls whose outcomes do not matter."""
         if patient and self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_CALLS_S)
         self._closed = True
@@ -56,8 +56,8 @@ class Async:
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: BaseException) -> BaseException:
-        """What an error of grpc.aio means. A channel that is closed cancels its calls, and refuses
-        more with a UsageError."""
+        """Returns what an error of grpc.aio means. A channel that is closed cancels its calls and
+        refuses further ones with a UsageError."""
         task: Any = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and getattr(task, "cancelling", int)():
             return error
@@ -71,7 +71,7 @@ class Async:
             self._in_background(self._forget(call))
 
     async def ready(self, seconds: float) -> bool:
-        """Whether a server answers within so many seconds."""
+        """Returns whether a server answers within this number of seconds."""
         end = time.monotonic() + seconds
         metadata = self._options.metadata()
         while (left := end - time.monotonic()) > 0 and not self._closed:
@@ -83,7 +83,7 @@ class Async:
                 if found is not None:
                     return found
             except grpc.aio.UsageError:
-                return False  # Closed meanwhile.
+                return False  # Closed in the meantime.
             await asyncio.sleep(min(PAUSE_S, seconds))
         return False
 
@@ -123,7 +123,7 @@ class Async:
             steps.close()
 
     async def call(self, method: str, request: bytes, timeout: float) -> Any:
-        """The answer of a unary method."""
+        """Returns the response of a unary method."""
         self._check_loop()
         try:
             metadata = self._options.metadata()
@@ -236,7 +236,7 @@ class Async:
         waiting: List[Any] = []
         try:
             while True:
-                # Elsewhere, because copying would hold up other tasks.
+                # Runs in another thread, because copying would delay other tasks.
                 request = await loop.run_in_executor(None, transfer.begin)
                 if request is not None:
                     call = self.calls[transfer.method]
@@ -283,6 +283,6 @@ async def _answer(call: Any) -> Any:
 
 
 def _drop(task: "asyncio.Future[Any]") -> None:
-    """Ends a task whose outcome does not matter, also where it has failed already."""
+    """Ends a task whose outcome does not matter, even if it has already failed."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

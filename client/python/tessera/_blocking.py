@@ -1,4 +1,4 @@
-"""What the blocking client sends, and how: a channel of grpc that performs commands of _core.py."""
+"""How the blocking client sends: a channel of grpc performs the commands of _core.py."""
 
 import collections.abc
 import queue
@@ -25,7 +25,7 @@ from .wire._connect import (
 )
 from .wire._errors import Error, Stalled, closed, from_rpc
 
-# Of a KeyboardInterrupt: the channels need not be replaced for it.
+# Marks a KeyboardInterrupt for which the channels need not be replaced.
 _SETTLED = "_settled"
 
 
@@ -38,8 +38,8 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 
 class Blocking:
-    """Channels, for any number of threads: one for all calls, and more for divided transfers, made
-    when the first one wants them."""
+    """The channels, for any number of threads: one for all calls, and more for divided transfers,
+    made when the first such transfer needs them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -55,9 +55,9 @@ class Blocking:
         self._calls = [self.calls]
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never
-        given back: what follows goes through another one. The old one ends with the client, since
-        other threads may be using it."""
+        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is then
+        never released: what follows goes through another channel. The old one ends with the client,
+        since other threads may be using it."""
         if getattr(interrupt, _SETTLED, False):
             return
         setattr(interrupt, _SETTLED, True)
@@ -67,7 +67,7 @@ class Blocking:
                 self._connect()
 
     def close(self, patient: bool = False) -> None:
-        """patient: waits a moment for calls whose outcomes do not matter."""
+        """patient: waits for a short time for calls whose outcomes do not matter."""
         give_up = time.monotonic() + (LAST_CALLS_S if patient else 0)
         while self._forgotten and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -79,7 +79,7 @@ class Blocking:
             try:
                 threading.Thread(target=made.close, daemon=True).start()
             except RuntimeError:
-                return  # Python ends, and starts no more threads.
+                return  # Python is shutting down and starts no more threads.
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
         """The stubs of connection `number`."""
@@ -90,8 +90,8 @@ class Blocking:
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: Exception) -> Exception:
-        """What an error of grpc means: an RpcError, or the ValueError of a channel that was closed.
-        Any other ValueError is itself."""
+        """Returns what an error of grpc means: an RpcError, or the ValueError of a channel that was
+        closed. Any other ValueError is returned as it is."""
         if self._closed:
             return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
@@ -102,8 +102,8 @@ class Blocking:
             try:
                 begun = self._begun(call.method, call.request, call.timeout)
             except ValueError:
-                return  # Closed: they are deleted, or will be at the end of their lifetime.
-            # A call that nobody refers to is cancelled.
+                return  # Closed: the buffers are deleted, or will be when they expire.
+            # A call without any reference is cancelled.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
 
@@ -123,7 +123,7 @@ class Blocking:
             steps.close()
 
     def call(self, method: str, request: bytes, timeout: float) -> Any:
-        """The answer of a unary method."""
+        """Returns the response of a unary method."""
         check_process()
         try:
             metadata = self._options.metadata()
@@ -161,7 +161,7 @@ class Blocking:
             raise self._failure(error) from None
 
     def _create(self, create: Create) -> Any:
-        """In a thread of its own, which ends when Ctrl-C has ended the wait for it, too."""
+        """Runs in a separate thread, which ends even if Ctrl-C has ended the wait for it."""
         outcome: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def work() -> None:
@@ -176,7 +176,7 @@ class Blocking:
         try:
             threading.Thread(target=work, daemon=True).start()
             answer, failure = outcome.get()
-        except RuntimeError:  # No thread has begun.
+        except RuntimeError:  # No thread was started.
             self.forget(create.ended(None))
             raise
         except KeyboardInterrupt as interrupt:
@@ -190,7 +190,7 @@ class Blocking:
             del failure
 
     def ready(self, seconds: float) -> bool:
-        """Whether a server answers within so many seconds."""
+        """Returns whether a server answers within this number of seconds."""
         end = time.monotonic() + seconds
         metadata = self._options.metadata()
         while (left := end - time.monotonic()) > 0 and not self._closed:
@@ -202,7 +202,7 @@ class Blocking:
                 if found is not None:
                     return found
             except ValueError:
-                return False  # Closed meanwhile.
+                return False  # Closed in the meantime.
             time.sleep(min(PAUSE_S, seconds))
         return False
 
@@ -235,7 +235,7 @@ class Blocking:
                 raise
 
     def _several(self, several: Several) -> None:
-        """A thread for each stream; this one tells the caller how far they are, and can be
+        """Starts a thread for each stream. This thread tells the caller how far they are and can be
         interrupted."""
         events: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
@@ -244,7 +244,8 @@ class Blocking:
                 self.perform(stream)  # type: ignore[arg-type]
                 events.put((stream, None))
             except BaseException as error:
-                # Without the frames, which would keep arrays as long as the exception lives.
+                # The error goes without its frames, which would keep arrays alive as long as the
+                # exception.
                 events.put((stream, error.with_traceback(None)))
 
         tally = several.tally
@@ -328,11 +329,11 @@ class Blocking:
 
 
 class _Guard:
-    """Cancels a download that stands still; small ones have a deadline's worth of patience too."""
+    """Cancels a download that has stalled. Small downloads wait at least as long as a deadline."""
 
     def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False
-        # Ctrl-C cannot leave its lock taken, as that of an Event.
+        # Ctrl-C cannot leave its lock taken, unlike the lock of an Event.
         self._end: "queue.SimpleQueue[None]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, args=(download, seconds), daemon=True)
         self._thread.start()

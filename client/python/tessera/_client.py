@@ -35,14 +35,15 @@ def _close_all() -> None:
 
 
 class Expr(Lazy):
-    """What an operation will give. Nothing has been sent; numpy() and its like send one call."""
+    """The future result of an operation. Nothing has been sent; numpy() and its like send one
+    call."""
 
     __slots__ = ()
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Computes it in one call: the elements as an array of this process; of a number an array
-        without axes. Of bf16 float32, unless ml_dtypes is installed. A result too large for an
-        answer goes through a buffer.
+        """Computes it in one call and returns the elements as an array of this process; a number is
+        returned as an array without axes. bf16 becomes float32, unless ml_dtypes is installed. A
+        result that is too large for a response goes through a buffer.
 
         BufferNotFound, VersionMismatch: an array that it reads is gone. ConnectionLost,
         DeadlineExceeded, QueueFull and other errors of the server (Errors)."""
@@ -54,7 +55,7 @@ class Expr(Lazy):
             prepared = self._prepared = core.prepare(term)
         failures: List[Error] = []
         if prepared is not None and not core.dead:
-            # The usual way, without the steps that failures need.
+            # The usual path, without the steps that failures need.
             try:
                 timeout = core.options.timeout
                 response = session._io.call(prepared.method, prepared.request, timeout)
@@ -73,8 +74,8 @@ class Expr(Lazy):
         placement: Placement = (),
     ) -> "Array":
         """Computes it in one call and leaves the elements on the server: under a name, or until the
-        last reference to the array returned is gone. ttl: "10m", seconds or a timedelta. placement:
-        "all", or the devices among which the array is divided, the one that computes it among them.
+        last reference to the returned array is gone. ttl: "10m", seconds or a timedelta. placement:
+        "all", or the devices among which the array is divided, including the one that computes it.
         BufferExists: the name is taken, and replace is false. QuotaExceeded, GpuMemoryExhausted."""
         session: Client = self._session
         save = session._core.save(self._term(), name, replace, ttl, placement)
@@ -82,8 +83,8 @@ class Expr(Lazy):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self, *place: Any) -> Any:
-        """An element as a Python number: the only one, or the one at a position in row-major order
-        or at one index for each axis."""
+        """Returns an element as a Python number: the only one, or the one at a position in
+        row-major order or at one index for each axis."""
         return picked(self, place).numpy().item()
 
     def _number(self) -> Any:
@@ -106,7 +107,7 @@ class Expr(Lazy):
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
-        """Whether any element equals a value. Asks the server."""
+        """Returns whether any element equals a value. Asks the server."""
         return bool((self == value).any())
 
     def __bool__(self) -> bool:
@@ -115,17 +116,18 @@ class Expr(Lazy):
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
-        # As of NumPy's arrays: a number takes the format of numbers.
+        # Like NumPy's arrays, a number takes the format of numbers.
         return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Downloads, and hands the copy over on the host: a consumer of CUDA memory (dl_device of
-        another kind) gets Unsupported, one that wants no copy (copy=False) BufferError."""
+        """Downloads the elements, and hands the copy over on the host. A consumer of CUDA memory
+        (dl_device of another kind) gets Unsupported; one that wants no copy (copy=False) gets
+        BufferError."""
         if options.get("copy") is False:
-            raise BufferError("the elements are on the server: what comes from there is a copy")
+            raise BufferError("the elements are on the server: a download makes a copy")
         wanted = options.get("dl_device")
         if wanted is not None and tuple(wanted) != self.__dlpack_device__():
-            raise Unsupported("arrays are handed over on the host alone: dl_device=(1, 0)")
+            raise Unsupported("arrays are handed over only on the host: dl_device=(1, 0)")
         return self.numpy().__dlpack__()
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -139,30 +141,33 @@ class Array(Expr):
 
     @property
     def name(self) -> str:
-        """The buffer's name; of an unnamed one it begins with "unnamed/"."""
+        """The buffer's name; the name of an unnamed buffer begins with "unnamed/"."""
         return self._source.name  # type: ignore[no-any-return]
 
     @property
     def version(self) -> int:
-        """The buffer's version: another array of the name has another one."""
+        """The buffer's version; a later array of the same name has another version."""
         return self._source.version  # type: ignore[no-any-return]
 
     @property
     def device(self) -> str:
-        """Where the buffer lives: "cuda:0", "cpu"; of a sharded one, where its first shard does."""
+        """Where the buffer lives: "cuda:0", "cpu"; for a sharded buffer, where its first shard
+        lives."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
     def devices(self) -> Tuple[str, ...]:
-        """The devices among which the buffer is divided, in order; of others the one it is on."""
+        """The devices among which the buffer is divided, in order; otherwise the one that it is
+        on."""
         return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
-        """The elements as an array of this process. A view downloads the range that it spans, or is
-        gathered there first where it leaves most of it out. A broken connection resumes where it
-        stood. progress: True for a bar, or a function of the bytes done and in all. out: an array
-        of the same shape and dtype for them, contiguous, which is returned: new memory takes longer
-        than the transfer on some hosts.
+        """Returns the elements as an array of this process. A view downloads the range that it
+        spans; if it leaves out most of that range, the server gathers its elements first. After a
+        broken connection the download resumes where it stopped. progress: True for a bar, or a
+        function of the bytes done and the total. out: a contiguous array of the same shape and
+        dtype, which is filled and returned: new memory takes longer than the transfer on some
+        hosts.
         BufferNotFound, VersionMismatch: the array is gone. BadShape: out is another kind of array.
         """
         session: Client = self._session
@@ -179,11 +184,11 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Array":
-        """A buffer of its own, made on the server at once: of another type ("f32"...), on another
-        device ("cuda:1") or divided among several if given. The rest as of Client.put.
-        BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is taken, and
-        replace is false. Unsupported: no such type. BadDevice, BadPlacement, BadTtl; QuotaExceeded,
-        GpuMemoryExhausted."""
+        """Makes a separate buffer on the server immediately: of another type ("f32"...), on another
+        device ("cuda:1") or divided among several if given. The other arguments are those of
+        Client.put. BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is
+        taken, and replace is false. Unsupported: no such type. BadDevice, BadPlacement, BadTtl;
+        QuotaExceeded, GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
             session._core.copy(
@@ -193,8 +198,8 @@ class Array(Expr):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
-        """Another name for the memory of the whole buffer: nothing is copied. With a ttl: a ticket,
-        by which others find the array for so long, also when its own name is gone.
+        """Makes another name for the memory of the whole buffer: nothing is copied. With a ttl it
+        is a ticket, by which others find the array for that long, even when its own name is gone.
         BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is taken, and
         replace is false. BadName, BadTtl; QuotaExceeded, TooManyBuffers."""
         session: Client = self._session
@@ -202,15 +207,15 @@ class Array(Expr):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def delete(self) -> None:
-        """Unlinks the buffer, of this version alone. Views of it are gone too. BufferNotFound: the
-        name is free. VersionMismatch: another array has taken it."""
+        """Unlinks the buffer, and only this version of it. Views of it are gone too.
+        BufferNotFound: the name is free. VersionMismatch: another array has taken it."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
 
 
 class Scope:
-    """Names that go together: `with t.scope(ttl="10m") as s:` deletes what s.put and s.save made
-    at its end, and the server does after the ttl, should this process not live to see it."""
+    """Names that go together. `with t.scope(ttl="10m") as s:` deletes what s.put and s.save made at
+    its end; if this process does not live that long, the server deletes them after the ttl."""
 
     def __init__(self, client: "Client", ttl: Ttl) -> None:
         self._client = client
@@ -218,12 +223,12 @@ class Scope:
         self._arrays: List[Array] = []
 
     def put(self, array: Any, name: Optional[str] = None, **options: Any) -> Array:
-        """As Client.put, with the scope's ttl unless another is given."""
+        """Like Client.put, with the scope's ttl unless another is given."""
         options.setdefault("ttl", self._ttl)
         return self._own(self._client.put(array, name, **options))
 
     def save(self, expression: Expr, name: Optional[str] = None, replace: bool = False) -> Array:
-        """As Expr.save, with the scope's ttl."""
+        """Like Expr.save, with the scope's ttl."""
         return self._own(expression.save(name, replace, self._ttl))
 
     def _own(self, array: Array) -> Array:
@@ -240,16 +245,16 @@ class Scope:
                 try:
                     array.delete()
                 except LookupError:
-                    pass  # Expired, deleted or replaced meanwhile.
+                    pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # An exception of the block is not hidden by that of a server that is gone.
+            # An exception of the block is not hidden by the error of a server that is gone.
             if kind is None:
                 raise
 
 
 class Client:
-    """A connection, for any number of threads. Made by connect(); a context manager."""
+    """A connection, for any number of threads. It is made by connect() and is a context manager."""
 
     def __init__(self, options: Options) -> None:
         self._core = Core(options)
@@ -279,12 +284,12 @@ class Client:
         placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
-        """Uploads an array of any size; a broken connection resumes where it stood.
+        """Uploads an array of any size; after a broken connection it resumes where it stopped.
 
         name: 1 to 128 characters of [a-zA-Z0-9._/-]; without one the buffer is deleted after the
         last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
-        placement: instead of device "all", or the devices among which the array is divided.
-        progress: True for a bar, or a function of the bytes done and in all.
+        placement: instead of device, "all" or the devices among which the array is divided.
+        progress: True for a bar, or a function of the bytes done and the total.
         BufferExists: the name is taken, and replace is false.
         """
         leaf = self._run(
@@ -304,10 +309,11 @@ class Client:
         device: str = "",
         timeout: float = 3600.0,
     ) -> Array:
-        """A buffer that the server fetches from another one, at host:port, by itself: nothing comes
-        here. version: that the source must have; 0: any. timeout: seconds for all of it. Names and
-        ttl as of put(). SourceNotAllowed: this server does not import from there. SourceRefused,
-        SourceUnreachable, SourceStalled; errors of put()."""
+        """Makes a buffer that the server fetches from another server, at host:port; no data passes
+        through this process. version: the version that the source must have; 0: any. timeout:
+        seconds for the whole import. Names and ttl are those of put(). SourceNotAllowed: this
+        server does not import from there. SourceRefused, SourceUnreachable, SourceStalled; errors
+        of put()."""
         leaf = self._run(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -316,21 +322,21 @@ class Client:
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def __getitem__(self, name: str) -> Array:
-        """The READY buffer of a name, of the version it has now. BufferNotFound."""
+        """Returns the READY buffer of a name, in its current version. BufferNotFound."""
         leaf = self._run(self._core.find(name))
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     __iter__ = None  # Python would ask for the buffers 0, 1, 2...
 
     def __contains__(self, name: str) -> bool:
-        """Whether a READY buffer has the name."""
+        """Returns whether a READY buffer has the name."""
         try:
             return self[name] is not None
         except (BufferNotFound, BufferNotReady):
             return False
 
     def list(self, prefix: str = "") -> List[Array]:
-        """All READY buffers whose names begin so, in order of name."""
+        """Returns all READY buffers whose names have this prefix, in order of name."""
         leaves = self._run(self._core.list(prefix))
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
@@ -339,44 +345,45 @@ class Client:
         self._run(self._core.delete(name))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
-        """A context whose names are deleted at its end, and after the ttl in any case."""
+        """Returns a context whose names are deleted at its end, and after the ttl in any case."""
         return Scope(self, ttl)
 
     # --- expressions
 
     def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
-        """The elements of several expressions, from one call; what they share is computed once."""
+        """Returns the elements of several expressions from one call; what they share is computed
+        once."""
         found, stats = self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
 
     def keep(self, *expressions: Expr) -> List[Array]:
-        """Leaves the elements of several expressions on the server, from one call: as unnamed
-        arrays, each deleted after the last reference to it is gone. Errors as of Expr.save."""
+        """Leaves the elements of several expressions on the server, in one call: as unnamed arrays,
+        each deleted after the last reference to it is gone. The errors are those of Expr.save."""
         leaves, stats = self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     def call(self, method: str, **fields: Any) -> Any:
-        """Any unary method of the protocol by its name, as client.call("GetServerInfo"), with the
-        fields of its request; it is not repeated. Returns the message of the answer."""
+        """Calls any unary method of the protocol by its name, as in client.call("GetServerInfo"),
+        with the fields of its request; the call is not retried. Returns the response message."""
         return self._run(self._core.unary(method, False, **fields))
 
     def info(self) -> Any:
-        """The server's devices, limits and budgets (GetServerInfoResponse). ConnectionLost,
+        """Returns the server's devices, limits and budgets (GetServerInfoResponse). ConnectionLost,
         DeadlineExceeded."""
         return self._run(self._core.unary("GetServerInfo"))
 
     # --- the connection
 
     def close(self) -> None:
-        """Deletes the unnamed buffers and what put() has begun, and hangs up. The end of the
-        process does the same. A server that does not answer is waited for a second or two."""
+        """Deletes the unnamed buffers and unfinished uploads of put(), and disconnects. The end of
+        the process does the same. If the server does not answer, this waits for a second or two."""
         _open.discard(self)
         if not self._core.own:
-            return  # A fork has not what there is to close.
+            return  # A fork has nothing to close.
         self._dropped.detach()
         _end(self._core, self._io)
 
@@ -406,23 +413,24 @@ class Client:
             raise
         except Error:
             if self._core.closed:
-                raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.
+                raise closed() from None  # Whatever failed: its buffers are being deleted.
             raise
 
 
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
-    """A client of the server at host:port or unix:path. Waits until it answers.
+    """Returns a client of the server at host:port or unix:path. Waits until the server answers.
 
-    timeout: seconds of a call, repetitions included (60). connect_timeout (10): until the server
-    answers. stall_timeout (60): how long a transfer may stand still. retry_refused (True): whether
-    calls that the server has no room for are repeated. shared_memory (True): whether large arrays
-    go through memory that a server on this host shares. unnamed_ttl ("24h"): lifetime of unnamed
-    buffers whose client has died, or what the server allows (--max-ttl) if that is less.
-    tls (False): TLS with the system's authorities; tls_ca: a file of those to trust; tls_cert,
-    tls_key: files of what the client shows; tls_server_name: that the certificate is for.
-    route: the name of a buffer whose folder's server a proxy is to find, sent as "tessera-route".
-    token, token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the
-    environment. ValueError for a token without TLS to another host.
+    timeout: seconds for a call, retries included (60). connect_timeout (10): seconds until the
+    server answers. stall_timeout (60): how long a transfer may stand still. retry_refused (True):
+    whether calls are retried that the server has no room for. shared_memory (True): whether large
+    arrays go through memory that a server on this host shares. unnamed_ttl ("24h"): lifetime of
+    unnamed buffers whose client has died, or the server's limit (--max-ttl) if that is less.
+    tls (False): TLS with the system's authorities; tls_ca: a file of authorities to trust;
+    tls_cert, tls_key: files of the client's certificate and key; tls_server_name: the name that the
+    server's certificate must have. route: a buffer's name, sent as "tessera-route"; a proxy leads
+    the calls to the server of that name's folder. token, token_file: sent as "authorization:
+    Bearer"; without either, TESSERA_TOKEN of the environment. ValueError for a token without TLS to
+    another host.
     Unreachable: no server answers.
     """
     return Client(Options(target, **options))

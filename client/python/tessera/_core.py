@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client have in common, without any I/O.
+"""The part that the blocking and the asyncio client share, without any I/O.
 
 Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload, a Download or
 Several of transfers/_messages.py), is sent the outcome, or has an Error thrown into it, and returns
@@ -79,9 +79,9 @@ class Call:
 
 @dataclasses.dataclass
 class Create:
-    """A call or an upload that ends in the background when its caller has left. ended:
-    what is told the answer in any case, or None where it failed, and gives calls to send whose
-    outcomes do not matter."""
+    """A call or an upload that finishes in the background when its caller has left. ended: a
+    function that is given the response in any case, or None after a failure; it returns calls to
+    send whose outcomes do not matter."""
 
     command: Union[Call, Upload]
     ended: Callable[[Any], Iterable[Call]]
@@ -89,8 +89,9 @@ class Create:
 
 @dataclasses.dataclass
 class Pause:
-    """Waits; with reconnect, also until there is a connection, for so many seconds at most. The
-    outcome: whether there is one. A channel of gRPC connects only while somebody waits for it."""
+    """Waits; with reconnect, also until there is a connection, for this number of seconds at most.
+    The outcome says whether there is one. A channel of gRPC connects only while a caller waits for
+    it."""
 
     seconds: float
     reconnect: Optional[float] = None
@@ -98,8 +99,8 @@ class Pause:
 
 @dataclasses.dataclass
 class Share:
-    """Makes a region through the server's socket; the outcome: it, or None if that fails or takes
-    longer than so many seconds."""
+    """Makes a region through the server's socket. The outcome is the region, or None if that fails
+    or takes longer than this number of seconds."""
 
     path: str
     seconds: float
@@ -116,10 +117,10 @@ class Prepared(NamedTuple):
 Command = Union[Call, Create, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
 _Make = Callable[[Any], Command]
-# So many ranges a server lists at most.
+# The number of ranges that a server lists at most.
 _MISSING = 100
-# Seconds: how long close() waits for a server, and for how long after a put() that was interrupted
-# or cancelled its name may be taken by what is left of it.
+# Seconds: how long close() waits for a server, and how long after an interrupted or cancelled put()
+# its name may still be taken by its unfinished draft.
 LAST_WORDS_S = 1.0
 _LEFT_OVER_S = 5.0
 _GONE = "its name was deleted or has expired, or the server has restarted since"
@@ -132,7 +133,7 @@ def _named(name: Any) -> None:
 
 def _fits(into: Any, leaf: Leaf, view: View) -> None:
     if not isinstance(into, np.ndarray):
-        raise TypeError(f"out is a NumPy array, not {type(into).__name__}")
+        raise TypeError(f"out must be a NumPy array, not {type(into).__name__}")
     if (into.shape, into.dtype) != (view.shape, leaf.dtype):
         raise BadShape(
             f"out is {into.dtype} of shape {into.shape}, the array {leaf.dtype} of {view.shape}"
@@ -142,17 +143,17 @@ def _fits(into: Any, leaf: Leaf, view: View) -> None:
 
 
 def _stalled(failure: Error) -> None:
-    """Stalled, where shared memory has had all the patience that there is: no stream after it."""
+    """Raises Stalled if shared memory has used up all the patience: no stream follows."""
     if failure.code == "DEADLINE_EXCEEDED":
         raise Stalled("no progress through shared memory", "DEADLINE_EXCEEDED") from failure
 
 
 def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
-    """What a server still lacks of a range, by its list, from the first such byte on."""
+    """Returns what a server still lacks of a range, by its list, from the first missing byte on."""
     for begin, end in missing:
         if end > part[0]:
             return (max(begin, part[0]), part[1]) if begin < part[1] else None
-    # The list has an end, too.
+    # A full list says nothing about bytes after its end.
     return part if len(missing) >= _MISSING else None
 
 
@@ -167,8 +168,8 @@ class _Draft:
 
 def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
     """Repeats steps once where the server refuses a lifetime, or a size of results, that its limits
-    allowed when they were asked for: another server has the address since, and its limits are asked
-    for first."""
+    allowed when they were read: another server may have taken the address, so its limits are read
+    first."""
 
     @functools.wraps(make)
     def steps(self: "Core", *args: Any, **options: Any) -> Steps:
@@ -185,8 +186,8 @@ def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
 
 
 class Core:
-    """Thread safe: all state is a counter, queues and sets of names and what the server never
-    changes."""
+    """Thread safe: the whole state is a counter, queues and sets of names and values that the
+    server never changes."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -195,11 +196,11 @@ class Core:
         self._count = itertools.count()
         self.has_unnamed = False
         self._creating: Set[_Draft] = set()
-        # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed
-        # it, that it stays, or close() that it goes.
+        # Drafts that were made and neither sealed nor deleted. The thread that removes one decides
+        # its fate: put(), which has sealed it, keeps it, and close() deletes it.
         self._drafts: Set[Tuple[str, int]] = set()
-        self._abandoned_at: Dict[str, float] = {}  # Names of drafts, and when, by time.monotonic().
-        self.closed = False  # Or being closed: its unnamed buffers and its drafts go.
+        self._abandoned_at: Dict[str, float] = {}  # Names and times of abandonment (monotonic).
+        self.closed = False  # Or being closed, which deletes its unnamed buffers and drafts.
         # A fork has the same references, and must not delete what this process still has.
         self._process = os.getpid()
         self._limits: Any = None
@@ -216,7 +217,8 @@ class Core:
         timeout: Optional[float] = None,
         make: Callable[[Call], Command] = lambda call: call,
     ) -> Steps:
-        """The answer of a call. failures: that of a first attempt that was made elsewhere."""
+        """Returns the response of a call. failures: those of a first attempt that was made
+        elsewhere."""
         whole = timeout = self.options.timeout if timeout is None else timeout
         begin = time.monotonic()
         retry = None  # Most calls need none.
@@ -235,30 +237,30 @@ class Core:
 
     def unary(self, method: str, idempotent: bool = True, **fields: Any) -> Steps:
         if method not in p.METHODS or method in ("Upload", "Download"):
-            raise ValueError(f"{method!r} is no unary method of the protocol")
+            raise ValueError(f"{method!r} is not a unary method of the protocol")
         request = p.METHODS[method].request(**fields).SerializeToString()
         answer = yield from self.call(method, request, idempotent)
         return read(p.METHODS[method].response, answer) if method in p.UNREAD else answer
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
-        """Whether to try again; waits for the right moment. The caller raises a final failure: what
-        a frame refers to lives as long as its exception, arrays included."""
+        """Returns whether to try again, after waiting for the right time. The caller raises a final
+        failure: what a frame refers to lives as long as its exception, arrays included."""
         pause = retry.pause(failure)
         if pause is None:
             return False
         lost = isinstance(failure, (ConnectionLost, Draining))
         if lost:
-            self._limits = None  # The next server may have others.
+            self._limits = None  # The next server may have other limits.
         reconnect = min(self.options.connect_timeout, retry.left()) if lost else None
         return (yield Pause(pause, reconnect))
 
     def take_dead(self) -> List[Call]:
-        """Calls that delete buffers without references; their outcomes do not matter."""
+        """Returns calls that delete buffers without references; their outcomes do not matter."""
         taken = list(self._take_dead())
         return [self._deletion(*one) for one in taken] if self.own else []
 
     def flush(self) -> Steps:
-        """Deletes the buffers that nothing refers to any more, and waits until they are gone."""
+        """Deletes the buffers without references, and waits until they are gone."""
         for name, version in list(self._take_dead()):
             yield from self._gone(name, version)
 
@@ -267,7 +269,7 @@ class Core:
             while True:
                 yield self.dead.popleft()
         except IndexError:
-            pass  # Other threads take from it as well.
+            pass  # Other threads remove entries as well.
 
     def _take_drafts(self) -> Iterator[Tuple[str, int]]:
         try:
@@ -283,13 +285,14 @@ class Core:
 
     @property
     def own(self) -> bool:
-        """Whether this process is the one that has connected, not a fork of it."""
+        """Returns whether this process is the one that connected, not a fork of it."""
         return os.getpid() == self._process
 
     def close(self) -> Steps:
-        """Deletes the unnamed buffers and the drafts, which nothing can reach from now on. Failures
-        do not matter: buffers end by themselves. Returns whether the server may answer more: one
-        that does not is waited for once, and before it for drafts that are being made."""
+        """Deletes the unnamed buffers and the drafts, which are unreachable from now on. Failures
+        do not matter, because buffers expire. Returns whether the server may answer further calls:
+        a server that does not answer is waited for only once, after a wait for drafts that are
+        being made."""
         self.closed = True
         if not self.own:
             return False
@@ -297,7 +300,7 @@ class Core:
         while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
-            # Unnamed buffers are found by the listing below.
+            # The listing below finds the unnamed buffers.
             left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
             for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)
@@ -324,8 +327,8 @@ class Core:
         return self._prefix + str(next(self._count))
 
     def _lifetime(self, ttl: Ttl = None) -> Steps:
-        """Of an unnamed buffer, as a Duration: without a ttl of its own unnamed_ttl, or what the
-        server allows if that is less."""
+        """Returns the lifetime of an unnamed buffer as a Duration: unnamed_ttl unless a ttl is
+        given, or the server's limit if that is less."""
         wanted = duration(self.options.unnamed_ttl if ttl is None else ttl)
         if ttl is None and wanted is not None:
             limits = yield from self._server_limits()
@@ -335,14 +338,15 @@ class Core:
         return wanted
 
     def _destination(self, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
-        """Name, replace and ttl of a new buffer, and who deletes it: without a name the client."""
+        """Returns name, replace, ttl and owner of a new buffer: the client deletes a buffer without
+        a name."""
         if name is None:
             return self._unnamed(), True, (yield from self._lifetime(ttl)), self.dead
         _named(name)
         return name, replace, duration(ttl), None
 
     def _abandoned(self, names: Iterable[str]) -> None:
-        """Of calls that were interrupted or cancelled: what they may make yet is deleted."""
+        """Deletes whatever interrupted or cancelled calls may still make."""
         self.dead.extend((name, 0) for name in names if name.startswith(self._prefix))
 
     # --- buffers
@@ -423,7 +427,7 @@ class Core:
             except KeyError:
                 raise closed() from None
         except Exception as failure:
-            # A caller who tries again at once finds the name free. The draft ends by itself if not.
+            # A caller that retries immediately finds the name free. Otherwise the draft expires.
             if draft.version and isinstance(failure, Stalled):
                 self._abandon(draft)  # The server would not answer now.
             elif draft.version:
@@ -432,7 +436,7 @@ class Core:
                 except Error:
                     pass
             raise
-        except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
+        except BaseException:  # Interrupted or cancelled: no further calls are possible here.
             self._abandon(draft)
             raise
         return Leaf(made.buffer, dead)
@@ -442,7 +446,7 @@ class Core:
     ) -> Steps:
         """Makes an array by a single message."""
         data.convert()
-        own = bytes(data[:])  # A stream that goes on in the background reads the copy.
+        own = bytes(data[:])  # A stream that continues in the background reads the copy.
         retry = Retry(self.options, replace, self.options.timeout)
         while True:
             tally = Tally(report)
@@ -455,7 +459,7 @@ class Core:
                 tally.tell = None
 
     def _create(self, draft: _Draft, attempt: Callable[..., Steps]) -> Steps:
-        """Makes a draft, which is deleted also if it is abandoned before the server answers."""
+        """Makes a draft, which is deleted even if it is abandoned before the server answers."""
 
         def ended(answer: Any) -> Iterator[Call]:
             try:
@@ -481,7 +485,7 @@ class Core:
             yield Pause(0.02)
 
     def _abandon(self, draft: _Draft) -> None:
-        """The draft is deleted with the other dead, or when it has been made."""
+        """Deletes the draft with the other dead buffers, or as soon as it has been made."""
         now = time.monotonic()
         for name, since in list(self._abandoned_at.items()):
             if now - since >= _LEFT_OVER_S:
@@ -492,7 +496,7 @@ class Core:
             self.dead.append((draft.name, draft.version))
 
     def _fill(self, name: str, version: int, data: Any, report: Any) -> Steps:
-        """Uploads a draft; a stream that breaks resumes where the server's bytes end."""
+        """Uploads a draft; after a failure, a stream resumes where the bytes on the server end."""
         retry = Retry(self.options, True, self.options.stall_timeout)
         since = time.monotonic()
         region = yield from self._region(len(data))
@@ -513,7 +517,7 @@ class Core:
                 left = left[len(parts) :]
                 continue
             except Error as error:
-                # gRPC takes the first bytes of a stream that the server refuses, too.
+                # gRPC also takes the first bytes of a stream that the server refuses.
                 if tally.done > told and error.code != "RESOURCE_EXHAUSTED":
                     retry.moved()
                 if not (yield from self._go_on(retry, error, several)):
@@ -529,9 +533,10 @@ class Core:
                 retry.progress()
 
     def _go_on(self, retry: Retry, failure: Error, several: bool) -> Steps:
-        """Whether a transfer goes on after a failure, by one stream at a time. What fails several
-        connections alone (there is room for fewer streams; they lead to different servers) is no
-        failure yet: if it is one, the single stream tells."""
+        """Returns whether a transfer continues after a failure, with one stream at a time. Reasons
+        that make only several connections fail (there is room for fewer streams; they lead to
+        different servers) do not count as a failure yet: if there is one, the single stream reports
+        it."""
         if several and not isinstance(failure, (ConnectionLost, Draining, Stalled)):
             return True
         return (yield from self._again(retry, failure))
@@ -539,7 +544,8 @@ class Core:
     # --- shared memory
 
     def _region(self, size: int) -> Steps:
-        """What a transfer of so many bytes can go through; None: streams are the way. Stalled."""
+        """Returns what a transfer of this number of bytes can go through; None: use streams.
+        Stalled."""
         options = self.options
         if size < LEAST or not options.shared_memory or not is_loopback(options.target):
             return None
@@ -558,12 +564,12 @@ class Core:
         return region
 
     def _through(self, transfer: Transfer) -> Steps:
-        """Moves what can be moved: a stream does the rest, and says what is wrong. Stalled."""
+        """Moves as much as it can; a stream moves the rest, and reports what is wrong. Stalled."""
         try:
             if transfer.slots:
                 yield transfer
         except Error as error:
-            # A call waits from its beginning on, also while the server works for the one before it.
+            # A call waits from its start, even while the server works for the call before it.
             moved = transfer.moved
             if moved is None or time.monotonic() - moved >= self.options.stall_timeout:
                 _stalled(error)
@@ -582,7 +588,7 @@ class Core:
         device: str = "",
         placement: Placement = (),
     ) -> Steps:
-        """A buffer of its own of a view, possibly of another type or on other devices."""
+        """Makes a separate buffer of a view, possibly of another type or on other devices."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["CopyBuffer"].request(
             source=leaf.name,
@@ -608,7 +614,7 @@ class Core:
     def link(
         self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None
     ) -> Steps:
-        """Another name for the memory of a buffer."""
+        """Makes another name for the memory of a buffer."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         answer = yield from self.unary(
             "CopyBuffer",
@@ -634,7 +640,7 @@ class Core:
         device: str,
         timeout: float,
     ) -> Steps:
-        """A buffer that the server fetches from another server."""
+        """Makes a buffer that the server fetches from another server."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["ImportBuffer"].request(
             source=server,
@@ -657,8 +663,8 @@ class Core:
     def fetch(
         self, leaf: Leaf, view: View, progress: Progress = None, into: Optional[Any] = None
     ) -> Steps:
-        """The elements of a view, in `into` if given. One that leaves most of its range out is
-        gathered there first."""
+        """Returns the elements of a view, in `into` if given. A view that leaves out most of its
+        range is gathered on the server first."""
         if into is not None:
             _fits(into, leaf, view)
         if view.size == 0:
@@ -715,9 +721,9 @@ class Core:
     # --- expressions
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf], steps: int = 1) -> Error:
-        """The error of so many steps, with what their user can do about it."""
+        """Returns the error of a program of this number of steps, with advice for the user."""
         if steps > 1 and isinstance(error, (ScratchExhausted, TooManySteps)):
-            error.text += ("; .save() of what comes in between, x = x.save(), makes several"
+            error.text += ("; save intermediate results, x = x.save(), to make several"
                            " programs of it")
         elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
             error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
@@ -726,8 +732,8 @@ class Core:
         return error
 
     def _server_limits(self) -> Steps:
-        """Those of GetServerInfo, kept until a call is lost or the server refuses what they
-        allow."""
+        """Returns the limits of GetServerInfo, kept until a call is lost or the server refuses what
+        they allow."""
         if self._limits is None:
             info = yield from self.unary("GetServerInfo")
             self._limits = info.limits
@@ -736,7 +742,7 @@ class Core:
     def run(
         self, plan: _plan.Plan, results: Dict[_plan.Output, Any], idempotent: bool = True
     ) -> Steps:
-        """The answers of all steps."""
+        """Returns the responses of all steps."""
         method, request = plan.call(results)
         try:
             response = yield from self.call(method, request, idempotent)
@@ -748,8 +754,8 @@ class Core:
             raise
 
     def prepare(self, term: Term) -> Optional[Prepared]:
-        """The request of an expression with a small result, made once: what it costs adds to the
-        time of every call. None: evaluate_one() is the only way."""
+        """Returns the request of an expression with a small result, made once: the time to make it
+        adds to every call. None: only evaluate_one() can compute it."""
         source = term[0]
         if not isinstance(source, Node) or source.answer_bytes > CHUNK:
             return None
@@ -759,7 +765,7 @@ class Core:
     def answered(
         self, term: Term, prepared: Prepared, response: Any
     ) -> Tuple[npt.NDArray[Any], _plan.Cost]:
-        """(array, stats) of the answer to a prepared request."""
+        """Returns (array, stats) of the response to a prepared request."""
         plan = prepared.plan
         answers = plan.answers(prepared.method, response)
         source, view = term
@@ -772,7 +778,8 @@ class Core:
     def evaluate_one(
         self, term: Term, prepared: Optional[Prepared], failures: List[Error]
     ) -> Steps:
-        """(array, stats) of an expression, after a first attempt that failed if there is one."""
+        """Returns (array, stats) of an expression. failures: those of a first attempt, if there was
+        one."""
         if prepared is None:
             (array,), stats = yield from self.evaluate([term])
             return array, stats
@@ -784,8 +791,8 @@ class Core:
 
     @_within_limits
     def evaluate(self, terms: Sequence[Term]) -> Steps:
-        """(arrays, stats) of expressions, all in one call; what is too large for an answer is left
-        in a buffer and fetched from there."""
+        """Returns (arrays, stats) of expressions, all from one call. A result that is too large for
+        a response is left in a buffer and fetched from there."""
         nodes = [source for source, _ in terms if isinstance(source, Node)]
         arrays: Dict[int, npt.NDArray[Any]] = {}
         stats: _plan.Cost = None
@@ -832,7 +839,7 @@ class Core:
         ttl: Ttl,
         placement: Placement = (),
     ) -> Steps:
-        """(a buffer with the value of an expression, stats)."""
+        """Returns (a buffer with the value of an expression, stats)."""
         source, view = term
         if isinstance(source, Leaf):
             leaf = yield from self.copy(
@@ -851,7 +858,8 @@ class Core:
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> Steps:
-        """(buffers with the values of expressions, stats), in one call. name: of the only one."""
+        """Returns (buffers with the values of expressions, stats), in one call. name: for a single
+        expression."""
         if not terms:
             return [], None
         nodes = [_plan.stored_node(term) for term in terms]

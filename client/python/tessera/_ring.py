@@ -1,4 +1,4 @@
-"""Several servers that share names: which of them is the home of a name."""
+"""Several servers that share names: finds the home of a name."""
 
 import pathlib
 import re
@@ -24,15 +24,15 @@ def _mix(x: int) -> int:
 
 
 class Ring:
-    """The clients of several servers, each the home of a part of the names (rendezvous hashing; the
-    servers have the same list as --ring).
+    """The clients of several servers, each the home of a part of the names (rendezvous hashing).
+    The servers have the same list as --ring.
 
         ring = ts.Ring("ring.txt")                  # or {"a": "gpu-0:50051", "b": "gpu-1:50051"}
         t = ring.home("run7/weights")               # a ts.Client
         t["run7/weights"] @ t["run7/batch"]         # names of one folder have one home
 
     servers: a file with a line for each server, its name and its host:port, or a dict of these.
-    options: of connect(), for each server. A server is connected to when it is first needed.
+    options: those of connect(), for each server. A server is connected to when it is first needed.
     ValueError: no list of servers.
     """
 
@@ -47,12 +47,12 @@ class Ring:
         self._clients: Dict[str, Any] = {}
 
     def server(self, name: str) -> str:
-        """The name of the server that is the home of a buffer's name."""
+        """Returns the name of the server that is the home of a buffer's name."""
         route = _mix(_fnv1a(route_of(name)))
         return max(self._hashes, key=lambda server: _mix(self._hashes[server] ^ route))
 
     def home(self, name: str) -> Any:
-        """The client of a name's home. Unreachable."""
+        """Returns the client of a name's home. Unreachable."""
         server = self.server(name)
         client = self._clients.get(server)
         if client is None:
@@ -81,8 +81,8 @@ def _read(path: str) -> Dict[str, str]:
         if not words:
             continue
         if len(words) != 2 or not re.fullmatch(r"[a-zA-Z0-9._-]{1,64}", words[0]):
-            raise ValueError(f"{path}, line {number}: it has a server's name and its address")
+            raise ValueError(f"{path}, line {number}: it must have a server's name and its address")
         if words[0] in servers:
-            raise ValueError(f"{path}, line {number}: the name is there already")
+            raise ValueError(f"{path}, line {number}: the name is already in use")
         servers[words[0]] = words[1]
     return servers

@@ -1,4 +1,4 @@
-"""Work in the background: deletes buffers that nothing refers to any more.
+"""Deletes buffers without references, in the background.
 
 One thread of the process does it, and sleeps while there is nothing to do. Callers of `later` may
 be in the middle of a garbage collection, where no lock may be taken: `later` takes none.
@@ -14,14 +14,14 @@ from typing import Any, Callable, Optional
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: Optional[threading.Thread] = None
-# How long, in seconds, the end of the process waits for the job that is running.
+# How long, in seconds, the end of the process waits for the running job.
 _PATIENCE_S = 2.0
 
 later = _jobs.put
 
 
 def begin() -> None:
-    """Starts the thread, unless it runs already or the system allows no further one."""
+    """Starts the thread, unless it is running already or the system allows no further thread."""
     global _thread
     with _lock:
         if _thread is None:
@@ -36,8 +36,8 @@ def begin() -> None:
 
 
 def waker(core: Any, io: Any) -> Callable[[], None]:
-    """Returns a function that has the dead buffers of a blocking client deleted. It does not keep
-    the client alive."""
+    """Returns a function that has the dead buffers of a blocking client deleted. The function does
+    not keep the client alive."""
     of_core, of_io = weakref.ref(core), weakref.ref(io)
 
     def wake() -> None:
@@ -60,7 +60,7 @@ def _work() -> None:
         try:
             job()
         except Exception:
-            pass  # The buffers expire by themselves.
+            pass  # The buffers expire.
         del job  # It may have the last reference to a client.
 
 

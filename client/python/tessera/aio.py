@@ -1,4 +1,4 @@
-"""The asyncio twin: the same names, and `await` before what talks to the server.
+"""The asyncio version: the same names, with `await` before calls that talk to the server.
 
     async with await ts.aio.connect("gpu:50051") as t:
         x = await t.put(array)
@@ -48,16 +48,16 @@ def _close_all() -> None:
 
 
 # Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of
-# the loop, which arrays do not have. So the coroutines of arrays are functions without one.
+# the loop, and an array has none. So the coroutines of arrays are functions without `self`.
 
 
 class Expr(Lazy):
-    """As ts.Expr; numpy(), save() and item() are awaited."""
+    """Like ts.Expr; numpy(), save() and item() are awaited."""
 
     __slots__ = ()
 
     def numpy(self) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        """As ts.Expr.numpy: computes it in one call."""
+        """Like ts.Expr.numpy: computes it in one call."""
         return _numpy(self)
 
     def save(
@@ -67,15 +67,15 @@ class Expr(Lazy):
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
-        """As ts.Expr.save: leaves the elements on the server."""
+        """Like ts.Expr.save: leaves the elements on the server."""
         return _save(self, name, replace, ttl, placement)
 
     def item(self, *place: Any) -> Coroutine[Any, Any, Any]:
-        """As ts.Expr.item: the only element, or the one at a position."""
+        """Like ts.Expr.item: returns the only element, or the one at a position."""
         return _item(picked(self, place))
 
     def __bool__(self) -> bool:
-        raise TypeError("the truth of an array needs an answer: bool(await x.item())")
+        raise TypeError("the truth of an array has to be awaited: bool(await x.item())")
 
     def __float__(self) -> float:
         raise TypeError("use float(await x.item())")
@@ -89,7 +89,7 @@ class Expr(Lazy):
 
 
 class Array(Expr):
-    """As ts.Array."""
+    """Like ts.Array."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer lives; of a sharded one, where its first shard does."""
+        """Where the buffer lives; for a sharded buffer, where its first shard lives."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
@@ -116,7 +116,7 @@ class Array(Expr):
     def numpy(
         self, progress: Progress = None, out: Any = None
     ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        """As ts.Array.numpy: the elements as an array of this process."""
+        """Like ts.Array.numpy: returns the elements as an array of this process."""
         return _fetch(self, progress, out)
 
     def copy(
@@ -128,7 +128,7 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
-        """As ts.Array.copy: a buffer of its own."""
+        """Like ts.Array.copy: makes a separate buffer."""
         session: Client = self._session
         copy = session._core.copy(
             self._source, self._view, name, dtype, replace, ttl, device, placement
@@ -138,12 +138,12 @@ class Array(Expr):
     def link(
         self, name: str, replace: bool = False, ttl: Ttl = None
     ) -> "Coroutine[Any, Any, Array]":
-        """As ts.Array.link: another name for the memory of the buffer."""
+        """Like ts.Array.link: makes another name for the memory of the buffer."""
         session: Client = self._session
         return session._made(session._core.link(self._source, name, replace, ttl))
 
     def delete(self) -> Coroutine[Any, Any, None]:
-        """As ts.Array.delete: unlinks the buffer, of this version alone."""
+        """Like ts.Array.delete: unlinks the buffer, and only this version of it."""
         session: Client = self._session
         return session._run(session._core.delete(self.name, self.version))
 
@@ -157,7 +157,7 @@ async def _numpy(expression: Expr) -> npt.NDArray[Any]:
         prepared = expression._prepared = core.prepare(term)
     failures: List[Error] = []
     if prepared is not None and not core.dead:
-        # The usual way, without the steps that failures need.
+        # The usual path, without the steps that failures need.
         try:
             timeout = core.options.timeout
             response = await session._io.call(prepared.method, prepared.request, timeout)
@@ -190,7 +190,7 @@ async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]
 
 
 class Client:
-    """As ts.Client, for the event loop in which it was made."""
+    """Like ts.Client, for the event loop in which it was made."""
 
     def __init__(self, options: Options) -> None:
         self._core = Core(options)
@@ -213,7 +213,7 @@ class Client:
             io, core = client._io, client._core
             try:
                 loop.call_soon_threadsafe(lambda: io.forget(core.take_dead()))
-            except RuntimeError:  # The loop is closed, and arrays outlive it.
+            except RuntimeError:  # The loop is closed, but arrays outlive it.
                 _sweep.later(functools.partial(_without_loop, core, core.flush))
 
         self._core.dead.wake = wake
@@ -232,12 +232,12 @@ class Client:
         placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
-        """As ts.Client.put."""
+        """Like ts.Client.put."""
         put = self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
         return await self._made(put)
 
     async def get(self, name: str) -> Array:
-        """The READY buffer of a name, of the version it has now. BufferNotFound."""
+        """Returns the READY buffer of a name, in its current version. BufferNotFound."""
         return await self._made(self._core.find(name))
 
     async def import_from(
@@ -252,7 +252,7 @@ class Client:
         device: str = "",
         timeout: float = 3600.0,
     ) -> Array:
-        """As ts.Client.import_from."""
+        """Like ts.Client.import_from."""
         return await self._made(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -260,42 +260,42 @@ class Client:
         )
 
     async def list(self, prefix: str = "") -> List[Array]:
-        """As ts.Client.list."""
+        """Like ts.Client.list."""
         leaves = await self._run(self._core.list(prefix))
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     async def delete(self, name: str) -> None:
-        """As ts.Client.delete."""
+        """Like ts.Client.delete."""
         await self._run(self._core.delete(name))
 
     async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
-        """As ts.Client.compute."""
+        """Like ts.Client.compute."""
         found, stats = await self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
 
     async def keep(self, *expressions: Expr) -> List[Array]:
-        """As ts.Client.keep."""
+        """Like ts.Client.keep."""
         leaves, stats = await self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     async def call(self, method: str, **fields: Any) -> Any:
-        """As ts.Client.call."""
+        """Like ts.Client.call."""
         return await self._run(self._core.unary(method, False, **fields))
 
     async def info(self) -> Any:
-        """As ts.Client.info."""
+        """Like ts.Client.info."""
         return await self._run(self._core.unary("GetServerInfo"))
 
     def scope(self, ttl: Ttl = "10m") -> "Scope":
-        """A context (async with) whose names are deleted at its end."""
+        """Returns a context (async with) whose names are deleted at its end."""
         return Scope(self, ttl)
 
     async def close(self) -> None:
-        """As ts.Client.close."""
+        """Like ts.Client.close."""
         _open.discard(self)
         answers = await self._io.run(self._core.close())
         self._core.pool.close()
@@ -330,12 +330,12 @@ class Client:
             raise
         except Error:
             if self._core.closed:
-                raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.
+                raise closed() from None  # Whatever failed: its buffers are being deleted.
             raise
 
 
 class Scope:
-    """As ts.Scope, for async with."""
+    """Like ts.Scope, for async with."""
 
     def __init__(self, client: Client, ttl: Ttl) -> None:
         self._client = client
@@ -343,14 +343,14 @@ class Scope:
         self._arrays: List[Array] = []
 
     async def put(self, array: Any, name: Optional[str] = None, **options: Any) -> Array:
-        """As ts.Scope.put."""
+        """Like ts.Scope.put."""
         options.setdefault("ttl", self._ttl)
         return self._own(await self._client.put(array, name, **options))
 
     async def save(
         self, expression: Expr, name: Optional[str] = None, replace: bool = False
     ) -> Array:
-        """As ts.Scope.save."""
+        """Like ts.Scope.save."""
         return self._own(await expression.save(name, replace, self._ttl))
 
     def _own(self, array: Array) -> Array:
@@ -367,16 +367,16 @@ class Scope:
                 try:
                     await array.delete()
                 except LookupError:
-                    pass  # Expired, deleted or replaced meanwhile.
+                    pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # An exception of the block is not hidden by that of a server that is gone.
+            # An exception of the block is not hidden by the error of a server that is gone.
             if kind is None:
                 raise
 
 
 async def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
-    """As ts.connect."""
+    """Like ts.connect."""
     client = Client(Options(target, **options))
     await client._connect()
     return client

@@ -1,5 +1,5 @@
-// Add: one loop, shared out by OpenMP. Three streams of memory and one addition each; nothing to
-// gain beyond bandwidth.
+// Add: one loop, shared out by OpenMP. It has three streams of memory and one addition per element,
+// so memory bandwidth is the only limit.
 //
 // Cost at n = 2^20 (f32): 12 MiB moved, 2^20 flops.
 #include "kernels/base/element.h"

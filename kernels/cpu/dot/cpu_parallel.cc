@@ -1,9 +1,9 @@
-// Dot over all cores: chunks of 2^16 elements shared out by OpenMP, eight independent accumulators
-// inside a chunk.
+// Dot over all cores: chunks of 2^16 elements, shared out by OpenMP, with eight independent
+// accumulators inside a chunk.
 //
-// Against cpu_serial: the eight chains hide the adder's latency and fill the vector registers, so
-// that a core runs at its share of the memory bandwidth, and the cores together at all of it.
-// Accumulators stay double, which costs a conversion that hides behind memory.
+// Compared with cpu_serial, the eight chains hide the adder's latency and fill the vector
+// registers, so that each core uses its share of the memory bandwidth, and the cores together use
+// all of it. Accumulators stay double; the conversion that this costs hides behind memory.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
 #include "kernels/base/element.h"

@@ -1,10 +1,10 @@
-// Dot, the definition: one loop, one accumulator. It is what every other strategy is compared with
-// in speed and, because the accumulator is a double, nearly in accuracy: a product of two floats is
-// exact in a double, so 2^28 of them sum with an error below one float rounding of the sum of their
-// magnitudes.
+// Dot, the definition: one loop, one accumulator. Every other strategy is compared with it in speed
+// and, since its accumulator is a double, largely also in accuracy. A product of two floats is
+// exact in a double, so the sum of 2^28 of them has an error below one float rounding of the sum of
+// their magnitudes.
 //
-// Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, a chain of 2^20 dependent additions: the adder's
-// latency (4 cycles), not memory, sets the pace.
+// Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, and a chain of 2^20 dependent additions. The
+// adder's latency (4 cycles), rather than memory, is the limit.
 #include "kernels/base/element.h"
 #include "kernels/cpu/runtime/chunks.h"
 #include "kernels/problem/strategy.h"

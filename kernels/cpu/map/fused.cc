@@ -1,6 +1,6 @@
-// Map in one pass: blocks of 512 elements, for each of which the whole expression is computed in
-// registers that stay in the L1 cache, one instruction after the other. What an instruction
-// costs to decode is shared by 512 elements, and each is a loop of vector instructions.
+// Map in one pass over blocks of 512 elements. For each block, the whole expression is computed one
+// instruction after the other, in registers that stay in the L1 cache. Decoding an instruction is
+// shared by 512 elements, and each instruction is a loop of vector instructions.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to share out.
 #include <algorithm>
@@ -28,7 +28,7 @@ void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
   const Instruction* const last = program.end() - 1;
   for (const Instruction& in : program) {
     void* memory = registers_.memory[in.out];
-    // The result is computed where it belongs.
+    // The last instruction computes directly into out.
     if (&in == last && IsStoredAsValue(problem_.dtype)) memory = out;
     RunInstruction(problem_, operands_, in, first, count, registers_, memory);
   }

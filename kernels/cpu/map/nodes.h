@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-// Elements of a block: with 4 registers of 8 bytes each half of an L1 cache.
+// Elements of a block: 4 registers of 8 bytes per element take half of an L1 cache.
 inline constexpr std::int64_t kMapBlock = 512;
-// A register's bytes for each element, whatever its type.
+// Bytes that a register takes per element, whatever its type.
 inline constexpr std::int64_t kCellBytes = 8;
 
-// A problem's operands as they are read.
+// A problem's operands in the form in which they are read.
 struct MapOperands {
   explicit MapOperands(const MapProblem& p) {
     for (std::size_t i = 0; i < views.size(); ++i) views[i] = Merged(p.operands[i]);
@@ -31,19 +31,19 @@ inline bool IsWhole(const View& merged) {
   return merged.shape.rank == 0 || (merged.shape.rank == 1 && merged.strides[0] == 1);
 }
 
-// Element `index` of the result, which begins at out.
+// Returns the address of element `index` of the result, which begins at p.out.
 inline void* ResultAt(const MapProblem& p, std::int64_t index) {
   return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 
-// Registers of one block: where each may be written, and where its values are, which is elsewhere
-// for an operand that is read in place.
+// Registers of one block. memory: where each may be written; at: where its values are, which is
+// elsewhere for an operand that is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;
 };
 
-// Elements [first, first + count) of a view, count <= kMapBlock.
+// Loads elements [first, first + count) of a view; count <= kMapBlock.
 template <class Element>
 void LoadBlock(const View& view, std::int64_t first, std::int64_t count, void* memory,
                const void** at) {
@@ -98,8 +98,8 @@ void ApplyBlock(const Instruction& in, const MapRegisters& r, std::int64_t count
   });
 }
 
-// One instruction for elements [first, first + count), count <= kMapBlock, which leaves its result
-// in `memory` or, of an operand, in place.
+// Runs one instruction for elements [first, first + count), count <= kMapBlock. Its result is in
+// `memory` or, for an operand, may stay in place.
 inline void RunInstruction(const MapProblem& p, const MapOperands& operands, const Instruction& in,
                            std::int64_t first, std::int64_t count, MapRegisters& r, void* memory) {
   r.at[in.out] = memory;
@@ -126,7 +126,7 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
   }
 }
 
-// The result's values at `from` as elements at `to`.
+// Stores the result's values at `from` as elements at `to`.
 inline void StoreBlock(DType dtype, const void* from, std::int64_t count, void* to) {
   if (to == from) return;
   DispatchElement(dtype, [&]<class T>(T) {

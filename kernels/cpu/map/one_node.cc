@@ -1,10 +1,10 @@
-// Map, one node of the expression after the other, each for the whole array: what a library of
-// elementwise functions does, and why a chain of them is slow. Every value but the last is an array
-// in memory that is written once and read again, long after the caches have forgotten it.
+// Map, one node of the expression after the other, each for the whole array. This is what a library
+// of elementwise functions does, and why a chain of them is slow. Every value but the last is an
+// array in memory that is written once and read again, long after it has left the caches.
 //
-// Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, and beyond that 8
-// bytes per element for each value written and read. Scratch memory: an array for each value that
-// is needed at one time.
+// Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, and in addition 8
+// bytes per element for each value written and read. Scratch memory: one array for each value that
+// is needed at the same time.
 #include <cstring>
 
 #include "kernels/cpu/map/nodes.h"
@@ -20,8 +20,8 @@ std::uint64_t ScratchOf(const MapProblem& p) {
   return n > UINT64_MAX / cells ? UINT64_MAX : n * cells;
 }
 
-// One pass over [begin, end). Whether an operand is read in place does not depend on the block, so
-// that its register points into it from the first element on.
+// Runs one pass over [begin, end). Whether an operand is read in place does not depend on the
+// block, so its register points into the operand from the first element on.
 void RunChunk(const MapProblem& p, const MapOperands& operands, const Instruction& in, char* arrays,
               std::int64_t begin, std::int64_t end) {
   for (std::int64_t first = begin; first < end; first += kMapBlock) {

@@ -1,5 +1,5 @@
-// An expression for any range of its elements, on one thread: what the strategy fused shares out,
-// and what other operations read their elements from.
+// Computes an expression for any range of its elements, on one thread. The strategy fused shares
+// out such ranges, and other operations read their elements from them.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-// One thread at a time. The problem's out counts for nothing.
+// Only one thread at a time may use it. It ignores the problem's out.
 class MapRows {
  public:
-  // problem and stream outlive it.
+  // The problem and the stream must outlive it.
   MapRows(const MapProblem& problem, const Stream& stream);
 
   // Writes elements [first, first + count) of the result to out, until the stream is stopped.

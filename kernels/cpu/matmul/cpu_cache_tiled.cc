@@ -1,7 +1,7 @@
 // Matmul by register tiles inside blocks for the cache, vectorised, over all cores.
 //
-// Against `cpu_register_tiled`, whose tiles reload their rows of a and columns of b from wherever
-// they are: here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
+// In `cpu_register_tiled`, tiles reload their rows of a and columns of b from wherever they are.
+// Here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
 //
 //                       b2
 //                  +-----------+                 1. copy ("pack") the k-tile of a and of b into
@@ -15,19 +15,19 @@
 //        +------+  +-----------+
 //         panels        c
 //
-// So memory is read 2 m n k / b times instead of 2 m n k / v, and the panels, read v times more
-// often, come from the first two levels of cache. Packing also undoes transposes, pitches and
-// 16-bit types, and pads edges with zeros: step 2 knows one case only. It costs about one load and
-// one store for every 70 multiply-adds.
+// Memory is therefore read 2 m n k / b times instead of 2 m n k / v, and the panels, which are read
+// v times more often, come from the first two levels of cache. Packing also resolves transposes,
+// pitches and 16-bit types, and pads edges with zeros, so that step 2 has only one case. It costs
+// about one load and one store for every 70 multiply-adds.
 //
-// The register tile is as large as the processor's registers take, decided when the program runs:
-// 12 x 32 floats with AVX-512 (24 of 32 registers for the sums), 6 x 16 with AVX2 (12 of 16), 4 x 8
-// otherwise. Cores share the blocks of c and nothing else, so that no core waits for another.
+// The register tile is as large as the processor's registers allow, which is decided at run time:
+// 12 x 32 floats with AVX-512 (24 of 32 registers for the sums), 6 x 16 with AVX2 (12 of 16), and 4
+// x 8 otherwise. Cores share the blocks of c and nothing else, so that no core waits for another.
 //
-// Cost at M = N = K = 1024 (f32): 2^31 flops; a loaded 4 times and b 11 times, 60 MiB; 44 blocks to
-// share out.
+// Cost at M = N = K = 1024 (f32): 2^31 flops; a is loaded 4 times and b 11 times, 60 MiB; 44 blocks
+// to share out.
 //
-// Right for any extents: what a panel pads with zeros is not stored.
+// Correct for any extents: the padding of a panel is not stored.
 #include <algorithm>
 #include <atomic>
 
@@ -38,15 +38,15 @@
 namespace tessera {
 namespace {
 
-// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for
-// an L2 of 512 KiB and above. Multiples of every register tile.
+// b1 x b2 and the depth of a k-tile. In f32, panels take 96 KiB and 256 KiB and sums take 96 KiB,
+// for an L2 of 512 KiB or more. They are multiples of every register tile.
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
-// Multiply-adds for which another core is woken: it takes longer to come than 2^18 take.
+// Multiply-adds for which another core is woken: waking it takes longer than 2^18 multiply-adds.
 constexpr double kWorkerWork = 0x1p19;
 
-// Unsigned integers wrap as two's complement does, and vectors of them may.
+// Unsigned integers wrap like two's complement, and vectors of them may wrap too.
 template <class A>
 struct ArithmeticOf {
   using type = A;
@@ -60,8 +60,8 @@ struct ArithmeticOf<std::int64_t> {
   using type = std::uint64_t;
 };
 
-// sums[rows, columns] += a_panel * b_panel over `depth` steps; a step's elements of a panel are
-// neighbours. pitch: from one row of sums to the next.
+// sums[rows, columns] += a_panel * b_panel over `depth` steps. Elements of a panel for one step are
+// adjacent. pitch: the distance of two rows of sums.
 template <class A>
 using Multiply = void (*)(const A* a_panel, const A* b_panel, std::int64_t depth, A* sums,
                           std::int64_t pitch);
@@ -91,7 +91,7 @@ template <class A, int kRows, int kBytes>
   }
 }
 
-// A register tile's extents and the code for it.
+// A register tile's extents and the code that multiplies it.
 template <class A>
 struct Tile {
   int rows, columns;
@@ -127,15 +127,15 @@ Tile<A> BestTile() {
   return {4, 32 / kSize, MultiplyBaseline<A>};
 }
 
-// An operand of which element [i, l] stands at i * stride + l * k_stride, i along m or n.
+// An operand; element [i, l], with i along m or n, is at i * stride + l * k_stride.
 template <class T>
 struct Operand {
   const T* data;
   std::int64_t stride, k_stride;
 };
 
-// Elements [first, first + count) of i over `depth` steps from k_first on, as panels of `width`:
-// panel by panel, in each step by step. The last panel is filled up with zeros.
+// Copies elements [first, first + count) of i over `depth` steps from k_first on into panels of
+// `width`: panel by panel, and step by step within a panel. The last panel is padded with zeros.
 template <class A, class T>
 void Pack(const Operand<T>& operand, std::int64_t first, std::int64_t count, std::int64_t k_first,
           std::int64_t depth, int width, A* panels) {
@@ -146,7 +146,7 @@ void Pack(const Operand<T>& operand, std::int64_t first, std::int64_t count, std
       panels[l * width + w] =
           static_cast<A>(static_cast<ValueOf<T>>(from[w * operand.stride + l * operand.k_stride]));
     };
-    // The contiguous dimension innermost.
+    // The contiguous dimension is the inner loop.
     if (operand.k_stride == 1) {
       for (int w = 0; w < valid; ++w)
         for (std::int64_t l = 0; l < depth; ++l) copy(l, w);
@@ -163,7 +163,7 @@ constexpr std::int64_t RoundUp(std::int64_t value, std::int64_t to) {
   return (value + to - 1) / to * to;
 }
 
-// What one core needs for one block of c, in elements one after the other.
+// What one core needs for one block of c, in elements, in this order.
 constexpr std::int64_t kPanelsA = kBlockRows * kDepth;
 constexpr std::int64_t kPanelsB = kBlockColumns * kDepth;
 constexpr std::int64_t kSums = kBlockRows * kBlockColumns;
@@ -192,7 +192,7 @@ void Run(const MatmulProblem& p, Stream& stream) {
       const std::int64_t depth = std::min(kDepth, p.k - k);
       Pack(a, row, rows, k, depth, tile.rows, a_panels);
       Pack(b, column, columns, k, depth, tile.columns, b_panels);
-      // One panel of b stays in the L1 cache while those of a pass by.
+      // One panel of b stays in the L1 cache while the panels of a are read.
       for (std::int64_t x = 0; x < columns; x += tile.columns)
         for (std::int64_t y = 0; y < rows; y += tile.rows)
           tile.multiply(a_panels + y * depth, b_panels + x * depth, depth, sums + y * pitch + x,
@@ -222,7 +222,7 @@ void Run(const MatmulProblem& p, Stream& stream) {
   }
 }
 
-// A term passes its product, the chain of its k-tile, and the sum over k-tiles.
+// A term passes through its product, the chain of its k-tile, and the sum over k-tiles.
 double Roundoff(const MatmulProblem& p) {
   const std::int64_t k_tiles = (p.k + kDepth - 1) / kDepth;
   return static_cast<double>(1 + std::min(p.k, kDepth) + k_tiles) * MatmulRoundoffUnit(p.dtype);

@@ -1,10 +1,10 @@
 // Matmul by OpenBLAS: cache-blocked, register-tiled, vectorised for the processor it finds, over
 // all cores.
 //
-// Its interface counts in 32 bits, so larger extents are done in slabs of 2^30; along k the slabs
-// accumulate into c. A call cannot be stopped, so that a long product is done in slabs of rows or
-// columns of c, too. How many there are depends on the extents alone; the library may take another
-// path through a slab than through the whole, with other roundings.
+// Its interface counts in 32 bits, so larger extents are computed in slabs of 2^30; along k the
+// slabs accumulate into c. A call cannot be stopped, so a long product is also computed in slabs of
+// rows or columns of c. Their number depends on the extents alone. The library may use other code
+// for a slab than for the whole, with other roundings.
 #include <cblas.h>
 
 #include <algorithm>
@@ -17,10 +17,10 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kSlab = std::int64_t{1} << 30;
-// Multiply-adds of a product that is done at once: 0.2 s on two cores; and of a slab of a longer
-// one: 40 ms, next to which what a slab begins with does not count.
+// Multiply-adds of a product that is computed in one call (0.2 s on two cores), and of a slab of a
+// longer one (40 ms, next to which the start of a slab does not matter).
 constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
-// Of slabs, in rows or columns: several tiles of registers of any processor.
+// Slabs are multiples of this many rows or columns: several register tiles of any processor.
 constexpr std::int64_t kSlabUnit = 64;
 
 int Int(std::int64_t extent) { return static_cast<int>(extent); }
@@ -34,7 +34,7 @@ void Gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const dou
   cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, ldc);
 }
 
-// Rows and columns of c that are done at a time.
+// Rows and columns of c that are computed at a time.
 struct Slabs {
   std::int64_t rows = kSlab, columns = kSlab;
 };

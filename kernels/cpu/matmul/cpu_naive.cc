@@ -1,4 +1,4 @@
-// Matmul, the definition: three loops, one wide accumulator an element (double, or 64 bits that
+// Matmul, the definition: three loops, one wide accumulator per element (double, or 64 bits that
 // wrap). Element (i, l) of op(a) is a[i * row + l * column], so one loop serves all four
 // combinations of transposes.
 //
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// Products between two looks at Stream::stopped().
+// Products between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 template <class T, class O>
@@ -53,7 +53,7 @@ double Roundoff(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
     .name = "cpu_naive",
-    .summary = "three loops, one wide accumulator an element: the definition",
+    .summary = "three loops, one wide accumulator per element: the definition",
     .source = "vanilla multiplication of the hardware-acceleration lecture notes",
     .dtypes = kMatmulDTypes,
     .deterministic = true,

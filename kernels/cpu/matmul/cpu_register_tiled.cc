@@ -1,28 +1,28 @@
 // Matmul by v1 x v2 x 1 tiles in registers.
 //
-// Against `cpu_naive`: a tile of v1 x v2 elements of c is computed together. Each step along k
-// loads v1 elements of a and v2 of b and makes v1 * v2 products of them, so that an element of a is
-// used v2 times a load and one of b v1 times:
+// Compared with `cpu_naive`, a tile of v1 x v2 elements of c is computed together. Each step along
+// k loads v1 elements of a and v2 of b and computes their v1 * v2 products, so that each loaded
+// element of a is used v2 times and each of b v1 times:
 //
 //                    v2
 //                 +------+
-//              k  | b    |  <- one row of it a step
+//              k  | b    |  <- one row per step
 //                 +------+
 //        k           v2
 //     +------+    +------+
 //  v1 | a    |    | c    |  v1 * v2 sums in registers, stored once
 //     +------+    +------+
-//       ^ one column of it a step
+//       ^ one column per step
 //
-// The third extent of the tile, v3 = 1, is how many steps are loaded at once: more of them cost
-// registers and save no load. v1 = 4 and v2 = 8 keep 32 sums, eight registers of four floats, and
-// leave the other eight of the baseline processor for the operands.
+// The third extent of the tile, v3 = 1, is the number of steps that are loaded together: more of
+// them cost registers and save no loads. v1 = 4 and v2 = 8 keep 32 sums in eight registers of four
+// floats, and leave the other eight registers of the baseline processor for the operands.
 //
 // Cost at M = N = K = 1024 (f32): 2^31 flops; 2^30 / 8 loads of a and 2^30 / 4 of b, from whatever
-// cache still holds them: nothing here thinks of caches or other cores.
+// cache still holds them. Nothing here takes caches or other cores into account.
 //
-// Right for any extents: rows and columns of a tile beyond the edge of c repeat the last one that
-// exists, and are not stored.
+// Correct for any extents: rows and columns of a tile beyond the edge of c repeat the last existing
+// one, and are not stored.
 #include <algorithm>
 
 #include "kernels/device/device.h"
@@ -34,7 +34,7 @@ namespace {
 
 constexpr int kRows = 4;     // v1
 constexpr int kColumns = 8;  // v2
-// Steps along k between two looks at Stream::stopped().
+// Steps along k between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 14;
 
 template <class T, class O>
@@ -81,7 +81,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
     .source = "register tiling of the hardware-acceleration lecture notes",
     .dtypes = kMatmulDTypes,
     .deterministic = true,
-    // A product and an addition a step, fused or not.
+    // One product and one addition per step, fused or not.
     .roundoff =
         [](const MatmulProblem& p) {
           return static_cast<double>(p.k + 1) * MatmulRoundoffUnit(p.dtype);

@@ -1,6 +1,6 @@
-// Reduce over all cores: chunks of 2^16 elements shared out by OpenMP, eight independent
-// accumulators inside a chunk, the chunks' values combined in index order. The same bits for any
-// number of threads.
+// Reduce over all cores: chunks of 2^16 elements, shared out by OpenMP, with eight independent
+// accumulators inside a chunk. The chunks' values are combined in index order, so that the bits are
+// the same for any number of threads.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 16 partial values, depth 2^13 + 8 + 16.
 #include "kernels/cpu/runtime/chunks.h"

@@ -1,9 +1,10 @@
-// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores: the bits of the CUDA
-// strategies of the same names, whatever the number of threads. kernels/cuda/reduce/fixed_tree.cu
+// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores. It gives the bits of the
+// CUDA strategies of the same names for any number of threads. kernels/cuda/reduce/fixed_tree.cu
 // says how.
 //
-// Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
-// add in f32, 64 rows deep. compensated adds in double, f64 in 7 operations per element.
+// Compared with cpu_parallel, the shape of the sum is specified. The 1024 columns (of f32) of a
+// core add in f32, 64 rows deep. compensated adds in double, and takes 7 operations per element for
+// f64.
 #include "kernels/cpu/tree/tree.h"
 #include "kernels/problem/strategy.h"
 #include "kernels/same_bits/tree_columns.h"

@@ -1,7 +1,7 @@
-// Reduce over one axis of x[outer, length, inner]: a tile of up to 64 neighbouring outputs keeps
-// its accumulators in registers and the nearest cache while the loop walks down the axis, so that
-// memory is read in rows even when the axis itself is strided. Tiles are shared out by OpenMP; each
-// output is one chain in index order, the same bits for any number of threads.
+// Reduce over one axis of x[outer, length, inner]. A tile of up to 64 neighbouring outputs keeps
+// its accumulators in registers and in the nearest cache while the loop walks down the axis, so
+// that memory is read in rows even when the axis itself is strided. OpenMP shares out the tiles.
+// Each output is one chain in index order, with the same bits for any number of threads.
 #include <algorithm>
 
 #include "kernels/device/device.h"
@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kTile = 64;
-// Steps along the axis between two looks at Stream::stopped().
+// Steps along the axis between two checks of Stream::stopped().
 constexpr std::int64_t kSteps = 1024;
 
 template <ReduceOp op, class T>
@@ -46,7 +46,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .name = "cpu_axis",
-    .summary = "tiles of outputs over all cores, one chain an output",
+    .summary = "tiles of outputs over all cores, one chain per output",
     .source = "definition, tiled for the cache",
     .deterministic = true,
     .roundoff =
@@ -61,7 +61,7 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
               .bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
               .flops = n,
               .atomics = 0,
-              // Of the tile that one core walks down.
+              // For the tile that one core walks down.
               .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner)),
           };
         },

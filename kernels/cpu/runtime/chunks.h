@@ -1,6 +1,6 @@
-// How the parallel CPU strategies share out an array: fixed chunks, one partial result a chunk,
-// combined in index order. The chunks depend on n alone, so the bits do not depend on the number of
-// threads.
+// How the parallel CPU strategies share out an array: fixed chunks with one partial result per
+// chunk, combined in index order. The chunks depend on n alone, so the bits do not depend on the
+// number of threads.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ inline constexpr std::int64_t kChunk = std::int64_t{1} << 16;
 
 constexpr std::int64_t Chunks(std::int64_t n) { return (n + kChunk - 1) / kChunk; }
 
-// partial(begin, end) -> P for each chunk, then combine(P, P) from left to right. identity for n ==
-// 0. Leaves chunks out once the stream has been stopped.
+// Calls partial(begin, end) -> P for each chunk, then combine(P, P) from left to right. Returns
+// identity for n == 0. Skips chunks once the stream has been stopped.
 template <class P, class Partial, class Combine>
 P FoldChunks(const Stream& stream, std::int64_t n, P identity, const Partial& partial,
              const Combine& combine) {
@@ -36,7 +36,7 @@ P FoldChunks(const Stream& stream, std::int64_t n, P identity, const Partial& pa
   return all;
 }
 
-// f(begin, end) for one chunk after the other, until the stream is stopped.
+// Calls f(begin, end) for one chunk after the other, until the stream is stopped.
 template <class F>
 void ForChunks(const Stream& stream, std::int64_t n, const F& f) {
   for (std::int64_t begin = 0; begin < n && !stream.stopped(); begin += kChunk)

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// Elements that a loop takes between two looks at Stream::stopped().
+// Elements that a loop processes between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 std::string CpuModel() {
@@ -29,10 +29,10 @@ std::string CpuModel() {
   return "CPU";
 }
 
-// A page, which is a row of the fixed tree as well.
+// A page, which is also a row of the fixed tree.
 constexpr std::size_t kShardUnit = 4096;
 
-// CPU devices share the host's memory: shards are one allocation.
+// CPU devices share the host's memory, so all shards are one allocation.
 class CpuShards final : public ShardedMemory {
  public:
   explicit CpuShards(std::size_t bytes) : data_(AllocateHost(bytes)) {

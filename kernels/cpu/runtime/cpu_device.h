@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-// name: as requests spell it. All CPU devices of a process share the host's memory and cores.
+// name: the device's name in requests. All CPU devices of a process share the host's memory and
+// cores.
 std::unique_ptr<Device> OpenCpuDevice(std::string name = "cpu");
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Elements of a view on the host, in row-major order, from anywhere in it.
+// Reads elements of a view on the host, in row-major order, from any position on.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// The same elements in the same order, with extents of 1 dropped and neighbouring axes that one
-// stride walks through made one: so that rows are as long as they can be. Empty views stay as they
-// are.
+// Returns a view of the same elements in the same order. Extents of 1 are dropped, and neighbouring
+// axes are merged if one stride walks through both, so that rows are as long as possible. Empty
+// views do not change.
 inline View Merged(const View& view) {
   View merged{.data = view.data, .dtype = view.dtype, .shape = {}, .strides = {}};
   if (view.elements() == 0) return view;
@@ -40,7 +40,7 @@ void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* ou
   const auto* base = static_cast<const T*>(view.data);
   const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
   const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
-  // An odometer over the outer axes, and where it stands.
+  // An odometer over the outer axes, and its position.
   std::array<std::int64_t, kMaxRank> index{};
   std::int64_t offset = 0;
   std::int64_t rest = first / row;

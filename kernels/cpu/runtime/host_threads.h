@@ -9,8 +9,8 @@ namespace tessera {
 // call.
 int HostThreads();
 
-// Sets how many threads run the calling thread's parallel loops from then on, itself included. They
-// are created now: OpenMP ends the process if it cannot create them.
+// Sets how many threads, including the calling one, run the calling thread's parallel loops from
+// then on. They are created immediately: OpenMP ends the process if it cannot create them.
 void ShareLoops(int threads);
 
 }  // namespace tessera

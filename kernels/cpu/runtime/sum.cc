@@ -1,5 +1,5 @@
-// Chunks of 2^16 elements shared out by OpenMP, eight independent accumulators inside a chunk, as
-// in the strategy cpu_parallel of Reduce.
+// Chunks of 2^16 elements, shared out by OpenMP, with eight independent accumulators inside a
+// chunk, as in the strategy cpu_parallel of Reduce.
 #include "kernels/cpu/runtime/sum.h"
 
 #include <algorithm>

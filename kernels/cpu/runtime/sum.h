@@ -1,4 +1,4 @@
-// A parallel sum on the host, for strategies of other devices that finish there.
+// A parallel sum on the host, for strategies of other devices that finish on the host.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-// The sum of x[0, n), over all cores, in chunks and chains that n alone decides; any number once
-// the stream has been stopped. T: float, double or std::int64_t.
+// Returns the sum of x[0, n), computed by all cores, in chunks and chains that depend on n alone.
+// Once the stream has been stopped, the result is unspecified. T: float, double or std::int64_t.
 template <class T>
 WideOf<T> ParallelSum(const T* x, std::int64_t n, const Stream& stream);
 
-// Additions that one element of it passes at most.
+// The most additions that one element passes through.
 std::int64_t ParallelSumDepth(std::int64_t n);
 
 }  // namespace tessera

@@ -1,17 +1,17 @@
-// TopK by selection: for each row, or for each part of a long one, over all cores.
+// TopK by selection, for each row, or for each part of a long row, over all cores.
 //
-// The best elements so far wait in memory for twice as many as are wanted. When it is full, the k
-// best of them are selected (in linear time, whatever their order), and the worst of these is a
-// limit: an element that is no better is done after one comparison. In a random row of n elements
-// all but about k (1 + ln(n / k)) are; so a core compares kBlock of them with the limit in one
-// loop, which becomes vector instructions, and looks closer only where some element passed. Where
-// there are fewer rows than cores, rows are cut into parts, and the best of a row's parts are
-// selected from at the end.
+// The best elements so far are kept in memory with room for twice as many as are wanted. When the
+// memory is full, the k best of them are selected (in linear time, whatever their order), and the
+// worst of these is a limit: an element that is no better is rejected after one comparison. In a
+// random row of n elements, all but about k (1 + ln(n / k)) are rejected. A core therefore compares
+// kBlock elements with the limit in one loop, which becomes vector instructions, and examines them
+// only if one passed. If there are fewer rows than cores, rows are cut into parts, and the result
+// is selected from the best of a row's parts.
 //
-// Cost: every element is read once; k (1 + ln(n / k)) are selected from where elements come in
-// random order, n of them where every element is better than those before it, which takes two to
-// four times as long, and up to eleven where each is better than most of the last k to 3k, as in a
-// count with noise.
+// Cost: every element is read once. If elements come in random order, k (1 + ln(n / k)) of them
+// take part in selections. If every element is better than those before it, all n do, which takes
+// two to four times as long. It takes up to eleven times as long if each is better than most of the
+// last k to 3k, as in a count with noise.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -22,9 +22,10 @@
 namespace tessera {
 namespace {
 
-// Elements compared at once; between two looks at Stream::stopped() are kLook.
+// Elements compared together (kBlock), and elements between two checks of Stream::stopped()
+// (kLook).
 constexpr std::int64_t kBlock = 64, kLook = std::int64_t{1} << 14;
-// Elements that make a part of a row worth a selection of its own.
+// Elements of a part of a row that is worth a separate selection.
 constexpr std::int64_t kLeastPart = std::int64_t{1} << 16;
 static_assert(kLeastPart >= kMostTopK, "every part has k elements");
 
@@ -39,7 +40,8 @@ struct Entry {
   }
 };
 
-// Whether a key of x[0, n) is less than limit. What comes later in a row and is equal is worse.
+// Whether any key of x[0, n) is less than limit. An equal element that comes later in a row is
+// worse.
 template <class T>
 bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   bool any = false;
@@ -47,17 +49,17 @@ bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   return any;
 }
 
-// Entries of memory for the k best.
+// Entries of memory needed for the k best.
 constexpr std::int64_t Room(std::int64_t k) { return 2 * k + kBlock; }
 
-// The k best entries seen, and some that are waiting to be found worse.
+// The k best entries so far, and others that have not been compared with them yet.
 template <class T>
 class Best {
  public:
   // entries: memory for Room(k).
   Best(Entry<T>* entries, std::int64_t k) : entries_(entries), k_(k) {}
 
-  // x[begin, end), in order of their indices.
+  // Inserts x[begin, end), in order of indices.
   void InsertAll(const T* x, std::int64_t begin, std::int64_t end, bool smallest) {
     for (std::int64_t i = begin; i < end; i += kBlock) {
       const std::int64_t last = std::min(end, i + kBlock);
@@ -70,7 +72,7 @@ class Best {
       }
     }
   }
-  // Leaves the k best, in no order.
+  // Keeps the k best, in no particular order.
   void Select() {
     if (count_ <= k_) return;
     std::nth_element(entries_, entries_ + k_ - 1, entries_ + count_);
@@ -85,10 +87,10 @@ class Best {
   const std::int64_t k_;
   std::int64_t count_ = 0;
   bool limited_ = false;  // there is a limit
-  KeyOf<T> limit_ = 0;    // the worst of the k best, when they were selected
+  KeyOf<T> limit_ = 0;    // the worst of the k best at the last selection
 };
 
-// Parts of every row.
+// Returns the number of parts of every row.
 std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
   const std::int64_t wanted = (workers + p.rows - 1) / p.rows;
   return std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted);
@@ -100,13 +102,13 @@ void Run(const TopKProblem& p, Stream& stream) {
   const std::int64_t parts = Parts(p, workers);
   const auto* x = static_cast<const T*>(p.x);
   auto* values = static_cast<T*>(p.values);
-  // A row without parts is done by one worker, which uses its entries again for the next.
+  // A row without parts is computed by one worker, which reuses its entries for the next row.
   const std::int64_t places = parts > 1 ? p.rows * parts : std::min(workers, p.rows);
   const std::int64_t room = Room(p.k);
   auto* entries = static_cast<Entry<T>*>(
       stream.Scratch(static_cast<std::size_t>(places * room) * sizeof(Entry<T>)));
 
-  // The best of a part, in memory for as many; how many there are.
+  // Finds the best of a part, in memory for Room(k) entries; returns how many there are.
   const auto find = [&](Entry<T>* found, std::int64_t row, std::int64_t part) {
     Best<T> best(found, p.k);
     const std::int64_t begin = p.n / parts * part;
@@ -153,7 +155,7 @@ void Run(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
     .name = "cpu_select",
-    .summary = "selects from those of each row or part that pass a limit; most fail one comparison",
+    .summary = "selects among elements that pass a limit; most are rejected after one comparison",
     .source = "introselect (Musser, Introspective Sorting and Selection Algorithms, 1997)",
     .deterministic = true,
     .roundoff = [](const TopKProblem&) { return 0.0; },
@@ -176,7 +178,7 @@ extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
         },
     .scratch =
         [](const TopKProblem& p) {
-          constexpr std::int64_t kMostPlaces = 512;  // two for each of as many cores
+          constexpr std::int64_t kMostPlaces = 512;  // up to two for each core
           const std::int64_t places = p.rows > kMostPlaces
                                           ? kMostPlaces
                                           : std::min(kMostPlaces, p.rows * (1 + p.n / kLeastPart));

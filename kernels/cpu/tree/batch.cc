@@ -1,4 +1,4 @@
-// Batches on the CPU: the problems are shared out among the cores, and each is folded by one.
+// Batches on the CPU: the problems are shared out among the cores, and one core folds each problem.
 #include "kernels/same_bits/batch.h"
 
 #include <cstddef>
@@ -12,13 +12,13 @@ namespace {
 // Problems that a thread takes at a time.
 constexpr int kShare = 16;
 
-// problem_of(i): of `count`. CPU strategies leave the stream alone, so that many threads may hand
-// them the same.
+// problem_of(i): one of `count` problems. CPU strategies do not change the stream, so that many
+// threads may pass them the same one.
 template <class F>
 void Enqueue(std::size_t count, Stream& stream, const F& problem_of) {
   if (count == 0) return;
   const auto launch = Choose(problem_of(0), stream.device())->launch;
-  std::exception_ptr failure;  // none may leave the parallel loop
+  std::exception_ptr failure;  // no exception may leave the parallel loop
 #pragma omp parallel for schedule(dynamic, kShare) if (count > kShare)
   for (std::size_t i = 0; i < count; ++i) {
     if (stream.stopped()) continue;

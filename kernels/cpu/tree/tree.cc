@@ -1,12 +1,12 @@
-// A chunk goes through memory from front to back, row by row, with its W columns in the L1
-// cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
-// out by OpenMP; the tree says how their values meet. Of an operand that is not contiguous a row is
-// copied to the stack before it is used, and of one that a map computes it is computed there: the
-// same elements in the same places, the same bits.
+// A chunk is read from front to back, row by row, with its W columns in the L1 cache, in loops over
+// columns that the compiler turns into vector instructions. OpenMP shares out the chunks, and the
+// tree says how their values are combined. A row of an operand that is not contiguous is copied to
+// the stack before it is used, and a row of an operand that a map computes is computed there. The
+// elements and their positions stay the same, and so do the bits.
 //
 // Compiled without contraction of a * b + c, and twice where processors may lack a fused
-// multiply-add: with it, an error-free product costs two instructions; without, std::fma computes
-// the same bits in the C library.
+// multiply-add. With it, an error-free product costs two instructions; without it, std::fma in the
+// C library computes the same bits.
 #include "kernels/cpu/tree/tree.h"
 
 #include <algorithm>
@@ -32,10 +32,10 @@ template <class C>
 struct Operands {
   const typename C::Element* x[C::kOperands];
   const View* view[C::kOperands];  // Merged; null where x is contiguous
-  MapRows* map = nullptr;          // what computes x[0]; null where it is in memory
+  MapRows* map = nullptr;          // computes x[0]; null if it is in memory
 };
 
-// One row of the operands: where it stands, or a copy.
+// One row of the operands, in place or as a copy.
 template <class C>
 struct Row {
   using T = typename C::Element;
@@ -66,14 +66,14 @@ inline void StepAt(typename C::Column& column, const Row<C>& in, int i, int row,
   }
 }
 
-// The halving tree over `count` values, a power of two, in place to values[0].
+// Folds `count` values, a power of two, as a halving tree, in place into values[0].
 template <class C>
 inline void FoldHalving(typename C::Wide* values, int count) {
   for (int half = count / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) values[i] = C::Combine(values[i], values[i + half]);
 }
 
-// The value of the chunk [begin, end).
+// Returns the value of the chunk [begin, end).
 template <class C>
 inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std::int64_t end,
                                   bool mirror) {
@@ -153,8 +153,8 @@ int MostThreads() {
 #endif
 }
 
-// The values of the shares' chunks, which follow each other, one behind the other. map: what
-// computes x[0], or null.
+// Writes the values of the shares' chunks, in order; the shares are adjacent. map: computes x[0],
+// or null.
 template <class C>
 void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
                 std::span<const TeamShare> shares, typename C::Wide* values) {
@@ -163,7 +163,7 @@ void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, 
   const std::int64_t first = shares.front().first;
   const std::int64_t n = std::min(tree.n, shares.back().end * tree.chunk) - first * tree.chunk;
   const ChunkFunction<C> fold = BestFoldChunk<C>();
-  std::vector<std::unique_ptr<MapRows>> rows;  // of each thread
+  std::vector<std::unique_ptr<MapRows>> rows;  // one for each thread
   if (map != nullptr) {
     rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));
     for (auto& one : rows) one = std::make_unique<MapRows>(*map, *shares.front().stream);
@@ -180,7 +180,7 @@ void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, 
   }
 }
 
-// Step 5. value(c): of chunk c.
+// Step 5 of the tree. value(c): the value of chunk c.
 template <class C, class F>
 void FinishChunks(const F& value, const Tree& tree, ReduceOp op, Scalar* result) {
   typename C::Wide total = value(0);
@@ -220,7 +220,7 @@ class MergedView {
   std::optional<View> view_;
 };
 
-// f(operands) by the problem's operands.
+// Calls f(operands) with the problem's operands.
 template <class C, class F>
 void WithOperands(const ReduceProblem& p, const F& f) {
   const MergedView x(p.x_view);
@@ -233,7 +233,7 @@ void WithOperands(const DotProblem& p, const F& f) {
   f(Operands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}});
 }
 
-// f(kind) with the kind that folds dtype for op.
+// Calls f(kind) with the kind that folds dtype for op.
 template <class F>
 void DispatchKind(ReduceOp op, DType dtype, bool compensated, const F& f) {
   DispatchDType(dtype, [&](auto t) {

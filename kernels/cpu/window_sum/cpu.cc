@@ -1,20 +1,20 @@
-// WindowSum from prefix and suffix sums, tile by tile over all cores: about three additions an
-// element, whatever the radius.
+// WindowSum from prefix and suffix sums, tile by tile over all cores: about three additions per
+// element for any radius.
 //
-// A sum that runs along, plus the element that enters the window and minus the one that leaves it,
-// is as cheap, but keeps every rounding error for ever: after one large element has passed, its
-// error remains. So nothing is subtracted here. Cut the array, led by `radius` zeros, into segments
-// of w = 2 radius + 1; a window is w wide, hence the end of one segment and the beginning of the
-// next (van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
-// octagonal kernels", 1992; Gil and Werman, 1993):
+// A running sum, plus the element that enters the window and minus the one that leaves it, is as
+// cheap, but keeps every rounding error forever: after one large element has passed, its error
+// remains. Therefore nothing is subtracted here. The array, preceded by `radius` zeros, is cut into
+// segments of w = 2 radius + 1 elements. A window has the same width, so it consists of the end of
+// one segment and the beginning of the next (van Herk, "A fast algorithm for local minimum and
+// maximum filters on rectangular and octagonal kernels", 1992; Gil and Werman, 1993):
 //
 //     segments   |. . . . . . .|. . . . . . .|. . . . . . .|
 //     window            |<--------- w ------>|        at most two segments; here
 //                        suffix| prefix                    suffix of the first + prefix of the next
 //
-// A core takes tiles of kTile windows. It goes through the suffixes of a tile from its right end
-// and through the prefixes from the left; what a segment contributes from beyond the tile's ends is
-// added up from the totals of whole tiles, computed beforehand.
+// A core takes tiles of kTile windows. It computes the suffixes of a tile from its right end, and
+// the prefixes from its left end. What a segment contributes from beyond the tile's ends is added
+// up from the totals of whole tiles, which are computed first.
 //
 // Cost at n = 2^20, radius 8 (f32): 12 MiB read (the array three times, twice from a cache), 4 MiB
 // written, 3 * 2^20 additions; 64 tiles to share out.
@@ -26,12 +26,12 @@
 namespace tessera {
 namespace {
 
-// As many windows a task: 512 KiB of wide suffixes.
+// Windows per task: 512 KiB of wide suffixes.
 constexpr std::int64_t kTile = std::int64_t{1} << 16;
 static_assert(kWindowPart % kTile == 0);
 
-// The array with `radius` zeros before it and as many as anybody asks for behind it; totals of its
-// tiles make the sum of a long range cheap. Position q of it is x[q - radius].
+// The array with `radius` zeros before it and any number of zeros after it. The totals of its tiles
+// make the sum of a long range cheap. Its position q is x[q - radius].
 template <class T>
 struct Padded {
   const T* x;
@@ -44,7 +44,7 @@ struct Padded {
     const std::int64_t i = q - radius;
     return i < 0 || i >= n ? 0 : static_cast<WideOf<T>>(static_cast<ValueOf<T>>(x[i]));
   }
-  // The sum of positions [begin, end).
+  // Returns the sum of positions [begin, end).
   WideOf<T> Sum(std::int64_t begin, std::int64_t end) const {
     begin = std::max<std::int64_t>(begin, radius);
     end = std::min(end, n + radius);
@@ -72,7 +72,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   const std::int64_t first_tile = p.first / kTile, end_tile = (last + kTile - 1) / kTile;
   const int workers = static_cast<int>(
       std::min<std::int64_t>(end_tile - first_tile, stream.device().info().multiprocessors));
-  // Tiles that have elements of these windows, and of the segments that those begin and end in.
+  // Tiles that have elements of these windows, and of the segments in which the windows begin and
+  // end.
   const std::int64_t first_total = std::max<std::int64_t>(0, first_tile * kTile - p.radius) / kTile;
   const std::int64_t end_total =
       (std::min(p.n, end_tile * kTile + p.radius + 1) + kTile - 1) / kTile;
@@ -110,8 +111,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
         suffix[i - begin] = sum;
         offset = offset == 0 ? w - 1 : offset - 1;
       }
-      // And then from the beginning of the next segment to the last position of the window, which
-      // there is none of where the window is itself a segment.
+      // Next come the positions from the beginning of the next segment to the end of the window;
+      // there are none if the window is itself a segment.
       sum = padded.Sum((begin + w - 1) / w * w, begin + w - 1);
       offset = begin % w;
       for (std::int64_t i = begin; i < end; ++i) {
@@ -123,8 +124,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   }
 }
 
-// A term passes additions of its own tile, of two at the ends of the range, of the totals between
-// them, and of the tile at work.
+// A term passes through additions of its own tile, of two tiles at the ends of the range, of the
+// totals between them, and of the current tile.
 double Roundoff(const WindowSumProblem& p) {
   if (IsInteger(p.dtype)) return 0;
   const std::int64_t w = std::min(2 * p.radius + 1, p.n);

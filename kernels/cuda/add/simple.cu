@@ -1,13 +1,14 @@
-// Add: one thread per element, the first kernel that everybody writes.
+// Add: one thread per element, the first kernel that most people write.
 //
 // Threads of a warp take neighbouring elements, so that the loads and the store of 32 of them are
-// four transactions of 32 bytes each (f32). The work is nothing but memory traffic: 12 bytes an
+// four transactions of 32 bytes each (f32). The cost is memory traffic alone: 12 bytes for each
 // addition.
 //
 // Cost at n = 2^20, f32: 8 MiB read, 4 MiB written, 4096 blocks of 256; no barriers, depth 1.
 //
-// Right for any n: threads beyond the end do nothing, and n = 0 launches nothing. For any block
-// size and alignment: threads do not meet, and loads are scalar. out may be a or b.
+// The kernel is correct for any n: threads beyond the end do nothing, and n = 0 launches nothing.
+// It is correct for any block size and alignment: threads do not communicate, and loads are scalar.
+// out may be a or b.
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 

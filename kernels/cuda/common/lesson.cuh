@@ -1,4 +1,5 @@
-// What a lesson of Dot or Reduce says about its launches. Its error bound and its cost follow.
+// A lesson of Dot or Reduce describes its launches with these types. Its error bound and its cost
+// are derived from them.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +13,16 @@ namespace tessera {
 
 struct LessonShape {
   Grid grid;
-  // Roundings or other steps that a term passes at most: in Fold::Acc, then in Fold::Wide.
+  // The largest number of roundings or other steps of a term: in Fold::Acc, then in
+  // Fold::Wide.
   std::int64_t narrow_steps = 0;
   std::int64_t wide_steps = 0;
-  std::uint64_t extra_bytes = 0;  // that travel beside the operands
+  std::uint64_t extra_bytes = 0;  // moved in addition to the operands
   std::uint64_t atomics = 0;      // on one address
-  std::int64_t depth = 0;         // longest chain of dependent operations; 0: the steps
+  std::int64_t depth = 0;         // longest chain of dependent operations; 0: the sum of the steps
 };
 
-// The shape of a lesson whose threads fold `terms` terms each, in chains of kMaxChain; `others` are
+// The shape of a lesson whose threads fold `terms` terms each, in chains of kMaxChain; `others` has
 // the steps before and after.
 constexpr LessonShape WithChains(std::int64_t terms, LessonShape others) {
   others.narrow_steps += std::min<std::int64_t>(terms, kMaxChain);
@@ -29,13 +31,13 @@ constexpr LessonShape WithChains(std::int64_t terms, LessonShape others) {
   return others;
 }
 
-// Steps of a thread that folds values which are Wide already: after every kMaxChain of them, the
-// chain is one step more.
+// Steps of a thread that folds values that are already Wide. Every kMaxChain of them add one step,
+// the fold of the chain into the total.
 constexpr std::int64_t WideChainSteps(std::int64_t values) {
   return values + CeilDiv(values, kMaxChain);
 }
 
-// What a request asks for, or the usual.
+// The value that the launch names, or the default.
 constexpr std::uint32_t BlockSize(const Launch& launch) {
   return launch.block_size != 0 ? launch.block_size : 256;
 }

@@ -1,6 +1,6 @@
-// Reductions by levels of launches: the blocks of a level leave one value each, the next level
-// folds those, and a level of one block leaves the result. The end of a launch is the barrier
-// between blocks that a kernel does not have.
+// Reductions by levels of launches. Each block of a level leaves one value, the next level folds
+// these values, and a level of one block leaves the result. The end of a launch serves as the
+// barrier between blocks that does not exist within a kernel.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,16 @@
 
 namespace tessera {
 
-// Blocks of a level over n values: at least one, which writes the result of an empty input.
+// Blocks of a level over n values. There is at least one, because a block must write the result of
+// an empty input.
 constexpr std::int64_t LevelBlocks(std::int64_t n, std::int64_t per_block) {
   return n == 0 ? 1 : CeilDiv(n, per_block);
 }
 
-// What follows the first level over n elements.
+// The levels after the first level over n elements.
 struct LaterLevels {
   int count = 0;
-  std::int64_t values = 0;  // written by all levels but the last, and read again
+  std::int64_t values = 0;  // written by all levels but the last and read by the next one
 };
 
 constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
@@ -34,8 +35,8 @@ constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
   return later;
 }
 
-// Of levels in which a block folds two cells per thread in place. Cells of the first level have
-// acc_bytes, those of the others wide_bytes.
+// The shape of levels in which a block folds two cells per thread in place. Cells of the first
+// level have acc_bytes, those of the others wide_bytes.
 constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::size_t acc_bytes,
                                    std::size_t wide_bytes) {
   const LaterLevels later = MakeLaterLevels(n, 2 * block);
@@ -48,9 +49,10 @@ constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::siz
                               static_cast<std::uint64_t>(later.values) * wide_bytes)};
 }
 
-// first(blocks, to) launches the level over the elements, next(blocks, from, n, to) a level over n
-// values of the one before. Levels use two arrays in turn: the blocks of a level end in any order,
-// so none may write what another still reads. REQUIRES: per_block > 1.
+// first(blocks, to) launches the level over the elements. next(blocks, from, n, to) launches a
+// level over the n values of the previous one. Levels alternate between two arrays: blocks of a
+// level end in any order, so none may overwrite values that another still reads. REQUIRES:
+// per_block > 1.
 template <class Wide, class First, class Next>
 void RunLevels(std::int64_t n, std::int64_t per_block, CudaStream& stream, First first, Next next) {
   std::int64_t blocks = LevelBlocks(n, per_block);

@@ -1,4 +1,4 @@
-// Loads of 16 bytes, the widest of a thread, wherever operands begin.
+// Loads of 16 bytes, the widest that a thread can do, for operands at any address.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,13 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// Both read memory that does not change while the kernel runs. What is read once stays out of the
-// L1 cache.
+// Both kinds read memory that does not change while the kernel runs. kOnce keeps the data out of
+// the L1 cache.
 enum class Load { kOnce, kAgain };
 
-// 16 bytes. address: a multiple of 16. Volatile, so that the compiler leaves a load where it starts
-// early instead of moving it to where its value is used.
+// Loads 16 bytes. REQUIRES: address is a multiple of 16. The assembly is volatile, so that the
+// compiler leaves the load where it starts early and does not move it to the first use of its
+// value.
 template <Load kLoad>
 __device__ uint4 LoadAligned(const void* address) {
   uint4 v;
@@ -28,7 +29,8 @@ __device__ uint4 LoadAligned(const void* address) {
   return v;
 }
 
-// The 16 bytes that begin at byte `shift` of lo, hi; shift is a multiple of size.
+// The 16 bytes that begin at byte `shift` of lo followed by hi. REQUIRES: shift is a multiple of
+// size.
 template <int size>
 __device__ uint4 Realigned(uint4 lo, uint4 hi, unsigned shift) {
   if constexpr (size == 8) {

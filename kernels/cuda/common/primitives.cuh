@@ -1,9 +1,9 @@
-// What the strategies share: geometry on the host; folds of a thread, a warp and a
+// Code that the strategies share: geometry on the host, and folds within a thread, a warp and a
 // block on the device.
 //
-// All folds take any number of elements and any block size, combine in an order that launch and n
-// alone decide, and work on accumulators of Fold<op, T> (kernels/same_bits/reduction.h): numbers,
-// or small structs such as Indexed<T> and Moments.
+// All folds accept any number of elements and any block size. They combine in an order that only
+// launch and n decide, and they work on accumulators of Fold<op, T>
+// (kernels/same_bits/reduction.h): numbers, or small structs such as Indexed<T> and Moments.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,19 @@ namespace tessera {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kFullMask = 0xffffffffu;
-// The launch bound of kernels for any block size, so that registers suffice.
+// The launch bound of kernels that accept any block size. It limits the registers of a thread, so
+// that the largest block can be launched.
 inline constexpr int kMostThreads = 1024;
 inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, kMostThreads};
 inline constexpr LaunchLimits::Range kAnyGridSize = {1, 1u << 20};
 inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 
-// Elements that a thread folds in Fold::Acc before it moves on to Fold::Wide: long enough that the
-// move costs nothing, short enough for an f32 sum to lose at most six bits on the way.
+// Elements that a thread folds in Fold::Acc before it adds the chain to Fold::Wide. The chain is
+// long enough that this costs almost nothing, and short enough that an f32 sum loses at most six
+// bits.
 inline constexpr int kMaxChain = 64;
-// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB,
-// above the about 48 KiB that an H200's memory latency and bandwidth ask for.
+// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB. An
+// H200's memory latency and bandwidth require about 48 KiB.
 inline constexpr int kBatch = 8;
 
 // --- Host: geometry ---
@@ -43,16 +45,17 @@ constexpr int CeilLog2(std::int64_t n) {
   return n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
 }
 
-// A grid of threads that share n elements, thread t taking t, t + threads, t + 2 threads, ...
+// A grid of threads that share n elements: thread t takes elements t, t + threads, t + 2 threads,
+// ...
 struct Grid {
   std::uint32_t block_size;
   std::uint32_t blocks;
   std::int64_t per_thread;  // elements of the busiest thread
 };
 
-// The knobs of launch, with defaults where they are 0. A fixed grid_size decides how many elements
-// a thread gets; otherwise items_per_thread decides how large the grid is. At least one block,
-// whatever n is.
+// The grid of a launch, with defaults for the parameters that are 0. A fixed grid_size decides how
+// many elements a thread gets; otherwise items_per_thread decides how large the grid is. The grid
+// has at least one block, whatever n is.
 inline Grid MakeGrid(std::int64_t n, const Launch& launch, std::uint32_t block_size,
                      std::uint32_t items_per_thread) {
   if (launch.block_size != 0) block_size = launch.block_size;
@@ -66,18 +69,18 @@ inline Grid MakeGrid(std::int64_t n, const Launch& launch, std::uint32_t block_s
   return {block_size, blocks, CeilDiv(n, std::int64_t{block_size} * blocks)};
 }
 
-// The same with a grid of `blocks` blocks, whatever n is, unless the request names another.
+// Like MakeGrid, but the grid has `blocks` blocks for any n unless the launch names a grid size.
 inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_size,
                           std::uint32_t blocks) {
   if (launch.grid_size == 0) launch.grid_size = blocks;
   return MakeGrid(n, launch, block_size, 1);
 }
 
-// Of strategies with a fixed grid: with blocks of 256 nearly the 270336 threads that an H200 runs
-// at once.
+// The grid of strategies with a fixed one. With blocks of 256 threads it nearly fills an H200,
+// which can hold 270336 threads.
 inline constexpr std::uint32_t kFixedGrid = 1024;
 
-// Calls f with a value of the floating-point type that dtype names. REQUIRES: dtype is F32 or F64.
+// Calls f with a value of the C++ type of dtype. REQUIRES: dtype is F32 or F64.
 template <class F>
 void DispatchReal(DType dtype, F&& f) {
   if (dtype == DType::kF32) {
@@ -89,7 +92,7 @@ void DispatchReal(DType dtype, F&& f) {
 
 // --- Device: one thread ---
 
-// An accumulator of either kind as Fold::Wide.
+// Returns an accumulator of either kind as Fold::Wide.
 template <class F, class A>
 __device__ typename F::Wide Widened(A a) {
   if constexpr (std::is_same_v<A, typename F::Wide>) {
@@ -99,8 +102,8 @@ __device__ typename F::Wide Widened(A a) {
   }
 }
 
-// The fold of load(i) for i = first, first + step, ... below end. load returns Fold::Acc, in which
-// chains of kMaxChain values are folded, or Fold::Wide.
+// Folds load(i) for i = first, first + step, ... below end. load returns Fold::Acc or Fold::Wide.
+// Chains of kMaxChain values are folded in that type.
 template <class F, class Load>
 __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std::int64_t step,
                                        Load load) {
@@ -112,7 +115,7 @@ __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std
     for (int folded = 0; folded < kMaxChain && first < end; folded += kBatch) {
       A batch[kBatch];
       if (first + (kBatch - 1) * step < end) {
-        // All loads before the first use, so that they are in flight together.
+        // All loads come before the first use, so that they are in flight together.
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = load(first + j * step);
 #pragma unroll
@@ -127,8 +130,8 @@ __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std
   return total;
 }
 
-// The same as the first lessons write it, without a batch: where a load waits for the addition
-// before it is the compiler's choice.
+// FoldThread as the first lessons write it, without a batch. The compiler decides whether a load
+// waits for the previous addition.
 template <class F, class Load>
 __device__ typename F::Wide FoldThreadInTurn(std::int64_t first, std::int64_t end,
                                              std::int64_t step, Load load) {
@@ -152,7 +155,8 @@ __device__ inline std::int64_t GridThreads() { return std::int64_t{gridDim.x} * 
 
 // --- Device: one warp ---
 
-// The value of the lane `offset` lanes further up, word by word: registers have 32 bits.
+// The value of the lane `offset` lanes further up. It is moved word by word, because registers have
+// 32 bits.
 template <class A>
 __device__ A ShuffleDown(unsigned mask, A value, int offset) {
   static_assert(std::is_trivially_copyable_v<A> && sizeof(A) % sizeof(unsigned) == 0);
@@ -164,9 +168,9 @@ __device__ A ShuffleDown(unsigned mask, A value, int offset) {
   return value;
 }
 
-// Folds the values of lanes 0 to lanes - 1, which all call it and nobody else in the warp; the
-// result is lane 0's. A lane that reads beyond the last one would read nothing defined, hence the
-// guard.
+// Folds the values of lanes 0 to lanes - 1. All of these lanes and no others of the warp call it,
+// and lane 0 gets the result. The guard keeps a lane from reading beyond the last one, where values
+// are undefined.
 template <class F, class A>
 __device__ A FoldWarp(A value, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
@@ -188,9 +192,9 @@ __device__ T* DynamicShared() {
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 }
 
-// Folds one value per thread in cells, shared memory of blockDim.x values, by halving strides: the
-// step of dot/tree_sequential.cu and reduce/coalesced.cu. Every thread of the block calls it and
-// gets the result.
+// Folds one value per thread in cells, shared memory for blockDim.x values. The stride halves at
+// each step, as in dot/tree_sequential.cu and reduce/coalesced.cu. Every thread of the block calls
+// it and gets the result.
 template <class F, class A>
 __device__ A FoldBlockTree(A value, A* cells) {
   cells[threadIdx.x] = value;
@@ -205,8 +209,9 @@ __device__ A FoldBlockTree(A value, A* cells) {
   return cells[0];
 }
 
-// The same by shuffles: no barrier inside a warp, and one between the warps, whose results meet in
-// shared memory. Once in a kernel, or with a barrier between two calls.
+// Like FoldBlockTree, but by shuffles: there is no barrier within a warp and one between the warps,
+// whose results meet in shared memory. Thread 0 gets the result. REQUIRES: a barrier between two
+// calls in a kernel.
 template <class F, class A>
 __device__ A FoldBlockShuffle(A value) {
   __shared__ A warp_values[kWarpSize];
@@ -222,13 +227,13 @@ __device__ A FoldBlockShuffle(A value) {
   return value;
 }
 
-// Steps that one value passes in FoldBlockShuffle.
+// The number of folds that a value goes through in FoldBlockShuffle.
 inline int ShuffleDepth(std::uint32_t block_size) {
   return CeilLog2(kWarpSize) + CeilLog2(CeilDiv(block_size, kWarpSize));
 }
 
-// Thread 0 leaves its value of the block in partials[block] or, in a grid of one block, finishes it
-// as the result of a reduction of `count` elements.
+// Thread 0 stores the block's value in partials[block]. In a grid of one block it finishes the
+// value as the result of a reduction of `count` elements instead.
 template <class F>
 __device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename F::Wide* partials,
                            Scalar* result) {
@@ -242,7 +247,7 @@ __device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename 
 
 // --- Device: all blocks ---
 
-// *cell += x, in an order that only the run knows. Integers wrap.
+// *cell += x, in an order that differs from run to run. Integers wrap.
 __device__ inline void AtomicAdd(double* cell, double x) { atomicAdd(cell, x); }
 __device__ inline void AtomicAdd(std::int64_t* cell, std::int64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(cell), static_cast<unsigned long long>(x));
@@ -252,8 +257,8 @@ __device__ inline void AtomicAdd(WideSquares<double>* cell, const WideSquares<do
   atomicAdd(&cell->large, x.large);
   atomicAdd(&cell->small, x.small);
 }
-// In two steps, which others may come between: every addition that makes the lower word wrap
-// carries into the upper one, so that both are right once all are done.
+// Adds in two steps, between which other threads may add. Every addition that makes the lower word
+// wrap carries into the upper one, so both are right once all additions are done.
 __device__ inline void AtomicAdd(Int128* cell, Int128 x) {
   const auto before = atomicAdd(reinterpret_cast<unsigned long long*>(&cell->low),
                                 static_cast<unsigned long long>(x.low));

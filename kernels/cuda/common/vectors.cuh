@@ -1,15 +1,14 @@
-// Walks over elements in vectors of 16 bytes, the widest load of a thread: what the reductions
-// along axes and the batches share. A thread owns vectors that lie a fixed stride apart, loads
-// several of them before it uses the first, and folds position v of all of them in chain v, so that
+// Walks over elements in vectors of 16 bytes, the widest load of a thread. The reductions along
+// axes and the batches share them. A thread owns vectors that lie a fixed stride apart and loads
+// several of them before it uses the first. It folds position v of all of them in chain v, so that
 // neighbours in a vector do not wait for each other.
 //
 //   vectors   [a0 a1 a2 a3]   [b0 b1 b2 b3]   [c0 c1 c2 c3]
 //   chain 0    a0 b0 c0        chain 1   a1 b1 c1        ...
 //
-// Which elements a thread owns, and so the order of the fold, does not depend on addresses.
-// Vectors that are not aligned to 16 bytes are put together from the two aligned ones that they
-// straddle, which the neighbouring thread loads as well, so that the second comes from the L1
-// cache.
+// The elements that a thread owns, and therefore the order of the fold, do not depend on addresses.
+// Vectors that are not aligned to 16 bytes are assembled from the two aligned ones that they
+// straddle. The neighbouring thread loads the second one as well, so it comes from the L1 cache.
 #pragma once
 
 #include <cstdint>
@@ -31,21 +30,21 @@ struct Walk {
   const T* first;
   std::int64_t stride;  // elements from one vector to the next
   std::int64_t count;   // vectors
-  int each;             // elements that count of every vector but the last, 0 to kVector<T>
-  int last;             // of the last one; <= each
-  const T* end;         // of the array: nothing is read from here on
+  int each;             // valid elements of every vector but the last, 0 to kVector<T>
+  int last;             // valid elements of the last vector; <= each
+  const T* end;         // end of the array; nothing is read from here on
 
   __device__ int Valid(std::int64_t k) const {
     return k < count - 1 ? each : k == count - 1 ? last : 0;
   }
-  // The elements that chain v folds.
+  // The number of elements that chain v folds.
   __device__ std::int64_t ChainLength(int v) const {
     return v < last ? count : v < each && count > 0 ? count - 1 : 0;
   }
 };
 
 // The walk of thread `thread` of 2^thread_bits over an array of n elements. The vectors of the
-// threads alternate.
+// threads are interleaved.
 template <class T>
 __device__ Walk<T> WalkArray(const T* x, std::int64_t n, int thread, int thread_bits) {
   constexpr int kWide = kVector<T>;
@@ -75,7 +74,7 @@ __device__ T ElementOf(const uint4& vector, int v) {
   return elements[v];
 }
 
-// The first `valid` elements at `from`, then others.
+// The first `valid` elements at `from`, followed by `other`.
 template <class T>
 __device__ uint4 LoadElements(const T* from, int valid, T other) {
   T elements[kVector<T>];
@@ -86,7 +85,7 @@ __device__ uint4 LoadElements(const T* from, int valid, T other) {
   return vector;
 }
 
-// Vectors k to k + kCount - 1 of the walk. What does not count of them reads as `other`.
+// Loads vectors k to k + kCount - 1 of the walk. Elements that are not valid become `other`.
 template <int kCount, class T>
 __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
                             uint4 (&vectors)[kCount]) {
@@ -100,7 +99,7 @@ __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
     for (int j = 0; j < kCount; ++j)
       vectors[j] = __ldg(reinterpret_cast<const uint4*>(from + j * walk.stride));
   } else if (whole && from + (kCount - 1) * walk.stride + 2 * kWide <= walk.end) {
-    constexpr int kPart = kCount >= 8 ? kCount / 2 : kCount;  // so many pairs fit the registers
+    constexpr int kPart = kCount >= 8 ? kCount / 2 : kCount;  // registers hold no more pairs
 #pragma unroll
     for (int part = 0; part < kCount; part += kPart) {
       uint4 low[kPart], high[kPart];
@@ -133,8 +132,8 @@ __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
 
 // --- Chains ---
 
-// An element that changes no result of F, a Fold<op, T>. (A variance counts its elements: it has
-// none.)
+// An element that changes no result of F, a Fold<op, T>. A variance has no such element, because it
+// counts its elements.
 template <class F, class T>
 __device__ T NeutralElement() {
   if constexpr (F::kArg) {
@@ -146,8 +145,8 @@ __device__ T NeutralElement() {
   }
 }
 
-// What a thread keeps of the elements that it folds one after the other. At most kMaxChain of them
-// between two calls of Flush.
+// The state of a thread that folds elements one after the other. REQUIRES: at most kMaxChain
+// elements between two calls of Flush.
 template <class F, class T>
 class ThreadFold {
  public:
@@ -155,7 +154,7 @@ class ThreadFold {
   using Wide = typename F::Wide;
 
   __device__ void Add(T element, std::uint32_t) { acc_ = F::Combine(acc_, F::Load(element, 0)); }
-  // Of a dot product.
+  // For a dot product.
   __device__ void AddProduct(T a, T b) { acc_ = F::Combine(acc_, F::Multiply(a, b)); }
   __device__ void Begin(T) {}
   __device__ void Flush(std::int64_t, std::int64_t) {
@@ -164,7 +163,7 @@ class ThreadFold {
       acc_ = F::template Identity<Acc>();
     }
   }
-  // index(step): where in the input the element of that step stands.
+  // index(step): the index in the input of that step's element.
   template <class Index>
   __device__ Wide Value(std::int64_t, Index) const {
     if constexpr (std::is_same_v<Acc, Wide>) {
@@ -179,8 +178,8 @@ class ThreadFold {
   Wide total_ = F::template Identity<Wide>();
 };
 
-// The extreme value and the step at which it was first seen. Steps ascend, so that a later element
-// has to be better to win, and the first NaN stays.
+// Keeps the extreme value and the step at which it was first seen. Steps ascend, so a later element
+// replaces it only if it is better, and the first NaN stays.
 template <class F, class T>
 requires(F::kArg) class ThreadFold<F, T> {
  public:
@@ -206,10 +205,11 @@ requires(F::kArg) class ThreadFold<F, T> {
   std::uint32_t step_ = 0;
 };
 
-// The moments of up to kMaxChain elements at a time from the sums of their differences from `shift`
-// and of the squares of those: two additions and a multiplication an element, where merging moments
-// divides. shift is the mean so far, or the first element: differences are of the size of the
-// deviations, and nothing cancels.
+// Computes the moments of up to kMaxChain elements at a time from their differences from `shift`:
+// from the sum of the differences and the sum of their squares. That takes two additions and a
+// multiplication for each element, where merging moments would divide. shift is the mean so far, or
+// at first the first element. The differences are therefore of the size of the deviations, and
+// nothing cancels.
 template <class F, class T>
 requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
  public:
@@ -250,11 +250,11 @@ requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
   Squares deviations_ = {};
 };
 
-// Vectors that a thread loads before it uses the first: 8 times 16 bytes times the 512 threads that
-// an SM runs at least are 64 KiB, above the about 48 KiB in flight that an H200's memory asks for.
+// Vectors that a thread loads before it uses the first. 8 times 16 bytes times the at least 512
+// threads of an SM are 64 KiB. An H200's memory requires about 48 KiB in flight.
 inline constexpr int kVectorsInFlight = 8;
 
-// Folds the walk's elements, those at position v of a vector in chains[v].
+// Folds the walk's elements. Those at position v of a vector go to chains[v].
 template <class F, class T>
 __device__ void FoldWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   constexpr bool kCounts = kIsMoments<typename F::Wide>;
@@ -287,8 +287,9 @@ __device__ void FoldWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector
   }
 }
 
-// FoldWalk for a walk whose vectors are all whole and aligned: one address that moves on, and no
-// questions in the loop, so that eight loads in flight leave room for four blocks of 256 threads.
+// FoldWalk for a walk whose vectors are all whole and aligned. It needs one moving address and no
+// tests in the loop, so that eight loads in flight leave enough registers for four blocks of 256
+// threads.
 template <class F, class T>
 __device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   const auto* next = reinterpret_cast<const unsigned char*>(walk.first);
@@ -299,7 +300,7 @@ __device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kV
 #pragma unroll
     for (int j = 0; j < kVectorsInFlight; ++j) {
       vectors[j] = LoadAligned<Load::kOnce>(next);
-      // The last one is loaded again, which takes fewer registers than not to.
+      // The last vector is loaded again, because that takes fewer registers than skipping the load.
       if (j + 1 < count) next += stride;
     }
     next += stride;
@@ -328,8 +329,8 @@ __device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kV
   }
 }
 
-// Folds the chains of a thread to one value. index(step, v): where the element at position v of the
-// vector of that step stands.
+// Folds the chains of a thread to one value. index(step, v): the index in the input of the element
+// at position v of that step's vector.
 template <class F, class T, class Index>
 __device__ typename F::Wide FoldChains(const Walk<T>& walk,
                                        const ThreadFold<F, T> (&chains)[kVector<T>], Index index) {

@@ -22,20 +22,20 @@
 namespace tessera::compiled {
 namespace {
 
-// Kernels of a process at most, so that whoever asks for ever new expressions does not fill its
-// memory. There is none for what comes later.
+// The largest number of kernels of a process, so that a client that sends ever new expressions does
+// not fill its memory. Later expressions get no kernel.
 constexpr std::size_t kMostKernels = 1024;
 // The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take
-// CUDA's assembler 19 s and 0.9 GB; so much takes it less than a second.
+// CUDA's assembler 19 s and 0.9 GB; a text of this length takes it less than a second.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
-// Texts that wait to be compiled at most, so that none is behind hundreds of others. An expression
-// that finds so many waiting is left out, until it comes the next time.
+// The largest number of texts that wait to be compiled, so that none waits behind hundreds of
+// others. If the queue is full, an expression is not compiled until its next use.
 constexpr std::size_t kMostWaiting = 32;
-// Plans that have come once, of which so many are remembered.
+// The number of plans that are remembered after their first use.
 constexpr std::size_t kMostSeen = 4096;
 
-// The machine code of the text, for the current device; none if it is too long, or the driver
-// cannot compile.
+// The machine code of the text for the current device. There is none if the text is too long or if
+// the driver cannot compile it.
 std::optional<std::string> Compile(const std::string& text) {
   if (text.size() > kMostText) return std::nullopt;
   try {
@@ -48,7 +48,7 @@ std::optional<std::string> Compile(const std::string& text) {
     void* image = nullptr;
     std::size_t bytes = 0;
     std::optional<std::string> code;
-    // The text's zero at the end belongs to it.
+    // The terminating zero belongs to the input.
     if (add(link, CU_JIT_INPUT_PTX, const_cast<char*>(text.c_str()), text.size() + 1, kKernelName,
             0, nullptr, nullptr) == CUDA_SUCCESS &&
         complete(link, &image, &bytes) == CUDA_SUCCESS)
@@ -60,12 +60,13 @@ std::optional<std::string> Compile(const std::string& text) {
   }
 }
 
-// A kernel, for devices of one compute capability.
+// A kernel for devices of one compute capability.
 class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Returns null if the kernel cannot be loaded. Out of memory is not final: the next call retries.
+  // Returns null if the kernel cannot be loaded. A lack of memory is not final: the next call
+  // retries.
   cudaKernel_t Load() {
     const std::lock_guard lock(mutex_);
     if (kernel_ != nullptr || broken_) return kernel_;
@@ -91,9 +92,9 @@ class Kernel {
 // All kernels of the process. Thread safe.
 class Kernels {
  public:
-  // The driver loads its compiler when it needs it first, and what is loaded last is destroyed
-  // first when the process exits. So it is loaded now: then ~Kernels comes before, and waits for
-  // who compiles.
+  // The driver loads its compiler on first use, and at process exit libraries are destroyed in the
+  // reverse order of loading. Loading the compiler here makes ~Kernels run first, and that waits
+  // for the thread that compiles.
   Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
 
   static Kernels& All() {
@@ -115,8 +116,8 @@ class Kernels {
     before_use_ = on;
   }
 
-  // Null while there is none, and where there can be none. It lives as long as the process. Throws
-  // where there is no memory, or no thread to be had.
+  // Returns null if the kernel is not compiled yet or cannot be compiled. A kernel lives as long as
+  // the process. Throws if memory runs out or no thread can be started.
   Kernel* Find(const KernelPlan& plan, const CudaDevice& device) {
     std::string key = KeyOf(plan);
     key.push_back(static_cast<char>(device.info().compute_capability));
@@ -143,7 +144,7 @@ class Kernels {
   struct Job {
     std::string key;
     KernelPlan plan;
-    MapProgram program;  // of the plan
+    MapProgram program;  // that the plan points to
     int device;
   };
 
@@ -164,7 +165,7 @@ class Kernels {
       std::unique_ptr<Kernel> made;
       try {
         if (cudaSetDevice(job.device) == cudaSuccess) made = Make(job.plan);
-      } catch (const std::exception&) {  // no memory: there is no such kernel
+      } catch (const std::exception&) {  // out of memory: the plan gets no kernel
       }
       lock.lock();
       kernels_[job.key] = std::move(made);
@@ -173,7 +174,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Null: being compiled, or not to be compiled.
+  // Null: being compiled, or not compilable.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;
@@ -199,8 +200,8 @@ bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t bl
   const cudaKernel_t function = kernel->Load();
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  // Its code may find no room on the device. Whatever else is wrong, the strategy in its place says
-  // so.
+  // The device may have no room for the kernel's code. Any other error is reported by the strategy
+  // that runs instead.
   if (cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters, 0,
                        handle) != cudaSuccess) {
     (void)cudaGetLastError();

@@ -1,5 +1,5 @@
-// Kernels that the driver compiles while the server runs, for expressions that come again. Thread
-// safe.
+// Kernels that the driver compiles while the server runs, for expressions that are used repeatedly.
+// Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@ class CudaStream;
 
 namespace tessera::compiled {
 
-// Enqueues the plan's kernel, behind all work of the stream, whose device is current. False: there
-// is none, or not yet, or it cannot be launched; the second call with a plan has it compiled in the
-// background, once for all streams and for devices of one compute capability. The first launch
-// loads it, as that of any kernel. Throws DeviceError.
+// Enqueues the plan's kernel after all earlier work of the stream. REQUIRES: the stream's device is
+// current. Returns false if there is no kernel, or none yet, or if it cannot be launched. The
+// second call with a plan starts its compilation in the background, once for all streams and for
+// all devices of one compute capability. The first launch loads the kernel, as with any kernel.
+// Throws DeviceError.
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream);
 
-// For tests. Whether Launch waits for a kernel that is not there yet; false at first.
+// For tests: sets whether Launch waits for a kernel that is not compiled yet. The default is false.
 void CompileBeforeUse(bool on);
 // For tests: how many kernels Launch has enqueued in this process.
 std::int64_t Launches();

@@ -21,7 +21,7 @@
 namespace tessera::compiled {
 namespace {
 
-// The name of a type of values in operations.cu.
+// The name of a value type in operations.cu.
 absl::string_view NameOf(ValueType type) {
   switch (type) {
     case ValueType::kF32:
@@ -42,13 +42,13 @@ bool IsLong(ValueType type) { return type == ValueType::kF64 || type == ValueTyp
 
 // --- Functions of operations.cu ---
 
-// The lines between the braces of each function, by its name, and what is not one of them: the
-// header with the version and the target, and functions that the compiler has added and others
-// call.
+// Holds the lines between the braces of each function by the function's name, and two other parts
+// of the text: the header with the version and the target, and the functions that the compiler has
+// added for the others to call.
 class Operations {
  public:
   explicit Operations(absl::string_view text) {
-    std::string function;        // that the line belongs to, if it is one of operations.cu
+    std::string function;        // the function of operations.cu that the line belongs to, if any
     std::string* to = &header_;  // where the line goes
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
       if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(line), "//")) continue;
@@ -77,7 +77,7 @@ class Operations {
 
   const std::string& header() const { return header_; }
   const std::string& helpers() const { return helpers_; }
-  // REQUIRES: there is such a function.
+  // REQUIRES: the function exists.
   const std::string& BodyOf(const std::string& function) const {
     const auto body = bodies_.find(function);
     if (body == bodies_.end()) std::abort();
@@ -89,7 +89,7 @@ class Operations {
   std::map<std::string, std::string> bodies_;
 };
 
-// "%r12" of a register that takes 16, 32 or 64 bits.
+// The size of a register such as "%r12" in bits: 16, 32 or 64.
 int BitsOf(absl::string_view reg) {
   if (absl::StartsWith(reg, "%rs")) return 16;
   return absl::StartsWith(reg, "%rd") || absl::StartsWith(reg, "%fd") ? 64 : 32;
@@ -124,7 +124,7 @@ class Kernel {
     absl::StrAppend(&text_, parts..., "\n");
   }
 
-  // A value of the parameter, at this byte.
+  // Load a value of the parameter at this byte offset.
   std::string LongAt(std::size_t offset) {
     const std::string to = Long();
     Line("ld.param.b64 ", to, ", [p+", offset, "];");
@@ -136,7 +136,7 @@ class Kernel {
     return to;
   }
 
-  // The function's lines where it is called, with registers of their own in braces.
+  // Inserts the function's lines at the call. Braces limit its registers to it.
   std::string Call(const std::string& function, bool is_long,
                    const std::vector<std::string>& args) {
     const std::string out = is_long ? Long() : Word();
@@ -149,7 +149,7 @@ class Kernel {
       } else if (absl::StartsWith(code, "st.param.") && absl::StrContains(code, "[func_retval0")) {
         const absl::string_view value = code.substr(code.rfind(',') + 1);
         Line("mov.b", is_long ? 64 : 32, " ", out, ",", value);
-      } else if (code == "ret;") {  // which need not be the last line
+      } else if (code == "ret;") {  // may come before the last line
         Line("bra.uni ", end, ";");
       } else if (!code.empty()) {
         calls_ = calls_ || absl::StartsWith(code, "call");
@@ -161,7 +161,8 @@ class Kernel {
     return out;
   }
 
-  // ld.param.u32 %r1, [f_param_0]; of which the type says how much of the argument is read.
+  // Translates a line such as "ld.param.u32 %r1, [f_param_0];". The type says how much of the
+  // argument is read.
   void Argument(absl::string_view code, const std::vector<std::string>& args) {
     const std::vector<absl::string_view> parts =
         absl::StrSplit(code, absl::ByAnyChar(" \t,[];"), absl::SkipEmpty());
@@ -201,7 +202,7 @@ class Kernel {
     return word;
   }
 
-  // The address of what element i of the result takes of the operand.
+  // The address of the operand's element that element i of the result uses.
   std::string AddressOf(int operand, const std::string& i) {
     const std::size_t size = SizeOfOperand(operand);
     const std::string address = Long();
@@ -222,7 +223,7 @@ class Kernel {
     return address;
   }
 
-  // An element's bits.
+  // Loads an element's bits.
   std::string LoadOne(const std::string& predicate, std::size_t size, const std::string& address,
                       std::size_t offset = 0) {
     const std::string to = size == 8 ? Long() : Word();
@@ -231,7 +232,7 @@ class Kernel {
     return to;
   }
 
-  // The bits of a group's elements, that begins with element i.
+  // Loads the bits of the elements of a group that begins with element i.
   std::vector<std::string> Load(const std::string& predicate, int operand, const std::string& i) {
     const std::size_t size = SizeOfOperand(operand);
     const auto width = static_cast<std::size_t>(plan_.width);
@@ -260,7 +261,7 @@ class Kernel {
     return bits;
   }
 
-  // So many bytes, at most 16, as words or pairs of them.
+  // Loads that many bytes, at most 16, as words or pairs of words.
   std::vector<std::string> LoadWords(const std::string& predicate, std::size_t bytes, bool longs,
                                      const std::string& address) {
     const std::size_t unit = longs ? 8 : 4;
@@ -279,7 +280,7 @@ class Kernel {
     return sum;
   }
 
-  // The results from element i on.
+  // Stores the results from element i on.
   void Store(const std::string& predicate, const std::vector<std::string>& bits,
              const std::string& i) {
     const std::size_t size = SizeOf(program_.dtype), bytes = bits.size() * size;
@@ -316,7 +317,7 @@ class Kernel {
 
   // --- Values ---
 
-  // The result's bits, of bits of operands.
+  // Computes the result's bits from the operands' bits.
   std::string Evaluate(const std::array<std::string, kMostOperands>& operands) {
     std::vector<std::string> values(kMostRegisters);
     for (const Instruction& in : program_) {
@@ -346,7 +347,7 @@ class Kernel {
                : Call(absl::StrCat("store_", Absl(Name(program_.dtype))), false, {result});
   }
 
-  // Whether the bits in memory are those of the value.
+  // Whether a value has the same bits in memory as in registers.
   static bool IsInMemory(DType dtype) { return IsStoredAsValue(dtype) && dtype != DType::kBool; }
 
   std::string Apply(const Instruction& in, const std::vector<std::string>& values) {
@@ -367,7 +368,7 @@ class Kernel {
                 is_long && info.rule != MapRule::kComparison, args);
   }
 
-  // --- Its parts ---
+  // --- The parts of the kernel ---
 
   void Begin() {
     n_ = LongAt(offsetof(Arguments, n));
@@ -398,7 +399,7 @@ class Kernel {
     Line("mul.lo.u64 ", first_, ", ", place, ", ", plan_.width, ";");
   }
 
-  // The group, if all of it exists: all loads before the first value.
+  // Computes the group if all of its elements exist. All loads come before the first value.
   void Group() {
     const std::string last = Plus(first_, static_cast<std::size_t>(plan_.width)),
                       predicate = Predicate(), exists = absl::StrCat("@", predicate, " ");
@@ -416,7 +417,7 @@ class Kernel {
     Store(exists, results, first_);
   }
 
-  // The same of a last group of which some elements exist, one by one.
+  // Computes the elements of an incomplete last group one by one.
   void LastGroup() {
     if (plan_.width == 1) return;
     const std::string i = Long(), mine = Predicate(), some = Predicate(), more = Predicate(),
@@ -438,7 +439,7 @@ class Kernel {
     Line(end, ":");
   }
 
-  // Whether each element of the result has one of its own of the operand, or may have.
+  // Whether elements of the result may use different elements of the operand.
   bool IsLoaded(std::size_t operand) const {
     return plan_.lies[operand] != Lies::kUnused && plan_.lies[operand] != Lies::kOne;
   }
@@ -447,7 +448,7 @@ class Kernel {
   const MapProgram& program_;
   const Operations& operations_ = Operations::All();
   std::string text_, n_, out_;
-  std::string first_;  // element of the thread's group
+  std::string first_;  // first element of the thread's group
   std::array<std::string, kMostOperands> data_, one_;
   std::array<std::string, kMostInstructions> constant_;
   std::size_t constants_ = 0;

@@ -1,10 +1,10 @@
-// Kernels for one expression each, as text in PTX, the driver's assembly language, which the driver
-// makes machine code of. A thread computes a group of elements that lie side by side and loads and
-// stores as many bytes at once as they have. The values of the expression are in registers that the
-// text names: nothing is decoded or looked up while it runs.
+// Kernels for single expressions as text in PTX, the driver's assembly language, which the driver
+// compiles to machine code. A thread computes a group of adjacent elements and loads and stores
+// them with accesses as wide as the group. The values of the expression are in registers that the
+// text names, so nothing is decoded or looked up while it runs.
 //
-// Right for any n and block size: threads do not meet, groups beyond the end are left out, and the
-// elements of a last group that is not whole are computed one by one.
+// The kernels are right for any n and block size: threads do not communicate, groups beyond the end
+// are skipped, and the elements of an incomplete last group are computed one by one.
 #pragma once
 
 #include <array>
@@ -19,21 +19,21 @@ namespace tessera::compiled {
 // Where element i of the result finds its element of an operand.
 enum class Lies : std::uint8_t {
   kUnused,
-  kOne,        // there is one for all
+  kOne,        // one element for all
   kWhole,      // i; groups are aligned
   kUnaligned,  // i
-  kVectors,    // i mod period; groups lie side by side, aligned
-  kRepeated,   // (i / inner) mod period; one for each group
+  kVectors,    // i mod period; groups are contiguous and aligned
+  kRepeated,   // (i / inner) mod period; one element for each group
   kStretched,  // (i / inner) mod period
 };
 
-// All that the text of a kernel depends on. The values of constants are arguments, and so is where
-// arrays are.
+// Everything that the text of a kernel depends on. The values of constants and the addresses of
+// arrays are arguments instead.
 struct KernelPlan {
   const MapProgram* program = nullptr;
   std::array<Lies, kMostOperands> lies{};
-  bool aligned = false;  // groups of the result are
-  int width = 1;         // of a group, a power of 2; no array here has more than 16 bytes of one
+  bool aligned = false;  // whether groups of the result are aligned
+  int width = 1;         // of a group, a power of 2; it has at most 16 bytes in each array
 };
 
 // x / by for x below 2^31, as x * multiplier >> shift.
@@ -43,7 +43,7 @@ struct Quotient {
   std::uint32_t shift = 31;
 };
 
-// The kernel's one parameter, of which it has the constants that it uses, by their numbers.
+// The kernel's only parameter. It ends after the last constant that the kernel uses.
 struct Arguments {
   std::int64_t n = 0;
   void* out = nullptr;
@@ -56,10 +56,11 @@ struct Arguments {
 
 inline constexpr char kKernelName[] = "tessera_map";
 
-// The text; it begins with the code of what the expression needs of operations.cu. Thread safe.
+// Returns the text of the plan's kernel, with the code of the operations that the expression needs.
+// Thread safe.
 std::string KernelText(const KernelPlan& plan);
 
-// Bytes to find a kernel by: plans with the same key have the same text.
+// Bytes that identify a kernel's text: plans with the same key have the same text.
 std::string KeyOf(const KernelPlan& plan);
 
 }  // namespace tessera::compiled

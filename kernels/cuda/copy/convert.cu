@@ -1,6 +1,6 @@
-// One type -> another, elementwise. Nothing but memory traffic: a block takes a contiguous piece,
-// its threads neighbouring elements, and each thread has kEach loads in flight before its first
-// store.
+// Converts elements of one type to another. The cost is memory traffic alone: a block takes a
+// contiguous piece, its threads take neighbouring elements, and each thread has kEach loads in
+// flight before its first store.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"

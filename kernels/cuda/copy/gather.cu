@@ -1,11 +1,11 @@
-// Strided n-dimensional view -> contiguous array, for elements of 1, 2, 4 and 8 bytes: one thread
-// an output element, so that stores coalesce and loads do as far as the view allows. The host first
-// merges neighbouring dimensions that one stride walks through, which leaves most views with two or
-// three.
+// Copies a strided n-dimensional view to a contiguous array, for elements of 1, 2, 4 and 8 bytes.
+// Each thread copies one output element, so that stores coalesce and loads do as far as the view
+// allows. The host first merges neighbouring dimensions that a single stride can walk through. Most
+// views then have two or three dimensions.
 //
-// A transposed matrix is the exception worth a kernel of its own: its loads would touch a cache
-// line an element. Tiles go through shared memory, read along one dimension and written along the
-// other.
+// A transposed matrix is worth a separate kernel, because each of its loads would touch another
+// cache line. Its tiles go through shared memory: they are read along one dimension and written
+// along the other.
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -21,7 +21,7 @@ constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // threads along the slow dimension of a tile
 constexpr int kBlock = 256;
 
-// The view after merging: extents of 1 are gone, and no two neighbours can be walked with one
+// The view after merging: there are no extents of 1, and no two neighbours can be walked with one
 // stride.
 struct Layout {
   int rank = 0;
@@ -48,8 +48,8 @@ Layout Merge(const View& view) {
   return layout;
 }
 
-// The layout as a kernel argument. Index: std::uint32_t where it holds the number of elements,
-// because a division of 64 bits costs four times one of 32.
+// The layout as a kernel argument. Index is std::uint32_t if the number of elements fits in it,
+// because a 64-bit division costs four times as much as a 32-bit one.
 template <class Index>
 struct KernelLayout {
   int rank;
@@ -66,7 +66,7 @@ __global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index fi
   std::int64_t offset = 0;
 #pragma unroll
   for (int i = kMaxRank - 1; i > 0;
-       --i) {  // unrolled over the most there can be: no indexing of parameters at run time
+       --i) {  // unrolled for the largest rank, so that no parameter is indexed at run time
     if (i < layout.rank) {
       const Index quotient = rest / layout.extents[i];
       offset += static_cast<std::int64_t>(rest - quotient * layout.extents[i]) * layout.strides[i];
@@ -77,11 +77,11 @@ __global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index fi
   out[thread] = in[offset];
 }
 
-// out[rows, columns] = in, whose element [r, c] stands at r + c * pitch.
+// out[rows, columns] = in, whose element [r, c] is at r + c * pitch.
 template <class E>
 __global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t columns,
                                std::int64_t pitch, E* out) {
-  // One column more than is used: then the cells of a column lie in different banks.
+  // One unused column puts the cells of a column into different banks.
   __shared__ E tile[kTile][kTile + 1];
   const std::int64_t column_tiles = (columns + kTile - 1) / kTile;
   const std::int64_t row = blockIdx.x / column_tiles * kTile;
@@ -90,7 +90,7 @@ __global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t colu
   for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
     if (row + x < rows && column + y < columns) tile[y][x] = in[row + x + (column + y) * pitch];
   }
-  __syncthreads();  // the tile is complete before it is read the other way
+  __syncthreads();  // the tile is complete before it is read along the other dimension
   for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
     if (row + y < rows && column + x < columns) out[(row + y) * columns + column + x] = tile[x][y];
   }
@@ -111,7 +111,7 @@ void GatherIndexed(const E* in, const Layout& layout, std::int64_t first, std::i
   CUDA_CHECK_LAUNCH(GatherElements);
 }
 
-// Elements [first, first + n).
+// Copies elements [first, first + n) of the view.
 template <class E>
 void GatherAnyIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
                       cudaStream_t stream) {

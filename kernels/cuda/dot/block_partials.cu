@@ -1,23 +1,22 @@
 // Dot with a fixed grid and a tree in each block.
 //
-// Against `thread_partials`: the sums of a block's threads meet in shared memory, a few cycles
-// away, where a tree adds them up. It halves what is left at every level and has a barrier between
-// levels: log2(block) steps instead of the block - 1 of `block_serial`'s chain. Half of the
+// Compared with `thread_partials`, the sums of a block's threads meet in shared memory, a few
+// cycles away, and a tree adds them. It halves the number of sums at every level, with a barrier
+// between levels: log2(block) steps instead of the block - 1 of `block_serial`'s chain. Half of the
 // threads, then a quarter, have work in them. The host gets one value per block.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7
 //   live 4     0<--2  1<--3
 //   live 2     0<1
 //
-// At n = 2^20, 1024 blocks with 9 barriers each; 8 KiB go to the host. That round trip, 10 us, is
-// what is left to save.
+// At n = 2^20 there are 1024 blocks with 9 barriers each, and 8 KiB go to the host. That round trip
+// of 10 us is the cost that remains.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// partials[block] = the part of a . b that belongs to the block. Dynamic shared memory: one Wide
-// per thread.
+// partials[block] = the block's part of a . b. Dynamic shared memory: one Wide per thread.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     DotBlockPartials(const T* a, const T* b, std::int64_t n, DotWide<T>* partials) {
@@ -25,7 +24,7 @@ __global__ void __launch_bounds__(kMostThreads)
   auto* sums = DynamicShared<DotWide<T>>();
   sums[threadIdx.x] = FoldThreadInTurn<F>(GridThread(), n, GridThreads(),
                                           [=](std::int64_t i) { return F::Multiply(a[i], b[i]); });
-  __syncthreads();  // the sum of every thread is in its place
+  __syncthreads();  // the sum of every thread is in its cell
   for (unsigned live = blockDim.x; live > 1;) {
     const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
     if (threadIdx.x < live - half)

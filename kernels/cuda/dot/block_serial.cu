@@ -1,23 +1,23 @@
-// Dot with the first sums on the GPU: thread 0 of a block adds up what its block has multiplied.
+// Dot with the first sums on the GPU: thread 0 of a block adds the products of its block.
 //
-// Against `elementwise`: the threads of a block share memory on their SM. Each leaves its product
-// there, all wait at a barrier until every product has arrived, and then one of them adds. One sum
-// per block goes to device memory and to the host instead of one product per element.
+// Compared with `elementwise`, the threads of a block use the shared memory of their SM. Each
+// thread stores its product there, all wait at a barrier until every product has arrived, and then
+// one of them adds. One sum per block goes to device memory and to the host instead of one product
+// per element.
 //
 //   thread      0    1    2   ...  255
 //   shared    [p0] [p1] [p2]  ... [p255]      one barrier
 //   thread 0   ---->---->---->---->          255 additions, one after the other
 //
-// At n = 2^20, 4096 blocks. Less goes over the bus, but a block holds its place on the SM for a
-// serial chain of 255 additions, in which 255 threads have nothing to do. Only products are rounded
-// in single precision.
+// At n = 2^20 there are 4096 blocks. Fewer bytes go over the bus, but a block occupies the SM for a
+// serial chain of 255 additions, during which 255 threads have nothing to do. Only products are
+// rounded in single precision.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// partials[block] = the part of a . b that belongs to the block. Dynamic shared memory: one Acc per
-// thread.
+// partials[block] = the block's part of a . b. Dynamic shared memory: one Acc per thread.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     DotBlockSerial(const T* a, const T* b, std::int64_t n, DotWide<T>* partials) {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kMostThreads)
   auto* products = DynamicShared<DotAcc<T>>();
   const std::int64_t i = GridThread();
   products[threadIdx.x] = i < n ? F::Multiply(a[i], b[i]) : DotAcc<T>(0);
-  __syncthreads();  // every product of the block is in its place
+  __syncthreads();  // every product of the block is in its cell
   if (threadIdx.x != 0) return;
   DotWide<T> sum = 0;
   for (unsigned j = 0; j < blockDim.x; ++j) sum = F::Combine(sum, F::Widen(products[j]));
@@ -52,7 +52,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotBlockSerial = {
     .name = "block_serial",
-    .summary = "products meet in shared memory, thread 0 of a block adds them, the host the blocks",
+    .summary = "products meet in shared memory, thread 0 of a block adds, the host adds the blocks",
     .source = "reduction on GPU and CPU of the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .deterministic = true,

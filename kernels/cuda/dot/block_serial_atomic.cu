@@ -1,13 +1,13 @@
-// Dot without the host: as `block_serial`, but the sums of the blocks meet on the GPU.
+// Dot without the host: like `block_serial`, but the sums of the blocks are added on the GPU.
 //
 // Blocks cannot wait for each other, and if two of them read a cell, add to it and write it back,
-// one addition may be lost. An atomic addition reads, adds and writes as one step; the memory
-// system does it in the L2. So every block adds its sum to one cell, in whichever order the blocks
-// end, and only the result leaves the GPU.
+// one addition may be lost. An atomic addition reads, adds and writes in one step, which the memory
+// system does in the L2 cache. Every block therefore adds its sum to one cell, in the order in
+// which the blocks end, and only the result leaves the GPU.
 //
-// At n = 2^20, 4096 atomic additions to one address. They come one after the other, but while other
-// blocks are in their chains. The wait for the host is gone: the request ends with the kernel. The
-// price is order: the last bits of a floating-point result differ from run to run.
+// At n = 2^20 there are 4096 atomic additions to one address. They are serialized, but other blocks
+// run their chains in the meantime. There is no wait for the host: the request ends with the
+// kernel. The price is the order: the last bits of a floating-point result differ from run to run.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kMostThreads)
   auto* products = DynamicShared<DotAcc<T>>();
   const std::int64_t i = GridThread();
   products[threadIdx.x] = i < n ? F::Multiply(a[i], b[i]) : DotAcc<T>(0);
-  __syncthreads();  // every product of the block is in its place
+  __syncthreads();  // every product of the block is in its cell
   if (threadIdx.x != 0) return;
   DotWide<T> sum = 0;
   for (unsigned j = 0; j < blockDim.x; ++j) sum = F::Combine(sum, F::Widen(products[j]));

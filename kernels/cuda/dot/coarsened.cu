@@ -1,23 +1,23 @@
 // Dot with several products per thread before the tree.
 //
-// Against `hierarchical`: a thread sums items_per_thread products (8 by default) in a register
-// before it meets the others. The tree, its barriers and the atomic addition are paid once for all
-// of them, as many times fewer blocks start, and the loads of eight products are in flight
-// together, which is what it takes to keep memory busy. A block's part is contiguous, and its
+// Compared with `hierarchical`, a thread sums items_per_thread products (8 by default) in a
+// register before it meets the others. The cost of the tree, its barriers and the atomic addition
+// is paid once for all of them, and proportionally fewer blocks start. The loads of eight products
+// are in flight together, which keeps the memory busy. A block's part is contiguous, and its
 // threads take every blockDim-th element of it, so that neighbours read neighbours:
 //
 //   block 0                      block 1                      blocks of 4, 2 items per thread
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// At n = 2^20, 512 blocks with 9 barriers and an atomic addition each; from about 2^24 elements on
-// memory bounds it.
+// At n = 2^20 there are 512 blocks with 9 barriers and an atomic addition each. From about 2^24
+// elements on, memory is the bound.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// *total += a . b, items * blockDim.x elements per block. Dynamic shared memory: 8 bytes per
+// *total += a . b, with items * blockDim.x elements per block. Dynamic shared memory: 8 bytes per
 // thread.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kMostThreads)
     DotAcc<T> chain = 0;
     for (int folded = 0; folded < kMaxChain && i < end; folded += kBatch) {
       if (i + (kBatch - 1) * step < end) {
-        // All loads before the first use, so that they are in flight together.
+        // All loads come before the first use, so that they are in flight together.
         DotAcc<T> batch[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = F::Multiply(a[i + j * step], b[i + j * step]);

@@ -1,9 +1,9 @@
-// Dot by cuBLAS: what the vendor's library makes of the same problem, loaded at run time.
+// Dot by cuBLAS, NVIDIA's library, for comparison. It is loaded at run time.
 //
-// The library leaves its result in device memory (its host mode would wait for the stream inside of
-// the call); one thread more turns it into the Scalar that the host reads. cublasSdot accumulates
-// in single precision in an order that NVIDIA does not document: the only bound that holds for
-// every order grows with n.
+// The library leaves its result in device memory, because its host mode would wait for the stream
+// within the call. One more thread converts it into the Scalar that the host reads. cublasSdot
+// accumulates in single precision in an order that NVIDIA does not document. The only bound that
+// holds for every order grows with n.
 //
 // Cost at n = 2^20, f32: 8 MiB read; two kernels of the library and one of ours.
 #include "kernels/cuda/common/primitives.cuh"

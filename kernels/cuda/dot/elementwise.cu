@@ -1,13 +1,12 @@
 // Dot, the first step: the GPU multiplies, the host adds.
 //
 // A kernel replaces the loop over elements by threads: thread i multiplies a[i] and b[i], and knows
-// nothing of the others. Threads that do not talk to each other cannot add up. So the products go
-// to device memory, from there to the host slice by slice, and OpenMP adds each slice over the
-// cores.
+// nothing of the others. Threads that do not communicate cannot add. The products therefore go to
+// device memory and from there to the host in slices, and OpenMP adds each slice on all cores.
 //
 // At n = 2^20 the kernel takes 3 us and the copy of 4 MiB to the host, with the additions there,
-// 0.5 ms. Each product rounds once in single precision; the host adds in double, in an order that n
-// alone decides.
+// 0.5 ms. Each product is rounded once to single precision. The host adds in double, in an order
+// that depends only on n.
 #include <algorithm>
 #include <memory>
 
@@ -45,7 +44,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
     DotElementwise<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(
         static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
     CUDA_CHECK_LAUNCH(DotElementwise);
-    // Not a vector, which would write zeros first.
+    // A vector would write zeros first.
     const auto slice = std::make_unique_for_overwrite<Acc[]>(std::min(p.n, kSlice));
     WideOf<T> sum = 0;
     for (std::int64_t at = 0; at < p.n; at += kSlice) {

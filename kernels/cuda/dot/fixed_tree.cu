@@ -1,24 +1,25 @@
 // Dot along a tree whose shape depends on n alone: the same bits from every grid, every block size,
-// every GPU and the CPU. And the same in twice the precision.
+// every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// `fixed_tree`, against `single_pass`: the kernel is the same, and the chunks are those of
-// FixedTree instead of as many as this device likes. A request may still choose grid and block: a
-// block then takes several chunks in turn, a thread several lanes, and what is added to what stays
-// as it is. A product is rounded before it is added, on every device: no fused multiply-add where
-// it would change a bit. kernels/same_bits/fixed_tree.h defines the tree, well enough to be written
-// again; tests/tree_test.cc does that.
+// Compared with `single_pass`, `fixed_tree` has the same kernel, but the chunks are those of
+// FixedTree instead of a number that suits the device. A request may still choose grid and block. A
+// block then takes several chunks in sequence and a thread several lanes, but the same terms are
+// added in the same order. A product is rounded before it is added, on every device: there is no
+// fused multiply-add where it would change a bit. kernels/same_bits/fixed_tree.h defines the tree
+// well enough to be implemented independently, and tests/tree_test.cc does that.
 //
 // `compensated`: where products of both signs cancel, the sum keeps its digits. f32 and the 16-bit
-// types multiply and add in double, in which their products are exact. f64 has nothing wider, so a
-// column is a Pair, the sum and what rounding has taken from it so far: TwoProduct finds the error
-// of a product with one fused multiply-add, TwoSum that of an addition with five more, and the
-// errors are added up on the side (Dot2). In the end value and errors meet in one rounding:
+// types multiply and add in double, in which their products are exact. There is no wider type for
+// f64, so a column is a Pair: the sum and its rounding errors so far. TwoProduct finds the error of
+// a product with one fused multiply-add. TwoSum finds that of an addition with five more additions.
+// The errors are added separately (Dot2). In the end, the value and the errors are added in one
+// rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |products|     u = 2^-53, depth at most about 250
 //
-// so that a sum whose terms are 10^16 times larger than itself is still right to the last digits,
-// as long as no product underflows. 10 operations per pair of f64, where memory leaves an H200's SM
-// time for about 50.
+// A sum whose terms are 10^16 times larger than itself is therefore still right to the last digits,
+// as long as no product underflows. A pair of f64 takes 10 operations, and the memory of an H200
+// leaves an SM time for about 50.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 

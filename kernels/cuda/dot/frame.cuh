@@ -1,11 +1,11 @@
-// The frame of the lessons of Dot. A lesson brings a kernel, a LessonShape and a launch; from
-// the shape follow its error bound and its cost.
+// The frame of the lessons of Dot. A lesson has a kernel, a LessonShape and a launch. Its error
+// bound and its cost are computed from the shape.
 //
-// What holds for every lesson, and is not repeated in their heads: any n (products beyond the end
-// are 0, n = 0 is one block of zeros), any block size, any alignment (loads are scalar). A float
-// sums at most kMaxChain products, or a block's tree of them, in single precision; everything
-// beyond is double, so that 2^28 ones sum to 2^28. At n = 2^20, f32, memory delivers both operands,
-// 8 MiB, in 2 us.
+// The following holds for every lesson and is not repeated in their files. A lesson accepts any n
+// (products beyond the end are 0, and n = 0 is one block of zeros), any block size and any
+// alignment (loads are scalar). It sums at most kMaxChain products of floats, or a block's tree of
+// them, in single precision. Everything beyond is double, so that 2^28 ones sum to 2^28. At n =
+// 2^20, f32, memory delivers both operands (8 MiB) in 2 us.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-// Terms and the sums of a thread or a block are Acc: f32 for f32 and the 16-bit types, whose
-// products it holds without rounding, f64 for f64, 64 bits that wrap for integers. Sums of blocks
-// and of long chains are Wide: double, or the same 64 bits.
+// Terms and the sums of a thread or a block are Acc. That is f32 for f32 and for the 16-bit types,
+// whose products it holds without rounding. It is f64 for f64, and 64 bits that wrap for integers.
+// Sums of blocks and of long chains are Wide: double, or the same 64 bits.
 template <class T>
 struct DotFold : Fold<ReduceOp::kSum, T> {
   using Acc = typename Fold<ReduceOp::kSum, T>::Acc;
@@ -37,14 +37,14 @@ using DotAcc = typename DotFold<T>::Acc;
 template <class T>
 using DotWide = typename DotFold<T>::Wide;
 
-// Bytes of an Acc; a Wide has 8.
+// The size of an Acc. A Wide has 8 bytes.
 constexpr std::size_t AccBytes(DType dtype) {
   return IsInteger(dtype) || dtype == DType::kF64 ? 8 : 4;
 }
 
 // --- What a lesson costs ---
 
-// Of levels of launches in which a block adds two products per thread, in place.
+// The shape of levels of launches in which a block adds two products per thread in place.
 inline LessonShape TreesInPlace(const DotProblem& p) {
   LessonShape shape = TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.dtype), sizeof(double));
   ++shape.narrow_steps;  // the product
@@ -65,7 +65,7 @@ Cost CostOf(const DotProblem& p) {
 
 // --- How a lesson ends ---
 
-// enqueue(a, b, sum, stream) launches a kernel whose blocks add to *sum, which is zero before. The
+// enqueue(a, b, sum, stream) launches a kernel whose blocks add to *sum, which starts at zero. The
 // sum becomes the result.
 template <class Enqueue>
 void IntoOneSum(const DotProblem& p, Stream& stream, Enqueue enqueue) {
@@ -84,7 +84,7 @@ void IntoOneSum(const DotProblem& p, Stream& stream, Enqueue enqueue) {
 }
 
 // enqueue(a, b, partials, stream) launches a kernel that leaves `count` partial sums. The host
-// waits for them and adds them up in index order.
+// waits for them and adds them in index order.
 template <class Enqueue>
 void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enqueue enqueue) {
   CudaStream& cuda = Cuda(stream);
@@ -102,10 +102,10 @@ void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enque
   });
 }
 
-// Levels of launches that work in place. first(a, b, cells, blocks, partials, stream) launches the
-// level over the elements, with n cells of scratch; next(cells, n, blocks, partials, stream) one
-// over the n values that the blocks of the level before have left, until one block leaves the
-// result.
+// Launches one level after the other, and all levels work in place. first(a, b, cells, blocks,
+// partials, stream) launches the level over the elements, with n cells of scratch. next(cells, n,
+// blocks, partials, stream) launches a level over the n values of the previous level's blocks,
+// until one block leaves the result.
 template <class First, class Next>
 void IntoLevelsInPlace(const DotProblem& p, std::int64_t per_block, Stream& stream, First first,
                        Next next) {

@@ -1,14 +1,14 @@
-// Dot by a hierarchy: trees in blocks, and atomic additions between them. The plainest form of the
-// pattern that the fast strategies refine.
+// Dot by a hierarchy: trees in blocks, and atomic additions between them. This is the plainest form
+// of the pattern that the fast strategies refine.
 //
-// Against `tree_sequential`, whose block holds as much as it can, two cells per thread: where many
-// blocks share the work, a thread multiplies one pair of elements and keeps one cell, and the first
-// level has something to do for half of the threads.
+// Compared with `tree_sequential`, a block does less work: a thread multiplies one pair of elements
+// and keeps one cell instead of two. Many blocks share the work, and the first level occupies half
+// of the threads.
 //
-// At n = 2^20, 4096 blocks with 9 barriers and an atomic addition each: twice the blocks and
-// atomics of `tree_sequential`, half the shared memory. A thread does one multiplication for eight
-// barriers, and has one pair of loads in flight: starting blocks and waiting in them is what bounds
-// it, not memory.
+// At n = 2^20 there are 4096 blocks with 9 barriers and an atomic addition each: twice the blocks
+// and atomics of `tree_sequential`, and half the shared memory. A thread does one multiplication
+// for eight barriers and has one pair of loads in flight. Starting blocks and waiting in them is
+// the bound, not memory.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {

@@ -1,24 +1,25 @@
-// Dot in one launch, at the rate of the memory.
+// Dot in one launch, at the speed of memory.
 //
-// Against `warp_shuffle`: a thread loads 16 bytes at a time, two vectors of each operand before it
-// uses the first, and a column of products, always the same place of a thread's vectors, has its
-// own accumulator. No cell of device memory has to be zeroed before, and none copied after: the
-// last block to start receives the others' sums through the stream's mailbox, adds them in index
-// order and writes the result, so that the same call gives the same bits. kernels/cuda/tree/ has
-// the kernel and says how blocks meet; kernels/same_bits/fixed_tree.h says in which order values
-// are added.
+// Compared with `warp_shuffle`, a thread loads 16 bytes at a time, two vectors of each operand
+// before it uses the first. Each column of products, which are those at one position of a thread's
+// vectors, has its own accumulator. No cell of device memory has to be zeroed before, and none has
+// to be copied after. The last block to start receives the others' sums through the stream's
+// mailbox, adds them in index order and writes the result, so that the same call gives the same
+// bits. kernels/cuda/tree/ has the kernel and explains how blocks communicate.
+// kernels/same_bits/fixed_tree.h defines the order in which values are added.
 //
-// A chunk is what one block folds: as long as the device's number of SMs makes it, so that every
-// one of them has four blocks at once, or fewer in a short array.
+// A chunk is the part that one block folds. Its length depends on the device's number of SMs, so
+// that every SM has four blocks at a time, or fewer for a short array.
 //
-// Cost at n = 2^20, f32: 8 MiB read by 256 blocks, each of which sends 16 bytes; one launch. Memory
-// takes 2 us at 4.3 TB/s, starting the kernel twice as long.
+// Cost at n = 2^20, f32: 256 blocks read 8 MiB and send 16 bytes each, in one launch. Reading takes
+// 2 us at 4.3 TB/s, and starting the kernel takes twice as long.
 //
-// Right for any n: a lane takes what vectors there are and at most one in pieces; n = 0 is one
-// chunk of zeros. For any block size: threads share out 256 lanes. For any alignment: operands that
-// are off a multiple of 16 by the same distance are read like aligned ones; otherwise each vector
-// costs a second load, from the L1 cache, and a shift. For 2^28 floats: at most 64 products are
-// added in single precision, the rest is double.
+// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete one, and n
+// = 0 is one chunk of zeros. It is correct for any block size: the threads divide 256 lanes among
+// them. It is correct for any alignment: operands with the same address modulo 16 are read like
+// aligned ones, and otherwise each vector costs a second load, from the L1 cache, and a shift. It
+// is accurate for 2^28 floats: at most 64 products are added in single precision, and the rest in
+// double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -29,7 +30,7 @@ Tree TreeOf(const DotProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// Of the GPU that the cost is given for; the strategy asks the device.
+// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const DotProblem& p) {

@@ -1,16 +1,16 @@
-// Dot with a fixed number of threads, each with a sum of its own.
+// Dot with a fixed number of threads, each with its own sum.
 //
-// Neither barriers nor atomics are needed where no thread writes where another does. The grid is
-// fixed, whatever n is; a thread strides through the operands by the number of threads, so that
-// neighbours always read neighbouring elements, and leaves its sum in its own cell of device
-// memory. The host adds the cells.
+// Neither barriers nor atomics are needed if no two threads write to the same place. The grid is
+// fixed, whatever n is. A thread strides through the operands by the number of threads, so that
+// neighbours always read neighbouring elements. It leaves its sum in its own cell of device memory.
+// The host adds the cells.
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
-// At n = 2^20, 1024 blocks of 256 threads take four elements each, without a barrier; the host
-// fetches and adds 2 MiB of partial sums, which takes a hundred times as long. Its share falls as n
-// grows.
+// At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
+// host fetches and adds 2 MiB of partial sums, which takes a hundred times as long. Its share of
+// the time falls as n grows.
 #include <algorithm>
 
 #include "kernels/cuda/dot/frame.cuh"
@@ -18,10 +18,10 @@
 namespace tessera {
 namespace {
 
-// Every thread costs the host a partial sum.
+// The host must add a partial sum for every thread.
 constexpr LaunchLimits::Range kGridSize = {1, 4096};
 
-// partials[thread] = the part of a . b that belongs to the thread.
+// partials[thread] = the thread's part of a . b.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     DotThreadPartials(const T* a, const T* b, std::int64_t n, DotWide<T>* partials) {

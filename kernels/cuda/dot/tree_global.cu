@@ -1,23 +1,23 @@
-// Dot as a tree in device memory, level of launches by level, until a single value is left.
+// Dot as a tree in device memory, by one launch per level, until a single value is left.
 //
-// Against `block_partials`: the host is out of the way. A block multiplies two elements per thread
-// into device memory and sums its part in place, with a barrier between the steps: thread t adds
-// the neighbour of cell 2 t, first at distance 1, then 2, 4, ...
+// Compared with `block_partials`, the host does none of the work. A block multiplies two elements
+// per thread into device memory and sums its part in place, with a barrier between the steps.
+// Thread t adds the neighbour of cell 2 t to it, first at distance 1, then 2, 4, ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// A barrier holds the threads of one block only. So a block's value goes to an array, and the next
-// launch, which starts when the last has ended, sums that array in the same way, until one block is
-// enough: it writes the result. At n = 2^20, 24 MiB in launches of 2048, 4 and 1 blocks; much of it
-// stays in the caches, but every step waits hundreds of cycles for them.
+// A barrier holds only the threads of one block. A block's value therefore goes to an array. The
+// next launch, which starts when the previous one has ended, sums that array in the same way. When
+// one block is enough, it writes the result. At n = 2^20, launches of 2048, 4 and 1 blocks move 24
+// MiB. Much of it stays in the caches, but every step waits hundreds of cycles for them.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// How many of n cells belong to this block, which takes 2 * blockDim.x from *begin on.
+// How many of n cells belong to this block. It takes up to 2 * blockDim.x of them from *begin on.
 __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
   *begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   return static_cast<unsigned>(min(n - *begin, std::int64_t{2} * blockDim.x));
@@ -31,11 +31,11 @@ __device__ void SumInPlace(A* cells, unsigned count) {
   for (unsigned stride = 1; stride < count; stride *= 2) {
     if (threadIdx.x % stride == 0 && mine + stride < count)
       cells[mine] = F::Combine(cells[mine], cells[mine + stride]);
-    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+    __syncthreads();  // multiples of 2 * stride are written, and the cells between have been read
   }
 }
 
-// The first level: cells[0, n) are scratch for the products.
+// The first level. cells[0, n) are scratch for the products.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     DotTreeGlobal(const T* a, const T* b, std::int64_t n, DotAcc<T>* cells, DotWide<T>* partials,
@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kMostThreads)
   StoreBlock<F>(count == 0 ? DotWide<T>(0) : F::Widen(cells[begin]), n, partials, result);
 }
 
-// The other levels: cells[0, n) are the values of the blocks before, and scratch too.
+// The other levels. cells[0, n) are the values of the previous level's blocks, and also serve as
+// scratch.
 template <class Wide>
 __global__ void __launch_bounds__(kMostThreads)
     DotTreeGlobalLevel(Wide* cells, std::int64_t n, Wide* partials, Scalar* result) {

@@ -1,18 +1,18 @@
 // Dot by the same tree in shared memory.
 //
-// Against `tree_global`: the products of a block, two per thread, live in shared memory, where a
-// step costs tens of cycles instead of hundreds. The values of the blocks meet by an atomic
-// addition each instead of another launch.
+// Compared with `tree_global`, the products of a block, two per thread, are in shared memory, where
+// a step costs tens of cycles instead of hundreds. Each block adds its value to the result by an
+// atomic addition instead of another launch.
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// Thread t works at stride s if s divides t. That takes a division to find out, and neighbours
-// differ: a warp runs the addition if one of its 32 threads needs it, so at stride 2 all warps do
-// half of the work in the full time, at stride 4 a quarter, and so on. The cells that a warp reads
-// lie 2 s apart: shared memory has 32 banks, and at s = 16 all of a warp's cells are in one. At
-// n = 2^20, 2048 blocks with 10 barriers and an atomic addition each.
+// Thread t works at stride s if s divides t. The test takes a division, and neighbours differ: a
+// warp runs the addition if one of its 32 threads needs it. At stride 2 all warps do half of the
+// work in the full time, at stride 4 a quarter, and so on. The cells that a warp reads lie 2 s
+// apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells are in one bank. At n =
+// 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -27,12 +27,12 @@ __global__ void __launch_bounds__(kMostThreads)
   const std::int64_t begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   for (unsigned i = threadIdx.x; i < 2 * blockDim.x; i += blockDim.x)
     products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
-  __syncthreads();  // every product of the block is in its place
+  __syncthreads();  // every product of the block is in its cell
   const unsigned mine = 2 * threadIdx.x;
   for (unsigned stride = 1; stride < 2 * blockDim.x; stride *= 2) {
     if (threadIdx.x % stride == 0 && mine + stride < 2 * blockDim.x)
       products[mine] = F::Combine(products[mine], products[mine + stride]);
-    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+    __syncthreads();  // multiples of 2 * stride are written, and the cells between have been read
   }
   if (threadIdx.x == 0) AtomicAdd(total, F::Widen(products[0]));
 }

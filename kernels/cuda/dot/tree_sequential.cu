@@ -1,15 +1,15 @@
 // Dot by a tree whose working threads are neighbours.
 //
-// Against `tree_interleaved`, only the numbering changes: strides halve instead of doubling, and
-// thread t adds the cell a stride away to cell t, as long as t is below the stride.
+// Compared with `tree_interleaved`, only the numbering changes: strides halve instead of doubling,
+// and thread t adds the cell a stride away to cell t, as long as t is below the stride.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// All but one of the working warps work with all of their 32 threads, the others step over the
-// addition together; finding out takes a comparison, no division. A warp's cells are 32 neighbours,
-// each in a bank of its own. The same barriers and atomic additions, for a third of the
+// All but one of the working warps work with all of their 32 threads, and the other warps skip the
+// addition together. The test takes a comparison and no division. A warp's cells are 32 neighbours
+// in 32 different banks. The barriers and atomic additions are the same, with a third of the
 // instructions.
 #include "kernels/cuda/dot/frame.cuh"
 
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const std::int64_t begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   for (unsigned i = threadIdx.x; i < 2 * blockDim.x; i += blockDim.x)
     products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
-  __syncthreads();  // every product of the block is in its place
+  __syncthreads();  // every product of the block is in its cell
   for (unsigned live = 2 * blockDim.x; live > 1;) {
     const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
     if (threadIdx.x < live - half)

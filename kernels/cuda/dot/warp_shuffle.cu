@@ -1,23 +1,23 @@
 // Dot with registers instead of shared memory: warps sum by shuffles.
 //
-// Against `coarsened`: the lanes of a warp read each other's registers. Five shuffles need neither
-// a barrier nor memory, since a warp runs in step; the block has one barrier, at which the sums of
-// its warps meet, instead of one per level. And the grid strides: a request may fix the number of
-// blocks instead of the items per thread (16 by default).
+// Compared with `coarsened`, the lanes of a warp read each other's registers. Five shuffles need
+// neither a barrier nor memory, because they synchronize the warp. The block has one barrier, where
+// the sums of its warps meet, instead of one per level. In addition, the grid strides, so that a
+// request may fix the number of blocks instead of the items per thread (16 by default).
 //
 //   offset 16   lane l adds lane l + 16's value to its own
 //   offset 8    lane l adds lane l + 8's ...
 //   offset 1    lane 0 has the sum of the warp
 //
-// At n = 2^20, 256 blocks with one barrier and an atomic addition each. A warp that is not full
-// names the lanes it has.
+// At n = 2^20 there are 256 blocks with one barrier and an atomic addition each. The mask of a warp
+// that is not full names only the lanes that it has.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// The sum of the values of lanes 0 to lanes - 1, in lane 0. All of them call it, and no other lane
-// of the warp.
+// Returns the sum of the values of lanes 0 to lanes - 1, in lane 0. REQUIRES: all of these lanes
+// call it, and no other lane of the warp does.
 template <class F>
 __device__ typename F::Wide SumOfWarp(typename F::Wide value, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const int threads = static_cast<int>(blockDim.x);
   sum = SumOfWarp<F>(sum, min(kWarpSize, threads - warp * kWarpSize));
   if (lane == 0) sums[warp] = sum;
-  __syncthreads();  // the sum of every warp is in its place
+  __syncthreads();  // the sum of every warp is in its cell
   const int warps = (threads + kWarpSize - 1) / kWarpSize;
   // The first warp has at least as many lanes as the block has warps.
   if (threadIdx.x < static_cast<unsigned>(warps)) sum = SumOfWarp<F>(sums[lane], warps);

@@ -1,22 +1,23 @@
-// Chains: expressions whose every step takes what the step before it made, and operands and
-// constants, as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a), and those where one value at
-// a time has to wait for a later step, as the half of a GELU. They are most of what is asked for,
-// and need no registers that are numbered at run time: a thread has its elements of the last value,
-// perhaps of the one that waits, and of what a step reads, and branches choose what the step does.
-// Its elements of operands go to shared memory, without a detour through registers (cp.async):
-// there they can be numbered at run time, and as many may be under way as there is room for. A
-// thread reads what it has loaded itself, so that threads need not wait for each other.
+// Chains are expressions in which every step takes the value of the previous step, and operands and
+// constants: a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a). At most one value at a time may
+// wait for a later step, as in half of a GELU. Most requested expressions are chains. They need no
+// registers that are numbered at run time: a thread has its elements of the last value, of the
+// waiting value, if any, and of the values that a step reads, and branches choose the operation.
+// Its elements of the operands are copied directly to shared memory, not through registers
+// (cp.async). Shared memory can be indexed at run time, and as many copies may be in flight as
+// there is room for. A thread reads only elements that it has loaded itself, so that threads need
+// not wait for each other.
 //
-// Elements are loaded in groups, 16 bytes of the chain's type. A group of an operand lies side by
-// side and aligned, or is one element many times:
+// Elements are loaded in groups, 16 bytes of the chain's type. A group of an operand consists of
+// adjacent elements and is aligned, or it is one element repeated:
 //
 //   kWhole      element i of the result takes element i
 //   kVectors    i mod period: a row that is stretched along outer axes
 //   kRepeated   (i / inner) mod period: stretched along inner axes as well, or those alone
 //
-// An operand that is one element for all takes no registers of a thread: it lies with the
-// constants. In chains of f32 operands may be of 16 bits, and what comes out may be; truth values
-// go into every chain, and come out of those that end with a comparison.
+// An operand that is one element for all takes no registers of a thread, because it is stored with
+// the constants. In chains of f32, operands and the result may have 16 bits. Truth values may be
+// operands of every chain, and are the result of those that end with a comparison.
 //
 // Map runs chains (chained.cuh), and so does Reduce (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -37,8 +38,8 @@ inline constexpr int kMostSteps = 16;
 inline constexpr int kMostSingles = 16;
 inline constexpr int kMostInputs = 4;
 
-// What a step reads: operand i of the chain, what the step before made, the value that waits, or
-// single i; while a chain is made, also what step i made.
+// The source of an argument of a step: operand i of the chain, the result of the previous step, the
+// waiting value, or single i. While a chain is built, it may also be the result of step i.
 inline constexpr std::uint8_t kPrevious = kMostInputs;
 inline constexpr std::uint8_t kSaved = kMostInputs + 1;
 inline constexpr std::uint8_t kSingle = kMostInputs + 2;
@@ -48,12 +49,12 @@ inline constexpr std::uint8_t kNothing = 255;
 struct Step {
   MapOp op{};
   bool rounds = false;  // to the chain's type
-  bool saves = false;   // from then on what it made is the value that waits
+  bool saves = false;   // its result becomes the waiting value
   bool quick = false;   // IsQuick
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
-// Division of numbers below 2^31, by one of them, as a multiplication.
+// Division of numbers below 2^31 by such a number, done as a multiplication.
 struct Divisor {
   std::uint32_t by = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;
@@ -74,7 +75,7 @@ struct Input {
   const void* data = nullptr;
   DType dtype{};
   Lies lies = Lies::kWhole;
-  bool plain = false;  // loaded groups are those of the chain's type
+  bool plain = false;  // loaded groups have the chain's type
   Divisor inner, period;
 };
 
@@ -86,8 +87,8 @@ struct Single {
 };
 
 struct Chain {
-  DType dtype{};  // of what steps compute, and are rounded to
-  DType out{};    // of what comes out: besides that, BOOL and, of F32, types of 16 bits
+  DType dtype{};  // the type that steps compute in and round to
+  DType out{};    // of the result: dtype, BOOL or, if dtype is F32, a 16-bit type
   int inputs = 0;
   int singles = 0;
   int steps = 0;
@@ -104,8 +105,9 @@ inline bool IsAligned(const void* data, std::int64_t bytes = 16) {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Element i of n takes element (i / inner) mod period of what lies without gaps: 1 and n of an
-// array that is not stretched. False: the view is none of these.
+// Finds inner and period such that element i of n takes element (i / inner) mod period of a
+// contiguous array. They are 1 and n if the array is not broadcast. Returns false if the view is
+// not of this form.
 inline bool FindPeriod(const View& view, std::int64_t* inner, std::int64_t* period) {
   *inner = *period = 1;
   bool outer = false;
@@ -128,13 +130,13 @@ inline bool FindPeriod(const View& view, std::int64_t* inner, std::int64_t* peri
   return true;
 }
 
-// Whether an operand of this type goes into a chain of that one.
+// Whether an operand of type dtype may be an operand of a chain of type `chain`.
 inline bool GoesInto(DType dtype, DType chain) {
   return dtype == chain || dtype == DType::kBool ||
          (chain == DType::kF32 && ValueTypeOf(dtype) == ValueType::kF32);
 }
 
-// Whether the operand, whose elements are not all one, can be loaded group by group.
+// Whether the operand can be loaded group by group. REQUIRES: it is not one element for all.
 inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* input) {
   std::int64_t inner, period;
   if (!FindPeriod(view, &inner, &period)) return false;
@@ -157,18 +159,19 @@ inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* inpu
   return true;
 }
 
-// The operations of quick steps, which are the first ones.
+// The number of operations of quick steps. They are the first ones.
 inline constexpr std::size_t kQuickOps = 3;
 static_assert(kMapOpInfos[kQuickOps - 1].op == MapOp::kMultiply);
 
-// Steps that change the value where it is: what was made last, or an operand that takes its place,
-// is added to, multiplied by, or less, one more argument. They are the most frequent ones.
+// Quick steps change the value in place: the last value, or an operand that replaces it, is added
+// to, reduced by or multiplied by one more argument. They are the most frequent steps.
 inline bool IsQuick(const Step& step) {
   return step.op <= kMapOpInfos[kQuickOps - 1].op && step.arguments[0] <= kPrevious &&
          (step.arguments[0] == kPrevious || step.arguments[1] != kPrevious);
 }
 
-// Names what steps made by where it is when it is read. False: two values would have to wait.
+// Replaces references to the results of steps by the places where they are when they are read.
+// Returns false if two values would have to wait.
 inline bool Place(Chain* chain) {
   std::array<int, kMostSteps> last_use;
   last_use.fill(-1);
@@ -185,7 +188,7 @@ inline bool Place(Chain* chain) {
       if (made != i - 1 && made != saved) return false;
       from = made == i - 1 ? kPrevious : kSaved;
     }
-    // Sums and products are the same in either order, but for the payload of a NaN.
+    // Sums and products are the same in either order, except for the payload of a NaN.
     if (!IsQuick(step) && (step.op == MapOp::kAdd || step.op == MapOp::kMultiply))
       std::swap(step.arguments[0], step.arguments[1]);
     step.quick = IsQuick(step);
@@ -221,7 +224,7 @@ class Matcher {
   }
 
  private:
-  // What the last step made.
+  // The result of the last step.
   std::uint8_t Last() const { return static_cast<std::uint8_t>(kStep + chain_.steps - 1); }
 
   bool AddSingle(const Single& single, std::uint8_t* place) {
@@ -267,7 +270,7 @@ class Matcher {
   bool Convert(const Instruction& in, bool last) {
     const std::uint8_t from = in_register_[in.a];
     if (in.type != type_ && in.type != ValueType::kBool) return false;
-    // Steps leave truth values as 0 and 1 of their own type.
+    // Steps represent truth values as 0 and 1 of the chain's type.
     const bool same = ValueTypeOf(in.dtype) == type_ &&
                       (in.type == ValueType::kBool || IsStoredAsValue(in.dtype));
     const bool counts = in.type == ValueType::kBool && in.dtype == DType::kI32;
@@ -311,8 +314,9 @@ class Matcher {
   std::array<std::uint8_t, kMostRegisters> in_register_;
 };
 
-// Whether what the problem computes is a chain, which is then in *chain: of the type of its first
-// operand that is no truth value, or of f32 where there are others of 16 bits.
+// Whether the problem's expression is a chain, and if so, stores it in *chain. The chain has the
+// type of the first operand that is not a truth value, or f32 if that type has 16 bits and the
+// expression is no chain of it.
 inline bool Match(const MapProblem& p, Chain* chain) {
   const MapProgram& program = *p.program;
   for (int i = 0; i < program.operands; ++i) {
@@ -328,7 +332,7 @@ inline bool Match(const MapProblem& p, Chain* chain) {
 
 // --- Groups ---
 
-// Elements of 16 bytes of T.
+// The number of elements of T in 16 bytes.
 template <class T>
 constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
 
@@ -362,14 +366,14 @@ __device__ __forceinline__ T Taken(S element) {
   }
 }
 
-// Where the group that begins with element i of the result begins.
+// The index in the operand at which the group of the result's element i begins.
 __device__ __forceinline__ std::int64_t PlaceOf(const Input& input, std::int64_t i) {
   if (input.lies == Lies::kWhole) return i;
   const std::uint32_t row = input.inner.Quotient(static_cast<std::uint32_t>(i));
   return row - input.period.Quotient(row) * input.period.by;
 }
 
-// Threads of a block at most, of whoever runs chains.
+// The largest number of threads of a block that runs chains.
 inline constexpr int kMostThreads = 256;
 
 // Groups of this thread in shared memory: kGroups of each operand.
@@ -380,13 +384,13 @@ struct Groups {
   __device__ __forceinline__ Group<T>& operator()(int input, int g) const {
     return own[(input * kGroups + g) * kMostThreads];
   }
-  // What a block needs of shared memory for one of these a thread.
+  // The shared memory of a block in which each thread has such groups.
   static std::uint32_t Bytes(const Chain& chain) {
     return static_cast<std::uint32_t>(chain.inputs) * kGroups * kMostThreads * sizeof(Group<T>);
   }
 };
 
-// Starts to copy kBytes from global to shared memory, where they are once WaitForLoads says so.
+// Starts to copy kBytes from global to shared memory. They have arrived when WaitForLoads returns.
 template <int kBytes>
 __device__ __forceinline__ void StartCopy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
@@ -397,15 +401,15 @@ __device__ __forceinline__ void StartCopy(void* to, const void* from) {
                  : "memory");
   }
 }
-// What this thread has started since it last said this.
+// Ends a set of loads: those that this thread has started since the previous call.
 __device__ __forceinline__ void EndLoads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// For all but the last kBut of them.
+// Waits for all sets of loads but the last kBut.
 template <int kBut>
 __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kBut) : "memory");
 }
 
-// Loads the group that begins with element i, of which `left` exist.
+// Starts to load the group that begins with element i. `left` elements exist from there on.
 template <class T>
 __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, std::int64_t left,
                                           Group<T>& to) {
@@ -431,7 +435,7 @@ __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, st
   });
 }
 
-// Makes the groups that have been loaded elements of the chain.
+// Converts the loaded groups to elements of the chain.
 template <class T, int kGroups>
 __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGroups>& groups) {
   constexpr int kW = kWidth<T>;
@@ -458,8 +462,8 @@ __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGrou
 
 // --- Evaluation ---
 
-// Values that are the same for all elements, to shared memory: called by all threads, of which
-// there are kMostSingles at least, before a barrier.
+// Loads the values that are the same for all elements to shared memory. All threads call it before
+// a barrier. REQUIRES: the block has at least kMostSingles threads.
 template <class T>
 __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* singles) {
   const int i = static_cast<int>(threadIdx.x);
@@ -476,7 +480,7 @@ __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* sing
   singles[i] = value;
 }
 
-// Functions of many instructions are there once, in a loop over elements in local memory.
+// Functions of many instructions are instantiated once, in a loop over elements in local memory.
 template <MapOp kOp, class V>
 constexpr bool kIsLong = sizeof(V) == 8 ? InfoOf(kOp)->flops > 8
                                         : kOp == MapOp::kPower || kOp == MapOp::kFloorDivide
@@ -505,7 +509,7 @@ __device__ __forceinline__ void Copy(const V (&from)[kN], V (&to)[kN]) {
   for (int j = 0; j < kN; ++j) to[j] = from[j];
 }
 
-// What a thread has of an operand, with its elements' places: f(j, element).
+// Calls f(j, element) for a thread's elements of an operand, with j from 0 on.
 template <class T, int kGroups, class F>
 __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, int input, F f) {
 #pragma unroll
@@ -517,8 +521,8 @@ __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, in
   }
 }
 
-// What a step reads. Branches choose between copies of registers: selects would become addresses in
-// local memory.
+// Reads an argument of a step. Branches choose between copies of registers, because selects would
+// become addresses in local memory.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (&value)[kN],
                                      const V (&saved)[kN], std::uint8_t from, const V* singles,
@@ -535,7 +539,7 @@ __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (
   }
 }
 
-// A quick step, without copies of registers.
+// Runs a quick step, without copies of registers.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void RunQuick(const Step& step, const Groups<T, kGroups>& groups,
                                          const V (&saved)[kN], const V* singles, V (&value)[kN]) {
@@ -565,7 +569,7 @@ __device__ __forceinline__ void RunQuick(const Step& step, const Groups<T, kGrou
   });
 }
 
-// Any step.
+// Runs any step.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroups>& groups,
                                         const V (&saved)[kN], const V* singles, V (&value)[kN]) {
@@ -595,8 +599,8 @@ __device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroup
   }
 }
 
-// The chain's result, in the type of its values, for groups that have been settled; kSaves: whether
-// it may save.
+// Computes the chain's result in the type of its values. kSaves: whether steps may save. REQUIRES:
+// Settle has run on the groups.
 template <bool kSaves, class T, int kGroups>
 __device__ __forceinline__ void Evaluate(const Chain& chain, const Groups<T, kGroups>& groups,
                                          const ValueOf<T>* singles,

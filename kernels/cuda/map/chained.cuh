@@ -1,6 +1,6 @@
-// The kernel of Map for chains (chain.cuh). Right for any n and block size: threads do not meet but
-// for the values that are the same for all, and a group of elements that reaches beyond the end is
-// loaded and stored one by one.
+// The kernel of Map for chains (chain.cuh). It is correct for any n and block size: threads share
+// only the values that are the same for all elements, and the elements of a group that reaches
+// beyond the end are loaded and stored one by one.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@ namespace tessera::chained {
 
 inline constexpr std::uint32_t kBlock = kMostThreads;
 
-// Groups of a thread, for which a step is decoded once, and blocks per SM for __launch_bounds__.
+// The number of groups of a thread, for which a step is decoded once, and of blocks per SM for
+// __launch_bounds__.
 template <class T>
 constexpr int kGroupsOf = 2;
 template <class T>
 constexpr int kBlocksOf = sizeof(T) == 2 ? 3 : 4;
 
-// Calls f(O{}) for the type of what comes out of a chain of T.
+// Calls f(O{}) for the type of the result of a chain of T.
 template <class T, class F>
 __device__ __forceinline__ void DispatchOut(DType dtype, F f) {
   if (dtype == DType::kBool) return f(bool{});
@@ -90,8 +91,8 @@ void Launch(const MapProblem& p, const Chain& chain, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(MapChained);
 }
 
-// Whether the problem is a chain whose result is one of Map; its kernel is launched then, without
-// what saves a value where none is saved.
+// Launches the problem's kernel if the problem is a chain whose result Map can store, and returns
+// whether it is. The kernel of a chain that saves no value has no code for saving.
 inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
   Chain chain;
   if (!IsAligned(p.out) || !Match(p, &chain)) return false;

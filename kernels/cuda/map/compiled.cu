@@ -1,17 +1,18 @@
-// Map by a kernel of the expression's own, compiled while the server runs: what one would write by
-// hand for it. Its text is put together from the code of its operations (compile/kernel_text.h),
-// and the driver makes machine code of it. That takes a core 30 to 240 ms for most, so a thread of
-// its own does it, for expressions that come twice; until it is done, and wherever it cannot be,
-// `vectorized` or `fused` does the work, with the same bits, but for which NaN a NaN is.
+// Map by a kernel for a single expression, compiled while the server runs: the kernel that one
+// would write by hand for it. Its text is assembled from the code of its operations
+// (compile/kernel_text.h), and the driver compiles it to machine code. That takes 30 to 240 ms of a
+// core for most expressions, so a separate thread does it, for expressions that are used twice.
+// Until the kernel is ready, and if there can be none, `vectorized` or `fused` does the work, with
+// the same bits except for the payload of a NaN.
 //
-// A kernel serves all expressions of the same operations and types whose operands lie alike; the
+// A kernel serves all expressions with the same operations, types and layout of operands. The
 // values of their constants are arguments.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; a thread has
 // three loads and a store of 16 bytes, and four products and sums.
 //
-// Right for any n and block size. Where an operand's axes have to be walked one by one, as those of
-// a transposed matrix, there is no such kernel.
+// The kernel is correct for any n and block size. There is no such kernel if an operand's axes have
+// to be walked one by one, like those of a transposed matrix.
 #include <algorithm>
 #include <optional>
 
@@ -33,10 +34,10 @@ using compiled::Lies;
 using compiled::Quotient;
 
 constexpr std::uint32_t kBlock = 256;
-// Bytes of a thread's group of the array with the largest elements.
+// Bytes of a thread's group in the array with the largest elements.
 constexpr std::int64_t kGroupBytes = 16;
-// Bytes that an element counts for at least where its values take 64 bits: they are what takes room
-// then.
+// An element counts for at least this many bytes if values take 64 bits, because registers are the
+// limit then.
 constexpr std::int64_t kLeastBytes = 4;
 
 std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
@@ -46,8 +47,8 @@ Quotient MakeQuotient(std::int64_t by) {
   return {divisor.by, divisor.multiplier, static_cast<std::uint32_t>(divisor.shift)};
 }
 
-// How the operand lies, and what its elements are found by; none where its axes would have to be
-// walked one by one.
+// How the operand lies, and the numbers that locate its elements. There is no result if its axes
+// would have to be walked one by one.
 std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments::Operand* operand) {
   std::int64_t inner, period;
   if (!chained::FindPeriod(view, &inner, &period)) return std::nullopt;
@@ -62,7 +63,7 @@ std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments:
   return inner == 1 && period % width == 0 && aligned ? Lies::kVectors : Lies::kStretched;
 }
 
-// False: the problem is not for a kernel of its own.
+// Returns false if there can be no compiled kernel for the problem.
 bool MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
   const MapProgram& program = *p.program;
   plan->program = &program;
@@ -104,7 +105,7 @@ void Enqueue(const MapProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MapProblem> kMapCompiled = {
     .name = "compiled",
-    .summary = "a kernel of its own, compiled in the background; until then another strategy's",
+    .summary = "a kernel compiled in the background; until it is ready another strategy runs",
     .source = "loop fusion; compilation at run time",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),

@@ -1,5 +1,5 @@
-// The instructions of an expression in a kernel: what its strategies share. All threads of a launch
-// run the same instruction, so that decoding it diverges nowhere.
+// The instructions of an expression in a kernel, as the strategies of Map share them. All threads
+// of a launch run the same instruction, so decoding it never diverges.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-// How the operands of a problem are walked: axes that one stride walks through in all of them are
-// one, and extents of 1 are gone.
+// How the operands of a problem are walked. Axes that a single stride walks through in all operands
+// are merged, and axes of extent 1 are dropped.
 struct MapLayout {
   int rank = 0;
   std::int64_t extents[kMaxRank]{};
   struct Operand {
     const void* data;
-    bool whole;  // element i stands at i
+    bool whole;  // element i is at i
     std::int64_t strides[kMaxRank];
   } operands[kMostOperands]{};
 };
@@ -50,7 +50,7 @@ inline MapLayout LayoutOf(const MapProblem& p) {
   return layout;
 }
 
-// Where element i of an operand stands. Divisions of 32 bits cost a quarter of those of 64.
+// The place of element i of an operand. Divisions of 32 bits cost a quarter of those of 64 bits.
 __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
                                         std::int64_t i) {
   if (operand.whole) return i;
@@ -67,7 +67,7 @@ __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout
   return offset;
 }
 
-// Calls f(T{}) for the type of the values, leaving out those that take more than kBytes.
+// Calls f(T{}) for the type of the values, and leaves out types that take more than kBytes.
 template <int kBytes, class F>
 __device__ void DispatchFitting(ValueType type, F f) {
   DispatchValue(type, [&](auto t) {
@@ -81,9 +81,9 @@ __device__ void DispatchFittingElement(DType dtype, F f) {
   });
 }
 
-// One instruction for the elements of a thread. Registers: Get<T>(register, j), Set(register, j,
-// value) for element j of kEach, of which no value takes more than kBytes. at(j): the element's
-// index in the result; in(j): whether there is such an element.
+// Runs one instruction for the elements of a thread. Registers has Get<T>(register, j) and
+// Set(register, j, value) for element j of kEach, and no value takes more than kBytes. at(j): the
+// element's index in the result. inside(j): whether there is such an element.
 template <int kEach, int kBytes, class Registers, class At, class In>
 __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
                                const MapConstant* constants, Registers& r, At at, In inside) {
@@ -134,7 +134,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // Long functions once, in a loop, and short ones as often as there are elements.
+            // Long functions are instantiated once, in a loop, and short ones for each element.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

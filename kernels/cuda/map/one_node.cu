@@ -1,13 +1,13 @@
-// Map, a kernel for each node of the expression: what calls of a library's elementwise functions
-// do, and why chains of them are slow. Every value but the last is an array in device memory,
-// written by one kernel and read by the next.
+// Map with a kernel for each node of the expression. Calls of a library's elementwise functions
+// work like this, and for this reason chains of them are slow. Every value but the last is an array
+// in device memory, written by one kernel and read by the next.
 //
-// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and beyond that 8
-// bytes an element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256.
-// Scratch memory: an array for each value that is needed at one time.
+// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result; in addition 8 bytes
+// per element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256. Scratch
+// memory: an array for each value that is needed at the same time.
 //
-// Right for any n and block size: threads do not meet, and those beyond the end do nothing; kernels
-// of a stream run in order.
+// The kernels are correct for any n and block size: threads do not communicate, and those beyond
+// the end do nothing. Kernels of a stream run in order.
 #include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/expression/map_cost.h"
 
@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// Of a value in its array, whatever its type.
+// Bytes of a value in its array, whatever its type.
 constexpr std::int64_t kCellBytes = 8;
 
 std::uint64_t ScratchOf(const MapProblem& p) {
@@ -24,7 +24,7 @@ std::uint64_t ScratchOf(const MapProblem& p) {
   return n > UINT64_MAX / cells ? UINT64_MAX : n * cells;
 }
 
-// The arrays, at the element of a thread.
+// The registers of a thread: its element in each array.
 struct ArrayRegisters {
   char* arrays;
   std::int64_t n;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
       in, layout, &constant, r, [&](int) { return i; }, [](int) { return true; });
 }
 
-// The result's values as elements.
+// Stores the result's values as elements.
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     MapStore(int reg, DType dtype, std::int64_t n, char* arrays, void* out) {
   const std::int64_t i = GridThread();

@@ -1,27 +1,29 @@
-// Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run
-// time, lies here in registers.
+// Map in one pass, with values in registers. The values that `fused` keeps in local memory, because
+// their registers are numbered at run time, are in real registers here.
 //
-// Chains of operations have kernels with fewer registers (chained.cuh); this file is for the rest.
+// Chains of operations have kernels with fewer registers (chained.cuh). This file is for all other
+// expressions.
 //
-// Registers cannot be numbered at run time: an instruction names them in its own bits. A branch can
-// choose between instructions, though, and it costs a warp a few cycles however many elements it
-// moves: a thread computes eight. So a value is found by a switch over kRegisters places, each of
-// which copies one register's eight elements. Three things more keep memory busy:
-//   - Operands are in registers of their own from the start, and all their loads are under way
-//     before the first instruction waits for one; constants take no register.
-//   - Elements are loaded and stored four at a time (two, where some value takes 64 bits), where
-//     they lie side by side and aligned. A warp still takes neighbouring elements: a thread's eight
-//     are two groups, a block's width apart.
-//   - Where an operand repeats along the last axis, or its rows are whole groups, a group is found
-//     by one division an axis, not four.
+// Registers cannot be numbered at run time, because an instruction names them in its own bits. A
+// branch can choose between instructions, though, and it costs a warp a few cycles however many
+// elements it moves: a thread computes eight. A value is therefore found by a switch over
+// kRegisters cases, each of which copies one register's eight elements. Three more things keep
+// memory busy:
+//   - Operands are in separate registers from the start, and all their loads are under way before
+//     the first instruction waits for one. Constants take no register.
+//   - Elements are loaded and stored four at a time (two, if some value takes 64 bits) if they are
+//     adjacent and aligned. A warp still takes neighbouring elements: a thread's eight are two
+//     groups, a block's width apart.
+//   - If an operand repeats along the last axis, or its rows are whole groups, a group needs one
+//     division per axis, not four.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 512 blocks of 256; 2 instructions
-// a thread, of about 60 cycles each for eight elements.
+// per thread, of about 60 cycles each for eight elements.
 //
-// Right for any n and block size: threads do not meet. In a block that reaches beyond the end, and
-// for operands of any other strides or alignment, elements are loaded one by one. Programs with
-// more than kMostCode instructions, or with more values at a time than there are registers, are
-// left to `fused`.
+// The kernel is correct for any n and block size: threads do not communicate. Elements are loaded
+// one by one in a block that reaches beyond the end, and for operands of any other strides or
+// alignment. Programs with more than kMostCode instructions, or with more values at a time than
+// there are registers, are left to `fused`.
 #include <algorithm>
 #include <array>
 
@@ -37,26 +39,27 @@ constexpr int kGroups = 2;
 constexpr int kRegisters = 6;
 constexpr int kMostCode = 48;  // operations, and constants
 
-// Elements of a group, in values of this size: 16 bytes.
+// The number of elements of a group, which is 16 bytes of values of this size.
 template <class Cell>
 constexpr int kWidth = 16 / static_cast<int>(sizeof(Cell));
 template <class Cell>
 constexpr int kEach = kGroups* kWidth<Cell>;
 
-// What an instruction reads or writes: a register below kRegisters, or constant i at kConstant + i.
+// The places that an instruction reads or writes: a register below kRegisters, or constant i at
+// kConstant + i.
 constexpr int kConstant = kRegisters;
 constexpr int kNothing = 255;
 static_assert(kConstant + kMostCode < kNothing);
 
-// How a group of an operand's elements is found.
+// How a group of an operand's elements is loaded.
 enum class Walk : std::uint8_t {
   kUnused,
-  kGroup,     // they lie side by side, aligned as a whole
-  kRepeated,  // they are one
+  kGroup,     // adjacent elements, aligned as a group
+  kRepeated,  // one element for the whole group
   kEach,      // one by one
 };
 
-// The program as an argument of the kernel: its loads are gone, since operand i is in register i.
+// The program as an argument of the kernel. It has no loads, because operand i is in register i.
 struct RegisterProgram {
   MapLayout layout;
   Walk walks[kMostOperands]{};
@@ -64,18 +67,18 @@ struct RegisterProgram {
   std::uint8_t sizes[kMostOperands]{};  // of an element, in bytes
   DType dtype{};                        // of the result
   std::uint8_t size = 0;
-  bool aligned = false;  // the result, as a whole group
+  bool aligned = false;  // whether groups of the result are aligned
   std::uint8_t result = 0;
   int instructions = 0;
   Instruction code[kMostCode]{};
   MapConstant constants[kMostCode]{};
 };
 
-// Instructions and constants of the program with registers assigned by a linear scan: a value gives
-// its register back with its last use. False: some limit does not suffice.
+// Instructions and constants of the program with registers assigned by a linear scan: a value frees
+// its register at its last use. Returns false if the program exceeds some limit.
 bool Assign(const MapProgram& p, RegisterProgram* out) {
   if (p.operands > kRegisters) return false;
-  // Values: the operands, then what each instruction makes.
+  // Values: the operands, then the result of each instruction.
   constexpr int kMostValues = kMostOperands + kMostInstructions;
   std::array<int, kMostValues> last_use;
   std::array<int, kMostValues> place{};  // a register or constant of `out`
@@ -159,7 +162,7 @@ Walk WalkOf(const MapLayout& layout, const MapLayout::Operand& operand, DType dt
   return rows && aligned ? Walk::kGroup : Walk::kEach;
 }
 
-// --- Cells: what a register holds of one element ---
+// --- Cells: the part of a register for one element ---
 
 template <class Cell, class T>
 __device__ Cell ToCell(T value) {
@@ -179,13 +182,13 @@ __device__ T FromCell(Cell cell) {
 template <class Cell>
 using Cells = Cell[kEach<Cell>];
 
-// Elements of a group side by side, as bits.
+// The elements of a group, as bits.
 template <class Bits, class Cell>
 struct alignas(sizeof(Bits) * kWidth<Cell>) Group {
   Bits elements[kWidth<Cell>];
 };
 
-// Calls f(Bits{}) for elements of so many bytes.
+// Calls f(Bits{}) for elements of `size` bytes.
 template <class Cell, class F>
 __device__ __forceinline__ void DispatchSize(int size, F f) {
   switch (size) {
@@ -200,9 +203,10 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
   }
 }
 
-// The bits of elements of 16 bits as F32, and back, those of integers of a byte as I32, and any
-// byte of BOOL but 0 as 1; those of other types are what registers hold. Nothing is left to do for
-// I32 that goes into a byte: it is the lowest one.
+// Converts elements as they are in memory to the values that registers hold, and back: 16-bit
+// elements and F32, bytes of integers and I32. A byte of BOOL that is not 0 becomes 1. Other types
+// need no conversion, and neither does an I32 that is stored as a byte, because that is its lowest
+// byte.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {
@@ -244,7 +248,7 @@ __device__ __forceinline__ void CopyIn(const Cells<Cell>& from,
   for (int j = 0; j < kEach<Cell>; ++j) registers[kRegister][j] = from[j];
 }
 
-// A case each; as many as kRegisters.
+// One case for each of the kRegisters registers.
 #define TESSERA_EACH_REGISTER(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
 template <class Cell>
@@ -282,8 +286,8 @@ __device__ __forceinline__ void Write(const Cells<Cell>& from, int place,
 
 // --- One instruction ---
 
-// Functions of many instructions are there once, in a loop, and short ones as often as there are
-// elements.
+// Functions of many instructions are instantiated once, in a loop. Short ones are instantiated for
+// each element.
 constexpr int kLongFlops = 8;
 
 template <MapOp kOp, class T, class Cell>
@@ -293,7 +297,8 @@ __device__ __forceinline__ void ApplyToAll(const Cells<Cell>& a, const Cells<Cel
     return ToCell<Cell>(Apply<kOp>(FromCell<T>(x), FromCell<T>(y), FromCell<T>(z)));
   };
   if constexpr (InfoOf(kOp)->flops > kLongFlops) {
-    // Elements numbered at run time lie in local memory: copies of them, not the registers.
+    // Elements that are indexed at run time lie in local memory. These are copies, so that the
+    // registers stay registers.
     Cells<Cell> x, y;
 #pragma unroll
     for (int j = 0; j < kEach<Cell>; ++j) {
@@ -351,7 +356,8 @@ __global__ void __launch_bounds__(kBlock, 2)
   const bool whole = block + std::int64_t{blockDim.x} * kEach<Cell> <= n;
   Cells<Cell> registers[kRegisters] = {};
   const auto by_group = [&](int i) { return whole && p.walks[i] == Walk::kGroup; };
-  // Bits alone, so that nothing waits for one operand before the next one's loads are under way.
+  // Only bits are loaded here, so that nothing waits for one operand before the next one's loads
+  // are under way.
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) {
     if (!by_group(i)) continue;

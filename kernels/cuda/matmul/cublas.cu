@@ -1,18 +1,18 @@
-// Matmul by cuBLAS: what the vendor's library makes of the same problem, loaded at run time.
+// Matmul by cuBLAS, the vendor's library, which is loaded at run time.
 //
-// cuBLAS thinks in columns. A row-major matrix, read as columns, is its transpose; and c = op(a)
-// op(b) read that way is c' = op(b)' op(a)'. So the operands change places, m and n change places,
-// and every pitch and transpose stays as it is.
+// cuBLAS is column-major. A row-major matrix, read as column-major, is its transpose, and c = op(a)
+// op(b) read that way is c' = op(b)' op(a)'. So the operands are swapped, m and n are swapped, and
+// every pitch and transpose stays as it is.
 //
-// f32 is computed in f32: the library's default mode keeps at least the bits of its operands, and
-// takes TF32 only where it is asked to. Its pedantic mode leaves it fewer kernels. f64 may use the
-// tensor cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by the tensor cores and
-// summed in f32, and are rounded to the result's type once, at the end: partial results of 16 bits,
-// which the library would otherwise allow itself, are ruled out. The order of the additions is the
-// library's own, for which the bounds hold as well.
+// f32 is computed in f32: the library's default mode keeps at least the precision of its operands
+// and uses TF32 only on request. Its pedantic mode leaves it fewer kernels. f64 may use the tensor
+// cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by the tensor cores, summed in
+// f32, and rounded to the result's type once, at the end. Partial results of 16 bits, which the
+// library allows by default, are disabled. The library chooses the order of the additions; the
+// error bounds hold for any order.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
-// are written.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops. At best each operand is read once, 8 MiB in total,
+// and 4 MiB are written.
 #include <algorithm>
 
 #include "kernels/cuda/matmul/cublas.h"
@@ -66,10 +66,11 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 
 }  // namespace
 
-// The tensor cores sum products of 16 bits in groups of 4 (compute capability 7) to 16 (9), by
-// aligning them and the sum so far to the largest and cutting off what sticks out: each term of a
-// group costs 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and Pranesh,
-// "Numerical behavior of NVIDIA tensor cores", 2021). That is 6 terms for 4 products at worst.
+// The tensor cores sum products of 16-bit elements in groups of 4 (compute capability 7) to 16 (9).
+// They align a group and the running sum to the largest term and truncate the lower bits. Each term
+// of a group costs up to 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and
+// Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). The worst case is 6 terms for 4
+// products.
 double CublasRoundoff(const MatmulProblem& p) {
   if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
   return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
@@ -78,7 +79,7 @@ double CublasRoundoff(const MatmulProblem& p) {
 Cost CublasCost(const MatmulProblem& p) {
   Cost cost =
       MatmulCost(p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
-  // It cuts k where there are few results.
+  // The library cuts k if there are few results.
   constexpr std::uint64_t kMostDepth = 4096;
   cost.depth = std::min(cost.depth, kMostDepth);
   return cost;

@@ -1,16 +1,17 @@
-// Matmul by cublasLt: the same library as `cublas`, with the algorithm found by trying.
+// Matmul by cublasLt: the same library as `cublas`, but the algorithm is chosen by timing.
 //
-// `cublas` takes the algorithm that the library's heuristics put first. cublasLt hands out their
+// `cublas` takes the algorithm that the library's heuristics rank first. cublasLt returns their
 // whole list, and for products that are far from square the first is often not the fastest. So the
-// first call for a problem times each proposal, twice, and later ones for a problem like it
-// (extents, pitches, transposes, types, alignments) take the winner. What wins is up to clocks: the
-// bits of a result may differ from one server to the next, and so this is no default.
+// first call for a problem times each proposal twice. Later calls for a similar problem (the same
+// extents, pitches, transposes, types and alignments) use the fastest. Since the choice depends on
+// timing, the bits of a result may differ from one server to the next, and this strategy is never a
+// default.
 //
-// As in cublas.cu a row-major problem is handed over as columns: the operands change places. f32 is
-// computed in f32, parts of sums of 16 bits are kept in f32.
+// As in cublas.cu, a row-major problem is passed as a column-major one with its operands swapped.
+// f32 is computed in f32, and partial sums of 16-bit operands are kept in f32.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
-// are written.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops. At best each operand is read once, 8 MiB in total,
+// and 4 MiB are written.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -29,16 +30,17 @@ namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 constexpr int kMostProposals = 8;
-// Multiply-adds from which on a trial takes a tenth of a second, and the library's order has to do.
+// Above this many multiply-adds a trial takes a tenth of a second, so only the first kLongProposals
+// proposals are tried.
 constexpr double kLong = 0x1p40;
 constexpr int kLongProposals = 3;
-// Problems whose algorithms are remembered.
+// The number of problems whose plans are kept.
 constexpr std::size_t kMostPlans = 4096;
 
 template <class T>
 using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
 
-// The largest power of two, up to 256, that the address is a multiple of.
+// Returns the largest power of two, up to 256, that divides the address.
 std::uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data) | 256;
   return static_cast<std::uint32_t>(address & (~address + 1));
@@ -74,8 +76,8 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
 // A plan of cublasLt for problems that differ only in addresses.
 class Plan {
  public:
-  // Tries the library's proposals on the problem, whose result is written several times. workspace:
-  // kWorkspace bytes.
+  // Tries the library's proposals on the problem, and so writes its result several times.
+  // workspace: kWorkspace bytes.
   Plan(const MatmulProblem& p, bool tf32, CudaStream& stream, void* workspace)
       : wide_(p.dtype == DType::kF64),
         description_(MakeDescription(*LoadCublas(), p, tf32)),
@@ -93,7 +95,7 @@ class Plan {
       const auto& proposal = proposals[static_cast<std::size_t>(i)];
       float shortest = std::numeric_limits<float>::infinity();
       bool works = true;
-      for (int pass = 0; pass < 3 && works; ++pass) {  // the first loads the kernel
+      for (int pass = 0; pass < 3 && works; ++pass) {  // the first pass loads the kernel
         CUDA_CHECK(cudaEventRecord(begin.get(), stream.handle()));
         works = Enqueue(p, stream, proposal.algo, workspace, proposal.workspaceSize) ==
                 CUBLAS_STATUS_SUCCESS;
@@ -121,7 +123,7 @@ class Plan {
   }
 
  private:
-  // The library's proposals, the one that it expects most of first. Returns how many there are.
+  // Writes the library's proposals, the most promising first, and returns their number.
   int Ask(const MatmulProblem& p, CudaStream& stream,
           std::array<cublasLtMatmulHeuristicResult_t, kMostProposals>& proposals) const {
     const CublasApi& api = *LoadCublas();
@@ -130,7 +132,7 @@ class Plan {
     const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made, api.lt_preference_destroy);
     CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
                                        sizeof kWorkspace));
-    // Parts of a sum are not rounded to 16 bits.
+    // Partial sums are not rounded to 16 bits.
     const std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
                                        sizeof schemes));
@@ -163,7 +165,7 @@ class Plan {
                                    &algorithm, workspace, workspace_bytes, stream.handle());
   }
 
-  // A handle of cuBLAS serves cublasLt as well.
+  // A cuBLAS handle is also a valid cublasLt handle.
   static cublasLtHandle_t Handle(CudaStream& stream) {
     return reinterpret_cast<cublasLtHandle_t>(stream.Cublas());
   }
@@ -172,11 +174,11 @@ class Plan {
   const Owned<cublasLtMatmulDescOpaque_t> description_;
   const Owned<cublasLtMatrixLayoutOpaque_t> first_, second_, result_;
   cublasLtMatmulAlgo_t algorithm_{};
-  std::size_t workspace_bytes_ = 0;  // that the algorithm needs
+  std::size_t workspace_bytes_ = 0;  // needed by the algorithm
   bool found_ = false;
 };
 
-// What a plan depends on.
+// Everything that a plan depends on.
 using Key = std::array<std::int64_t, 14>;
 
 Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
@@ -196,7 +198,7 @@ Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
           tf32};
 }
 
-// Plans by what they depend on; when there are kMostPlans, it begins anew. Thread safe.
+// Plans by key. When there are kMostPlans, they are cleared before another is added. Thread safe.
 class Plans {
  public:
   std::shared_ptr<const Plan> Find(const Key& key) {
@@ -221,7 +223,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) { LaunchCublasLt(p, /*tf32=
 }  // namespace
 
 void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
-  static Plans* const plans = new Plans;  // of the library, which is never unloaded
+  static Plans* const plans = new Plans;  // never freed: the library is never unloaded
   CudaStream& stream = Cuda(any_stream);
   const Key key = KeyOf(p, tf32, stream);
   if (const std::shared_ptr<const Plan> plan = plans->Find(key)) {

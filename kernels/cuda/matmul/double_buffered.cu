@@ -1,33 +1,33 @@
-// Matmul with the next k-tile on its way while this one is used.
+// Matmul that fetches the next k-tile while it uses the current one.
 //
-// Against `shared_tiled_vectorized`: there the block alternates, all of it, between waiting for
-// memory and computing. Here every operand has two k-tiles in shared memory, and cp.async (compute
-// capability 8.0) copies into one of them in the background, past the registers, while the block
-// computes with the other:
+// In `shared_tiled_vectorized` the whole block alternates between waiting for memory and computing.
+// Here every operand has two k-tiles in shared memory. While the block computes with one, cp.async
+// (compute capability 8.0) copies into the other in the background, bypassing the registers:
 //
 //     shared_tiled   | fetch 0 | use 0 | fetch 1 | use 1 | fetch 2 | use 2 |
 //
 //     here           | copy 0  | copy 1         | copy 2         |
 //                              | wait  use 0    | wait  use 1    | ...
-//                              ^ one barrier a k-tile: k-tile s is complete for everybody,
-//                                and nobody uses k-tile s - 1 any more, so that k-tile s + 1
-//                                may take its place
+//                              ^ one barrier per k-tile: k-tile s is complete for all threads,
+//                                and all are done with k-tile s - 1, so that k-tile s + 1 may
+//                                take its place
 //
-// One barrier a k-tile instead of two; and as S = 16 for L = 128 too, where it was 8, a quarter of
-// the barriers there. Waiting is left only where a copy takes longer than a k-tile's arithmetic: 16
-// steps of 64 multiply-adds per thread are about 4000 cycles of an SM with two blocks, and memory
-// answers in under 1000.
+// There is one barrier per k-tile instead of two. For L = 128, S is 16 instead of 8, which leaves a
+// quarter of the barriers. The block waits only where a copy takes longer than a k-tile's
+// arithmetic: 16 steps of 64 multiply-adds per thread take about 4000 cycles on an SM with two
+// blocks, and memory responds in under 1000.
 //
-// A copy in the background moves 16 bytes to where they are aligned and contiguous; it cannot
-// transpose them. An operand that is contiguous along k therefore travels one element a copy, which
-// costs four times the copy instructions, 8 for every 1024 multiply-adds, and no registers.
+// A copy in the background moves 16 bytes to an aligned and contiguous destination, and cannot
+// transpose them. An operand that is contiguous along k is therefore copied one element at a time.
+// That takes four times as many copy instructions, 8 for every 1024 multiply-adds, but no
+// registers.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
-// 64 barriers per block; a chain of 1024.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 128 MiB of loads. There are 256 tiles of 64 x 64
+// with 64 k-tiles each, 64 barriers per block, and chains of 1024 multiply-adds.
 //
-// Right for any m, n and k: a copy may read less than it writes, and the rest is zero, which adds
-// 0 * 0; results beyond the edges are not stored. For any pitch and alignment: an operand that does
-// not begin and advance in multiples of 16 bytes travels one element a copy, and c is then stored
+// Correct for any m, n and k: a copy may read less than it writes and fills the rest with zeros,
+// which add 0 * 0, and results beyond the edges are not stored. Also correct for any pitch and
+// alignment: a matrix that does not begin and advance in multiples of 16 bytes is copied or stored
 // one element at a time. Each element is one chain of k fused multiply-adds, in the same order as
 // in `naive`.
 #include <cstdint>
@@ -43,7 +43,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kStages = 2;
 
-// L and V; (L / V)^2 threads per block.
+// kTile is L and kEach is V; a block has (L / V)^2 threads.
 template <int kTile_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -56,7 +56,7 @@ using Small = Config<64, 4>;  // more blocks, for matrices with few tiles
 template <class C, class T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     MatmulDoubleBuffered(Operand<T> a, Operand<T> b, Packable packable, std::int64_t k, T* c) {
-  constexpr int kDepth = 64 / sizeof(T);  // S: two stages fit the 48 KiB that every block may have
+  constexpr int kDepth = 64 / sizeof(T);  // S: two stages fit in the 48 KiB that any block may use
   __shared__ __align__(16) T a_k_tiles[kStages][kDepth][C::kPitch];
   __shared__ __align__(16) T b_k_tiles[kStages][kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
   int stage = 0;
   for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
     WaitForCopies<0>();
-    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and all threads are done with the previous one
     copy(k_first + kDepth, 1 - stage);
 #pragma unroll
     for (int l = 0; l < kDepth; ++l) tile.Multiply(a_k_tiles[stage][l], b_k_tiles[stage][l]);
@@ -104,7 +104,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles move less, once there are two for every SM to overlap.
+  // Large tiles load less in total, but pay only if every SM has two of them to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {
@@ -112,7 +112,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, since the device determines which tiles are used.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// Enqueues the product of f64 as `tensor_f64` computes it. wanted: a flag in device memory; where
-// it is 0 when the stream comes to it, nothing is computed and c stays as it is. Null: always
-// wanted. Throws DeviceError.
+// Enqueues the product of f64 as `tensor_f64` computes it. wanted: a flag in device memory. If it
+// is 0 when the stream gets there, nothing is computed and c is unchanged. If the pointer is null,
+// the product is always computed. Throws DeviceError.
 void MultiplyF64IfWanted(const MatmulProblem& p, const unsigned* wanted, CudaStream& stream);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The k-tiles of `tensor_f64` in shared memory, a ring of stages: filled by TMA, or by all threads
-// of the block. What multiplies (f64_tile.cuh) works with either.
+// The k-tiles of `tensor_f64` in shared memory: a ring of stages that is filled either by TMA or by
+// all threads of the block. The code that multiplies (f64_tile.cuh) works with either.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace tessera::f64 {
 
-inline constexpr int kDepth = 16;  // steps along k a k-tile: rows of 128 bytes
-inline constexpr int kStep = 8;    // of one instruction
-inline constexpr int kGroup = 16;  // tile rows a group of blocks
+inline constexpr int kDepth = 16;  // steps along k per k-tile: rows of 128 bytes
+inline constexpr int kStep = 8;    // steps along k of one instruction
+inline constexpr int kGroup = 16;  // tile rows per group of blocks
 inline constexpr int kSquare =
-    16;  // rows of a square, of what an instruction takes of a, of two of b
+    16;  // rows of a square: one instruction takes 16 rows of a, two take 16 of b
 inline constexpr int kRowBytes = kDepth * int{sizeof(double)};
 inline constexpr int kSquareBytes = kSquare * kRowBytes;
-inline constexpr int kAlignment = 1024;  // of the pattern in which vectors are swizzled
+inline constexpr int kAlignment = 1024;  // required by the swizzle pattern
 static_assert(kDepth / kStep % 2 == 0, "the first step of a k-tile has to be in buffer 0");
 
 // The tile of a block and the tile of a warp.
@@ -36,7 +36,7 @@ struct Config {
 using Large = Config<128, 128, 64, 32>;
 using Small = Config<64, 64, 32, 32>;  // for matrices with few tiles
 
-// The first k-tile in the block's shared memory.
+// Returns the address of the first k-tile in the block's shared memory.
 __device__ char* FirstKTile() {
   char* const shared = DynamicShared<char>();
   return shared + (kAlignment - SharedAddress(shared) % kAlignment) % kAlignment;
@@ -44,16 +44,16 @@ __device__ char* FirstKTile() {
 
 // --- k-tiles by TMA ---
 
-// A k-tile of an operand is a pile of squares, whichever way it lies in memory.
+// A k-tile of an operand is a pile of squares, whatever its layout in memory.
 template <bool kAlongK_>
 struct PileKTile {
   static constexpr bool kAlongK = kAlongK_;
   static constexpr int kStepBytes = kRowBytes;       // from a step along k to the next, if !kAlongK
-  static constexpr int kSquarePitch = kSquareBytes;  // from 16 indices to the next
+  static constexpr int kSquarePitch = kSquareBytes;  // from 16 indices to the next 16
 };
 
-// The k-tiles in shared memory as a thread goes through them: a ring in which those of all tiles of
-// the block follow each other.
+// One thread's position in the ring of k-tiles in shared memory. The k-tiles of all tiles of the
+// block follow each other in it.
 template <class C, bool kAAlongK, bool kBAlongK>
 class TmaRing {
  public:
@@ -64,7 +64,7 @@ class TmaRing {
   using KTileA = PileKTile<kAAlongK>;
   using KTileB = PileKTile<kBAlongK>;
 
-  // barriers: addresses of kStages "full" ones and as many "empty" ones.
+  // barriers: the address of kStages "full" barriers, which kStages "empty" ones follow.
   __device__ TmaRing(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 
@@ -76,12 +76,13 @@ class TmaRing {
     BarrierInitFence();
   }
 
-  // Of a fetching warp, one thread: its squares of the k-tiles of a tile at [row, column].
+  // Called by one thread of each fetching warp: fetches the warp's squares of all k-tiles of the
+  // tile at [row, column].
   __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, int row, int column, int k,
                         int fetcher) {
     constexpr int kA = C::kRows / kSquare / kFetchers, kB = C::kColumns / kSquare / kFetchers;
     for (int l = 0; l < k; l += kDepth) {
-      BarrierWait(empty(), parity_ ^ 1);  // new barriers are in the phase of parity 0
+      BarrierWait(empty(), parity_ ^ 1);  // a new barrier is in the phase of parity 0
       BarrierExpect(full(), (kA + kB) * kSquareBytes);
 #pragma unroll
       for (int i = 0; i < kA; ++i) FetchSquare<kAAlongK>(a, row, fetcher * kA + i, l, k_tile());
@@ -92,13 +93,13 @@ class TmaRing {
     }
   }
 
-  // Of the others.
+  // Called by the other warps.
   __device__ std::uint32_t k_tile() const { return k_tiles_ + stage_ * C::kStageBytes; }
   __device__ void Refill() const {}
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
-  // On to the next k-tile, waiting for it if there is one in this tile. The warp has asked for its
-  // last elements of this one; the fence sees to it that they are read before TMA, which does not
-  // queue behind loads, writes others there.
+  // Moves to the next k-tile and, if there is one in this tile, waits for it. The warp has issued
+  // its last loads of this k-tile. TMA is not ordered behind loads, so the fence ensures that they
+  // complete before TMA overwrites the k-tile.
   __device__ void Next(bool more) {
     FenceForCopyEngine();
     __syncwarp();
@@ -117,7 +118,7 @@ class TmaRing {
     }
   }
 
-  // The 16 indices of the operand from first + 16 i on, and as many steps from l on.
+  // Fetches 16 indices of the operand from first + 16 i on, and 16 steps along k from l on.
   template <bool kAlongK>
   __device__ void FetchSquare(const CUtensorMap& map, int first, int i, int l,
                               std::uint32_t k_tile) const {
@@ -160,7 +161,8 @@ class ThreadRing {
     for (int s = 0; s < kStages - 1; ++s) Copy(s);
   }
 
-  // Into the place of the k-tile before this one, with which everybody was done at the barrier.
+  // Copies into the place of the previous k-tile. All threads were done with it at the last
+  // barrier.
   __device__ void Refill() { Copy(stage_ == 0 ? kStages - 1 : stage_ - 1); }
 
   __device__ std::uint32_t k_tile() const {
@@ -168,7 +170,7 @@ class ThreadRing {
   }
   __device__ void WaitUntilFull() const {
     WaitForCopies<kStages - 2>();
-    __syncthreads();  // the k-tile is complete, and everybody has loaded the last of the one before
+    __syncthreads();  // the k-tile is complete, and all threads have loaded the previous one
   }
   __device__ void Next(bool /*more*/) {
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
@@ -190,7 +192,7 @@ class ThreadRing {
   const Operand<double>&a_, &b_;
   const Packable& packable_;
   char* const k_tiles_;
-  std::int64_t left_;  // steps along k from the next k-tile to be copied on
+  std::int64_t left_;  // steps along k that are not yet copied
   KTileLoader<double, KTileA, C::kThreads> a_stream_;
   KTileLoader<double, KTileB, C::kThreads> b_stream_;
   int stage_ = 0;

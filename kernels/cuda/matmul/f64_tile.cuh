@@ -1,4 +1,5 @@
-// A warp's share of a tile of `tensor_f64`: fragments from a ring's k-tiles, products, results.
+// A warp's part of a tile of `tensor_f64`: it loads fragments from a ring's k-tiles, multiplies
+// them and stores the results.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +9,17 @@
 
 namespace tessera::f64 {
 
-// Where lane 4 g + t finds its elements of an operand: of each 16 indices its two, one a half, and
-// of each 4 steps along k step t.
+// Locates the elements of an operand that lane 4 g + t holds: two of each 16 indices, one per half,
+// and step t of each 4 steps along k.
 template <class S>
 struct Fragments {
-  // The index among the 16.
+  // Returns the index among the 16.
   static __device__ constexpr int Place(int g, int half) {
     return S::kAlongK ? 2 * g + half : g / 2 % 2 * 8 + g / 4 * 4 + half * 2 + g % 2;
   }
 
-  // From the warp's first square in a k-tile to the lane's element of half 0 and the first steps.
+  // Returns the distance from the warp's first square in a k-tile to the lane's element of half 0
+  // and the first steps.
   static __device__ std::uint32_t LaneOffset() {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int i = Place(lane / 4, 0), t = lane % 4;
@@ -25,9 +27,9 @@ struct Fragments {
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
   }
 
-  // at: the lane's offset, in a k-tile. The element of the square and half, and of steps 4 f up to
-  // 4 f + 3. The swizzle makes a vector's place the exclusive or of its index and its row, so what
-  // f and half change of either is an exclusive or with the address.
+  // Loads the lane's element of the square and half, for steps 4 f to 4 f + 3. at: the k-tile plus
+  // the lane's offset. The swizzle puts a vector at the exclusive or of its index and its row, so
+  // that f and half act on the address by an exclusive or as well.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
                                       ? (at ^ (f << 5 | half << 4)) + half * kRowBytes
@@ -49,7 +51,7 @@ class WarpTile {
   static constexpr int kSquaresY = C::kWarpRows / kSquare, kSquaresX = C::kWarpColumns / kSquare;
 
  public:
-  // Sums over `k-tiles` k-tiles, at least one, from the one at which the ring stands on.
+  // Adds up the products of `k_tiles` k-tiles, at least one, from the ring's current k-tile on.
   __device__ void Multiply(KTileRing& ring, std::int64_t k_tiles) {
     double as[kSquaresY][4], bs[2][kSquaresX][2][2];
     const std::uint32_t a_lane = Y() / kSquare * KTileRing::KTileA::kSquarePitch + A::LaneOffset();
@@ -77,7 +79,7 @@ class WarpTile {
       for (int l = 0; l < kDepth; l += kStep) {
         const int buffer = l / kStep % 2, next = (l + kStep) % kDepth;
         if (next == 0) ring.Next(k_tiles > 1);
-        const std::uint32_t k_tile = ring.k_tile();  // behind the last, what is loaded is not used
+        const std::uint32_t k_tile = ring.k_tile();  // after the last, the loaded values are unused
         load_b(1 - buffer, k_tile, next);
 #pragma unroll
         for (int i = 0; i < kSquaresY; ++i) {
@@ -86,13 +88,13 @@ class WarpTile {
 #pragma unroll
             for (int h = 0; h < 2; ++h)
               MultiplyDoubles(as[i], bs[buffer][j][h][0], bs[buffer][j][h][1], sums_[i][j][h]);
-          load_a(i, k_tile, next);  // these are not needed any more in this step
+          load_a(i, k_tile, next);  // this step is done with the old values
         }
       }
     }
   }
 
-  // Writes what of the tile at [row, column] lies inside c, whose rows are `pitch` apart.
+  // Writes the part of the tile at [row, column] that lies inside c, whose rows are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
                         std::int64_t pitch, bool packable, double* c) const {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
@@ -105,7 +107,7 @@ class WarpTile {
         if (r >= m) continue;
 #pragma unroll
         for (int j = 0; j < kSquaresX; ++j) {
-          // The instruction's columns 2 t and 2 t + 1, of both halves, are four neighbours.
+          // Columns 2 t and 2 t + 1 of both halves are four adjacent columns of c.
           const std::int64_t e = column + X() + j * kSquare + B::Place(2 * t, 0);
           double values[4];
 #pragma unroll

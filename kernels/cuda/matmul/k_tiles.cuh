@@ -1,9 +1,9 @@
-// What the rows of Matmul that multiply with mma.sync share, and `skinny` with them: k-tiles of an
-// operand in shared memory as they lie in device memory, copied in the background in vectors of 16
-// bytes whatever the transposes, and the block's place in c.
+// Code that `skinny` shares with the Matmul strategies that multiply with mma.sync. An operand's
+// k-tiles keep the layout of device memory in shared memory, and are copied in the background in
+// vectors of 16 bytes, whatever the transposes. GroupedTile gives a block's place in c.
 //
-// The fragments of an mma instruction want operands in an order that lanes can gather from either
-// layout, so nothing has to be transposed on the way in:
+// Lanes can gather the fragments of an mma instruction from either layout, so nothing has to be
+// transposed on the way in:
 //
 //     contiguous along k: a row of the k-tile is       along i: a row of the k-tile is
 //     kDepth elements of one i                       kTile elements of one step along k
@@ -13,8 +13,9 @@
 //       |  1 0 3 2 5 4 7 6                             |  1 0 3 2 5 4 7 6 ...
 //       v  2 3 0 1 6 7 4 5                             v  2 3 0 1 6 7 4 5 ...
 //
-// Vector v of row r stands at place v ^ (r mod 8) of the row: lanes that read the same vector of 8
-// rows would otherwise all meet in one bank. Rows are multiples of 128 bytes, all 32 banks.
+// Vector v of row r is at place v ^ (r mod 8) of the row. Otherwise, lanes that read the same
+// vector of 8 rows would all use the same banks, because rows are multiples of 128 bytes, which is
+// all 32 banks.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@
 
 namespace tessera {
 
-// kShift: vectors of row r move by (r << kShift) mod 8, so that rows which lanes read together have
-// different ones.
+// kShift: the vectors of row r are permuted by (r << kShift) mod 8, which differs between rows that
+// lanes read together.
 template <class T, int kTile_, int kDepth_, bool kAlongK_, int kShift = 0>
 struct KTile {
   static constexpr int kTile = kTile_, kDepth = kDepth_;
@@ -37,13 +38,13 @@ struct KTile {
   static constexpr int kElements = kRows * kPitch;
   static_assert(kVectors % 8 == 0 && (kVectors & (kVectors - 1)) == 0);
 
-  // Where vector v of row r begins, in elements.
+  // Returns where vector v of row r begins, in elements.
   static __device__ int At(int r, int v) { return r * kPitch + (v ^ (r << kShift & 7)) * kWidth; }
 };
 
-// A thread's share of copying one operand's k-tiles, k-tile after k-tile; zeros beyond the edges.
-// All kThreads threads of the block copy together. What every thread has alike is passed to each
-// call, so that it stays where it costs no registers: among the kernel's parameters.
+// A thread's share of copying one operand's k-tiles one after another, with zeros beyond the edges.
+// All kThreads threads of the block copy together. Values that are the same for all threads are
+// passed to each call, so that they stay in the kernel's parameters, where they take no registers.
 template <class T, class S, int kThreads>
 class KTileLoader {
   static constexpr int kWidth = S::kWidth;
@@ -51,7 +52,7 @@ class KTileLoader {
   static_assert(kThreads % S::kVectors == 0);
 
  public:
-  // The k-tiles begin at element [first, k_first].
+  // The first k-tile begins at element [first, k_first].
   __device__ KTileLoader(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
     const std::int64_t i = first + (S::kAlongK ? Row() : Vector() * kWidth);
     const std::int64_t l = k_first + (S::kAlongK ? Vector() * kWidth : Row());
@@ -84,9 +85,9 @@ class KTileLoader {
   static __device__ int Row() { return static_cast<int>(threadIdx.x) / S::kVectors; }
   static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
 
-  // What is not aligned to vectors, in pieces of at least 4 bytes: fewer are too few for a copy in
-  // the background. A call, since the registers of all this would slow the loop of aligned
-  // operands.
+  // Copies what is not aligned to vectors, in pieces of at least 4 bytes if their alignment allows
+  // that, because smaller ones cannot be copied in the background. The function is not inlined,
+  // because its registers would slow the loop for aligned operands.
   __device__ __noinline__ void CopyElements(const T* from, std::int64_t row_step, int rows,
                                             int valid, T* k_tile) {
     constexpr int kPiece = sizeof(T) == 2 ? 2 : 1;  // elements
@@ -104,7 +105,7 @@ class KTileLoader {
       }
       return;
     }
-    // The loads of two rows are under way together.
+    // The loads of two rows are in flight at the same time.
     constexpr int kAtOnce = 2;
 #pragma unroll 1
     for (int r = 0; r < S::kRows; r += kAtOnce * kRowStep, from += kAtOnce * row_step) {
@@ -122,14 +123,15 @@ class KTileLoader {
     }
   }
 
-  const T* next_;  // what goes into the thread's first vector
+  const T* next_;  // the source of the thread's first vector
   int inside_;     // values of i from there to the operand's end
 };
 
-// A square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1] with i
-// and l even: two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t. What the f64
-// instruction calls rows g and g + 8 are rows 2 g and 2 g + 1 here, its steps t and t + 4 are 2 t
-// and 2 t + 1, for both operands: a sum does not care for the order of its terms.
+// Loads a square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1]
+// with i and l even, which is two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t.
+// Rows g and g + 8 of the f64 instruction are rows 2 g and 2 g + 1 here, and its steps t and t + 4
+// are 2 t and 2 t + 1. The steps of both operands are reordered alike, so each sum has the same
+// terms.
 template <class S>
 __device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[4]) {
   if constexpr (S::kAlongK) {
@@ -145,12 +147,12 @@ __device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[
   }
 }
 
-// The k-tile whose squares lanes load without meeting in a bank.
+// A k-tile whose squares lanes load without bank conflicts.
 template <int kTile, int kDepth, bool kAlongK>
 using SquareKTile = KTile<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
 
-// Tile `block` of c in the order of the picture in warp_tiled.cu: groups of kGroup tile rows,
-// column by column.
+// The place of tile `block` of c in the order of the picture in warp_tiled.cu: in groups of kGroup
+// tile rows, column by column.
 struct TilePlace {
   std::int64_t row, column;
 };

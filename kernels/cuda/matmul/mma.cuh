@@ -1,15 +1,16 @@
-// The tensor cores' instructions of compute capability 8.0, which a warp executes together:
-// mma.sync and ldmatrix, as functions. (PTX ISA, "Matrix Fragments".)
+// The tensor core instructions of compute capability 8.0 as functions: mma.sync and ldmatrix, which
+// a warp executes together. (PTX ISA, "Matrix Fragments".)
 //
-// Lane 4 g + t, for g < 8 and t < 4, holds of the operands of one instruction:
+// Lane 4 g + t, for g < 8 and t < 4, holds these elements of the operands of one instruction:
 //
 //     16 bits, 16 x 16 times 16 x 8                  f64, 16 x 8 times 8 x 8
 //     a: rows g and g + 8, columns 2 t, 2 t + 1,     a: rows g and g + 8, columns t and t + 4
 //        2 t + 8 and 2 t + 9
-//     b: rows as a's columns, column g               b: rows t and t + 4, column g
+//     b: rows numbered as a's columns, column g      b: rows t and t + 4, column g
 //     c: rows g and g + 8, columns 2 t, 2 t + 1      c: the same
 //
-// For older GPUs the file only has to compile: its rows ask for compute capability 8.0.
+// For older GPUs the file only has to compile, because its strategies require compute capability
+// 8.0.
 #pragma once
 
 #include <type_traits>
@@ -19,9 +20,9 @@
 
 namespace tessera {
 
-// Four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8 j + r passes the address
-// of row r of matrix j, aligned to its 16 bytes; every lane gets two neighbours of row g of each,
-// or, if kTranspose, of column g.
+// Loads four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8 j + r passes the
+// address of row r of matrix j, aligned to the row's 16 bytes. Every lane gets two neighbouring
+// elements of row g of each matrix, or of column g if kTranspose.
 template <bool kTranspose>
 __device__ void LoadMatrices(unsigned row, unsigned (&pairs)[4]) {
 #if __CUDA_ARCH__ >= 800
@@ -43,7 +44,7 @@ __device__ void LoadMatrices(const void* row, unsigned (&pairs)[4]) {
   LoadMatrices<kTranspose>(static_cast<unsigned>(__cvta_generic_to_shared(row)), pairs);
 }
 
-// c += a b, sums in f32. T: Half or BFloat16.
+// Computes c += a b with sums in f32. T: Half or BFloat16.
 template <class T>
 __device__ void MultiplyHalves(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
 #if __CUDA_ARCH__ >= 800
@@ -61,8 +62,8 @@ __device__ void MultiplyHalves(const unsigned (&a)[4], unsigned b0, unsigned b1,
 #endif
 }
 
-// c += a b. a: [g, t], [g + 8, t], [g, t + 4], [g + 8, t + 4]. Compute capability 8 has the
-// instruction for a quarter of it.
+// Computes c += a b. a: [g, t], [g + 8, t], [g, t + 4], [g + 8, t + 4]. Compute capability 8 has
+// only an instruction for a quarter of this product.
 __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b1, double (&c)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -82,11 +83,12 @@ __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b
 #endif
 }
 
-// What the tensor cores' sums of 16-bit products may be off by, in units of the sum of magnitudes:
-// they add products in groups of 4 (compute capability 7) to 16 (9), by aligning them and the sum
-// so far to the largest and cutting off what sticks out; each term of a group costs 2 u of the
-// largest, and so does the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
-// NVIDIA tensor cores", 2021). That is 6 terms for 4 products at worst.
+// Returns a bound on the error of the tensor cores' sums of 16-bit products, in units of the sum of
+// magnitudes. The tensor cores add products in groups of 4 (compute capability 7) to 16 (9). They
+// align the products and the sum so far to the largest and cut off the bits that stick out. Each
+// term of a group costs 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and
+// Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). At worst that is 6 terms for 4
+// products.
 inline double TensorRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }

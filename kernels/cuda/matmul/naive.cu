@@ -1,18 +1,18 @@
-// Matmul by the definition: one thread per element of c, a loop over k.
+// Matmul by the definition: one thread per element of c, with a loop over k.
 //
-// Neighbouring threads have neighbouring columns: the loads of b and the stores of c coalesce
-// (unless b is transposed), and the load of a is the same for a whole row. Still every multiply-add
-// takes two loads, and each element of a is loaded n times, each of b m times, from whatever cache
-// still has it: loads, not arithmetic, set the pace.
+// Neighbouring threads have neighbouring columns. So the loads of b (unless it is transposed) and
+// the stores of c coalesce, and the load of a is the same for a whole row. Still, every
+// multiply-add takes two loads. Each element of a is loaded n times and each element of b m times,
+// from whatever cache still has it, so loads are the bottleneck, not arithmetic.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 2^31 loads, 8 GiB, for operands of 8 MiB; no
 // barriers; a chain of 1024.
 //
-// Right for any m, n and k: threads beyond the last element do nothing, those of the largest grid
-// go on with further elements, and k = 0 stores zeros. For any block size, since threads do not
-// meet. For any pitch, transpose and alignment: an operand is a base and two strides, and loads are
-// scalar. Each element is one chain of k fused multiply-adds, in f32 for 16-bit operands; integers
-// wrap.
+// Correct for any m, n and k: threads beyond the last element do nothing, threads of a grid at its
+// limit continue with further elements, and k = 0 stores zeros. Any block size works, since threads
+// do not synchronize. Any pitch, transpose and alignment works: an operand is a base and two
+// strides, and loads are scalar. Each element is one chain of k fused multiply-adds, in f32 for
+// 16-bit operands; integers wrap.
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/runtime/cuda.h"

@@ -1,33 +1,34 @@
-// Matmul with few steps along k, one to eight: an outer product, or the sum of some.
+// Matmul with few steps along k, one to eight: an outer product, or the sum of a few.
 //
-// All there is to do is to write c: for k = 1 each element costs one multiply-add. Rows that tile
-// for the sake of the multiply-adds fetch k-tiles of 8 steps and more, wait for them at barriers,
-// and write c at the end in one burst. Here no worker waits for anybody, and the columns of b stay
-// in registers while the rows of a pass by:
+// Nearly all of the work is writing c: for k = 1 each element costs one multiply-add. Strategies
+// that tile for the sake of the multiply-adds fetch k-tiles of 8 or more steps, wait for them at
+// barriers, and write c in one burst at the end. Here no warp waits for another, and the columns of
+// b stay in registers while the rows of a are processed:
 //
-//                    b   k x 128, a register a lane, step and column
+//                    b   k x 128, one register per lane, step and column
 //                  +-----+-----+-----+-----+
 //      a           | 32  | 32  | 32  | 32  |   columns of a warp
 //     rows x k     +-----+-----+-----+-----+
-//     in shared -> row by row, four stores of a lane each
+//     in shared -> row by row, with four stores per lane
 //     memory
 //
-// - The four columns of a lane lie 32 apart, so that a store of a warp is one run of 128 bytes
-//   (of f32), whatever the pitch of c and however it is aligned. A lane with four neighbours could
-//   store 16 bytes at once, and took 25 us for 19, unless the stores were marked as streaming.
-// - Rows of a and columns of b are loaded at once, before the only wait. A warp has 8 rows, and 16
-//   where its columns are many loads for the bytes it writes: fewer would load b too often, more
-//   leave SMs idle at the end.
+// - The four columns of a lane are 32 apart, so that a store of a warp is one run of 128 bytes (of
+//   f32), whatever the pitch and alignment of c. A lane with four neighbouring columns could store
+//   16 bytes with one instruction, but that took 25 us instead of 19, unless the stores were marked
+//   as streaming.
+// - Rows of a and columns of b are loaded together, before the only wait. A warp has 8 rows, or 16
+//   where loading its columns takes many loads for the bytes that it writes. With fewer rows, b
+//   would be loaded too often; with more, SMs would be idle at the end.
 //
 // - If c has few rows, the warps of a block lie side by side, so that few or none of them are idle.
 //
-// Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
-// 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
+// Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200 (cuBLAS takes
+// 30.9 us); 2048 blocks without barriers. The variants that were tried are in docs/notebook.md.
 //
-// Right for any m and n, and k up to 8: steps beyond k are products of zeros, results beyond the
-// edges are not stored. For any pitch, transpose and alignment, since elements travel one by one.
-// Each element is one chain of fused multiply-adds, in the same order as in `naive`, in f32 for
-// 16-bit operands; integers wrap.
+// Correct for any m and n, and k up to 8: steps beyond k are products of zeros, and results beyond
+// the edges are not stored. Any pitch, transpose and alignment works, since elements are loaded and
+// stored one by one. Each element is one chain of fused multiply-adds, in the same order as in
+// `naive`, in f32 for 16-bit operands; integers wrap.
 #include <cstdint>
 #include <string>
 
@@ -45,7 +46,7 @@ constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kEach = 4;  // columns per lane
 constexpr int kColumns = kEach * kWarpSize;
 
-// Of a warp. steps: a power of two.
+// Returns the rows of a warp. steps: a power of two.
 constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
                              ? static_cast<Value>(a.data[(row + i) * a.stride + l * a.k_stride])
                              : Value{};
   }
-  __syncwarp();  // the warp's rows are there
+  __syncwarp();  // the warp's rows are in shared memory
 
   O* to = c + row * b.extent + column;
 #pragma unroll 4
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// k, rounded up to the steps that a kernel exists for.
+// Returns k, rounded up to a number of steps for which a kernel exists.
 constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 4 : kMostSteps; }
 
 template <int kSteps>

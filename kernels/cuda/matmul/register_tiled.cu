@@ -1,8 +1,8 @@
-// Matmul by V x V elements per thread, operands from device memory.
+// Matmul with V x V elements per thread and operands from device memory.
 //
-// Against `naive`: a step along k loads V elements of each operand into registers, and each of them
-// is used V times. So 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds a load instead
-// of a half.
+// Compared with `naive`, a step along k loads V elements of each operand into registers and uses
+// each of them V times. So there are 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds
+// per load instead of one half.
 //
 //                     V  V  V            thread [y, x] of a 16 x 16 block:
 //                   +--+--+--+
@@ -15,17 +15,18 @@
 //      V |   a   |  |  |c |  |   <- c[y V ... y V + V, x V ... x V + V]
 //        +-------+  +--+--+--+
 //
-// What it does not see yet: the threads of a row of the block load the same elements of a, those of
-// a column the same of b, and only the cache saves the memory from it. And neighbouring threads
-// load V elements apart, so that one load of a warp touches V times as many lines as it must.
+// Two costs remain. The threads of a row of the block load the same elements of a, and the threads
+// of a column the same elements of b; only the cache keeps these loads away from memory. And
+// neighbouring threads load V elements apart, so that one load of a warp touches V times as many
+// lines as necessary.
 //
 // Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops and 2^29 loads, 2 GiB, most of them served by
 // the caches; no barriers; a chain of 1024.
 //
-// Right for any m, n and k: rows and columns beyond an edge load the last one that exists, and are
-// not stored, so that the loop needs no conditions; k = 0 stores zeros. A grid at its limit goes on
-// with further tiles. For any pitch, transpose and alignment: an operand is a base and two strides,
-// and loads are scalar.
+// Correct for any m, n and k: rows and columns beyond an edge load the last one that exists and are
+// not stored, so that the loop needs no conditions; k = 0 stores zeros. Blocks of a grid at its
+// limit continue with further tiles. Any pitch, transpose and alignment works: an operand is a base
+// and two strides, and loads are scalar.
 #include <algorithm>
 #include <limits>
 

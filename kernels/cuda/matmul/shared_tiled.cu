@@ -1,11 +1,12 @@
-// Matmul by tiles in shared memory: a block computes L x L elements of c, a thread V x V of them.
+// Matmul with tiles in shared memory: a block computes L x L elements of c, and a thread V x V of
+// them.
 //
-// Against `register_tiled`, whose threads all go to device memory for what their neighbours have
-// loaded as well: the block walks along k in k-tiles of S. It fetches S x L elements of each
-// operand into shared memory, all threads together, and uses each L times: 2 m n k / L loads from
-// device memory instead of 2 m n k / V. From there a thread takes V elements of each operand into
-// registers and uses each V times: 2 m n k / V loads from shared memory. So with L = 128 and V = 8
-// sixteen loads serve 64 multiply-adds.
+// In `register_tiled`, every thread loads from device memory what its neighbours load as well. Here
+// the block walks along k in k-tiles of S steps. All its threads together fetch S x L elements of
+// each operand into shared memory, and each element is used L times. So there are 2 m n k / L loads
+// from device memory instead of 2 m n k / V. A thread then loads V elements of each operand from
+// shared memory into registers and uses each V times, with 2 m n k / V loads from shared memory. So
+// with L = 128 and V = 8, sixteen loads serve 64 multiply-adds.
 //
 //                   k-tile of b, S x L        one fetch, thread t of 256: cells t, t + 256, ...
 //                  +----------------+
@@ -18,18 +19,18 @@
 //      +----+      +----------------+
 //    k-tile of a        tile of c, L x L
 //
-// Two barriers a k-tile: one before the k-tile is overwritten, one before it is read. Fetching
-// waits for memory while arithmetic waits for fetching; only the other blocks of the SM fill the
-// gaps.
+// There are two barriers per k-tile: one before it is overwritten and one before it is read.
+// Fetching waits for memory while arithmetic waits for fetching, and only the other blocks of the
+// SM fill the gaps.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024.
 //
-// Right for any m, n and k: what lies beyond an edge is fetched as 0, in both operands, so that it
-// adds 0 * 0, and is not stored. For any pitch, transpose and alignment: threads fetch along
-// whichever dimension is contiguous, one element at a time. 16-bit elements become f32 on the way
-// into shared memory. Each element is one chain of k fused multiply-adds, in the same order as in
-// `naive`.
+// Correct for any m, n and k: elements beyond an edge are fetched as 0 in both operands, so that
+// they add 0 * 0, and results beyond an edge are not stored. Any pitch, transpose and alignment
+// works: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
+// elements become f32 on the way into shared memory. Each element is one chain of k fused
+// multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -42,25 +43,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V of the text; (L / V)^2 threads per block.
+// L, S and V of the text above. A block has (L / V)^2 threads.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
   static constexpr int kDepth = kDepth_;
   static constexpr int kEach = kEach_;
   static constexpr int kSide = kTile / kEach;  // threads along one side of a tile
-  // Four more than needed: rows stay aligned to vectors, and threads that fetch along k store to
-  // different banks.
+  // The pitch is four more than needed, so that rows stay aligned to vectors and threads that fetch
+  // along k store to different banks.
   static constexpr int kPitch = kTile + 4;
   static_assert(kSide * kSide == kThreads);
 };
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's k-tiles, k-tile[l][i] = operand[first + i, k_first +
-// l] and 0 beyond the edges. All threads of the block fetch together, neighbours along the
-// dimension in which memory is contiguous; then each goes on by as many cells as there are threads,
-// which moves it along the other dimension alone.
+// A thread's share of fetching one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
+// l], and 0 beyond the edges. All threads of the block fetch together, with neighbouring threads
+// along the dimension in which memory is contiguous. Each thread then advances by as many cells as
+// there are threads, which moves it along the other dimension alone.
 template <class C, class T>
 class KTileFetcher {
  public:
@@ -78,7 +79,7 @@ class KTileFetcher {
     k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // The next k-tile, of which `depth` rows lie before the end of k.
+  // Fetches the next k-tile, of which `depth` rows lie before the end of k.
   __device__ void Fetch(int depth, ValueOf<T> (&k_tile)[C::kDepth][C::kPitch]) {
 #pragma unroll
     for (int c = 0; c < C::kTile * C::kDepth / kThreads; ++c) {
@@ -91,13 +92,13 @@ class KTileFetcher {
 
  private:
   const T* data_;
-  int i_, l_, i_step_, l_step_;  // the thread's first cell, and the way to its next
+  int i_, l_, i_step_, l_step_;  // the thread's first cell, and the step to its next
   int rows_;                     // values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
 };
 
-// Two blocks per SM, so that one computes while the other fetches; where sums take 64 bits they
-// alone take half the registers.
+// Two blocks share an SM, so that one computes while the other fetches. With 64-bit sums there is
+// one block, because the sums alone take half the registers.
 template <class C, class T, class O>
 __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1)
     MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1
   KTileFetcher<C, T> b_fetcher(b, column);
   MatmulAcc<T, O> sums[kEach][kEach] = {};
   for (std::int64_t k_first = 0; k_first < k; k_first += C::kDepth) {
-    __syncthreads();  // everybody is done with the k-tiles before
+    __syncthreads();  // all threads have read the previous k-tiles
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{C::kDepth}));
     a_fetcher.Fetch(depth, a_k_tile);
     b_fetcher.Fetch(depth, b_k_tile);
@@ -159,14 +160,14 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, because the choice of tiles depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  // Large tiles move less, once there are two for every SM to overlap.
+  // Large tiles move less data, but every SM needs two of them to overlap.
   if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
     RunConfig<Large>(p, cuda);
   } else {

@@ -1,38 +1,37 @@
-// Matmul by tiles in shared memory, moved 16 bytes at a time.
+// Matmul with tiles in shared memory that are moved 16 bytes at a time.
 //
-// Against `shared_tiled`: the same L x L tiles, the same V x V elements per thread, but every load
-// and store moves a vector of 16 bytes (4 floats, 2 doubles) where that one moved an element, so
-// that a quarter of the instructions is left over for multiply-adds:
-// - Global memory to registers: each operand in vectors along the dimension that is contiguous.
-// - Registers to the k-tile: both k-tiles hold a step along k as one row, because a thread reads
-// them
-//   by rows. An operand that is contiguous along k is therefore transposed on the way:
+// The L x L tiles and the V x V elements per thread are those of `shared_tiled`. But every load and
+// store moves a vector of 16 bytes (4 floats or 2 doubles) instead of one element, so there are
+// fewer of them next to the multiply-adds, a quarter as many in f32:
+// - From global memory to registers, each operand moves in vectors along its contiguous dimension.
+// - From registers to the k-tile, an operand that is contiguous along k is transposed, because both
+//   k-tiles hold a step along k as one row, and a thread reads them by rows:
 //
 //       a, row i:  [l l+1 l+2 l+3]  one load        k-tile   l    ....i....
 //                                                          l+1  ....i....   four stores into
 //                                                          l+2  ....i....   different rows
 //                                                          l+3  ....i....
 //
-//   The rows of a k-tile are 4 elements longer than the tile: the threads of a warp, which store 16
-//   different i of two vectors, then meet 32 different banks.
-// - k-tile to registers: a thread's elements are V / 4 vectors, a span apart (ThreadTile in
-// tiles.cuh);
-//   side by side they would make neighbours read every second vector, and each bank twice.
-// - Registers to c: the same vectors.
+//   The rows of a k-tile are 4 elements longer than the tile, so that the threads of a warp, which
+//   store 16 different i of two vectors, use 32 different banks.
+// - From the k-tile to registers, a thread loads V / 4 vectors that are a span apart (ThreadTile in
+//   tiles.cuh). If they were side by side, neighbouring threads would read every second vector, and
+//   each bank twice.
+// - From registers to c, the same vectors are stored.
 //
-// The loads are issued before the barrier that lets the k-tiles be overwritten, so that the wait
-// for slower warps hides part of the wait for memory.
+// The loads are issued before the barrier after which the k-tiles may be overwritten, so that the
+// wait for slower warps hides part of the wait for memory.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
-// 128 barriers per block; a chain of 1024. A thread of a tile of 128 x 128 makes 512 multiply-adds
-// a k-tile with 2 loads from global memory, 5 stores to shared memory (one operand transposed) and
-// 32 loads from it.
+// 128 barriers per block; a chain of 1024. For each k-tile, a thread of a 128 x 128 tile does 512
+// multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one operand is
+// transposed) and 32 loads from it.
 //
-// Right for any m, n and k: a vector that crosses an edge is fetched and stored element by element,
-// as far as it goes, and filled with zeros, which add 0 * 0. For any pitch and alignment: where an
-// operand or c does not begin and advance in multiples of 16 bytes, its vectors are read or written
-// element by element as well. Each element is one chain of k fused multiply-adds, in the same order
-// as in `naive`.
+// Correct for any m, n and k: a vector that crosses an edge is fetched and stored element by
+// element up to the edge, and filled up with zeros, which add 0 * 0. Any pitch and alignment works:
+// where the address or pitch of an operand or of c is not a multiple of 16 bytes, its vectors are
+// read or written element by element as well. Each element is one chain of k fused multiply-adds,
+// in the same order as in `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -45,7 +44,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V; (L / V)^2 threads per block.
+// L, S and V of `shared_tiled`. A block has (L / V)^2 threads.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -56,8 +55,9 @@ struct Config {
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's k-tiles, k-tile[l][i] = operand[first + i, k_first +
-// l] and 0 beyond the edges, a vector at a time along the dimension in which memory is contiguous.
+// A thread's share of fetching one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
+// l], and 0 beyond the edges. It fetches a vector at a time along the dimension in which memory is
+// contiguous.
 template <class C, class T>
 class PackFetcher {
   static constexpr int kWidth = Pack<T>::kSize;
@@ -114,7 +114,7 @@ class PackFetcher {
  private:
   const T* data_;
   bool packable_, along_k_;
-  int i_, l_, i_step_, l_step_;  // the thread's first vector, and the way to its next
+  int i_, l_, i_step_, l_step_;  // the thread's first vector, and the step to its next
   int rows_;                     // values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
   Pack<T> packs_[kPacks];
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{C::kDepth}));
     a_fetcher.Load(depth);
     b_fetcher.Load(depth);
-    __syncthreads();  // everybody is done with the k-tiles before
+    __syncthreads();  // all threads have read the previous k-tiles
     a_fetcher.Store(a_k_tile);
     b_fetcher.Store(b_k_tile);
     __syncthreads();  // the k-tiles are complete
@@ -163,7 +163,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles move less, once there are two for every SM to overlap.
+  // Large tiles move less data, but every SM needs two of them to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {
@@ -171,7 +171,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, because the choice of tiles depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }

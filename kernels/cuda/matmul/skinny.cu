@@ -1,10 +1,10 @@
-// Matmul with few rows or few columns: a matrix times one vector, or up to 32 of them. What scores
-// a batch of queries against a table does.
+// Matmul with few rows or few columns: a matrix times one to 32 vectors, such as scoring a batch of
+// queries against a table.
 //
-// Each element of the large operand serves as many multiply-adds as there are vectors, at most 32:
-// memory sets the pace, and all that counts is that it never waits. Against `warp_tiled`, the tile
-// of a block is narrow, 64 or 128 elements of the large operand by all vectors, and the k-tiles are
-// many: up to eight of 8 or 16 KiB, all but one on their way:
+// Each element of the large operand serves as many multiply-adds as there are vectors, at most 32.
+// So memory is the bottleneck, and all that counts is that it is always busy. Compared with
+// `warp_tiled`, the tile of a block is narrow: 64 or 128 elements of the large operand by all
+// vectors. There are also more k-tiles, up to eight of 8 or 16 KiB, and all but one are in flight:
 //
 //         k ->
 //      +----------+----------+----------+--
@@ -13,29 +13,29 @@
 //      +--------+--------+--------+--
 //      | k-tile 0 | k-tile 1 | k-tile 2 | ..     thin: 1 to 32 vectors
 //      +--------+--------+--------+--
-//        in use   on their way
+//        in use   in flight
 //
-// An H200 reads about 18 bytes a cycle and SM, and answers after 1000 cycles and more: some 20 KiB
-// have to be on their way to each, twice that to be safe.
+// The memory of an H200 delivers about 18 bytes per cycle and SM, after a latency of 1000 cycles
+// and more. So some 20 KiB have to be in flight for each SM, and twice that to be safe.
 //
-// - Which operand is the large one, and how it lies in memory, makes no difference: see
-// k-tiles.cuh.
-// - 16 bits, and f64 from nine vectors on, are multiplied by the tensor cores (see `tensor_mma` and
-//   `tensor_f64`), a warp 16 elements by all vectors. f32 has none that compute in f32: there every
-//   warp takes a part of the k-tile's steps for the whole tile, so that a vector of the large
-//   operand is loaded from shared memory once, and the warps' sums meet at the end.
-// - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the
-//   sums of the parts are written down, and a second kernel adds them in order.
-// - Where both operands are up to four vectors, and k is long, there is no tile: see
+// - It makes no difference which operand is the large one and how it lies in memory: see
+//   k_tiles.cuh.
+// - The tensor cores multiply 16-bit elements, and f64 from nine vectors on (see `tensor_mma` and
+//   `tensor_f64`); a warp has 16 elements by all vectors. Tensor cores do not compute in f32. For
+//   f32, every warp takes a part of the k-tile's steps for the whole tile, so that a vector of the
+//   large operand is loaded from shared memory once, and the warps' sums are added at the end.
+// - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the sums of the
+//   parts are written to memory, and a second kernel adds them in order.
+// - Where both operands have up to four vectors and k is long, there are no tiles: see
 //   skinny_narrow.cuh.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
-// two parts. f32 multiply-adds take as long from about 20 vectors on.
+// two parts. From about 20 vectors on, the f32 multiply-adds take as long as the reads.
 //
-// Right for any m, n and k of which m or n is at most 32: copies beyond the edges and beyond a part
-// of k write zeros, which add 0 * 0, and results beyond the edges are not stored. For any pitch and
-// alignment: where vectors are not aligned, elements travel one by one. The sums of an element are
-// added in an order that the shape and the device decide.
+// Correct for any m, n and k if m or n is at most 32: copies beyond the edges and beyond a part of
+// k write zeros, which add 0 * 0, and results beyond the edges are not stored. Any pitch and
+// alignment works: where vectors are not aligned, elements are copied one by one. The shape and the
+// device determine the order in which the sums of an element are added.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -53,7 +53,7 @@ namespace {
 
 using namespace skinny;
 
-// Where results go: c itself, or this part of k's sums of the same shape.
+// The destination of results: c itself, or the sums of this part of k, which have the same shape.
 template <class Out>
 struct Destination {
   Out* c;
@@ -76,12 +76,12 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   T* const thin_k_tiles = wide_k_tiles + C::kStages * C::kWide;
   const std::int64_t first = std::int64_t{blockIdx.x} * C::kTile;
   const std::int64_t k_first = blockIdx.y * part, k_end = min(k, k_first + part);
-  out.c += blockIdx.y * out.wide * out.thin;  // 0 when c is the result itself
+  out.c += blockIdx.y * out.wide * out.thin;  // adds 0 if c is the result itself
 
   KTileLoader<T, typename C::template WideKTile<kAlongK>, kThreads> wide_stream(wide, first,
                                                                                 k_first);
   ThinLoader<C> thin_stream(thin, thin_packs, k_first, k_end);
-  std::int64_t left = k_end - k_first;  // steps along k from the next k-tile to be copied on
+  std::int64_t left = k_end - k_first;  // steps along k that are not yet copied
   const auto copy = [&](int stage) {
     if (left > 0) {
       wide_stream.Copy(wide, wide_packable, static_cast<int>(min(left, std::int64_t{C::kDepth})),
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   int stage = 0;
   for (std::int64_t l = k_first; l < k_end; l += C::kDepth) {
     WaitForCopies<C::kStages - 2>();
-    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and the previous one is free
     copy(stage == 0 ? C::kStages - 1 : stage - 1);
     const T* const wide_k_tile = wide_k_tiles + stage * C::kWide;
     const T* const thin_k_tile = thin_k_tiles + stage * C::kThin;
@@ -134,11 +134,12 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
       out.Store(first + warp * 16 + lane / 4 * 2 + s / 2 % 2,
                 s / 8 * 16 + (lane % 4 * 2 + s % 2) * 2 + s / 4 % 2, sums[s]);
   } else {
-    // Every warp has a part of all sums: they meet in shared memory, a few columns at a time.
+    // Every warp has a part of each sum. The parts are added in shared memory, a few columns at a
+    // time.
     constexpr int kAtOnce = C::kVectors < 4 ? C::kVectors : 4, kEach = C::kTile / kWarpSize;
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += kAtOnce) {
-      __syncthreads();  // the last k-tile, or the columns before, are read
+      __syncthreads();  // the last k-tile or the previous columns have been read
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
 #pragma unroll
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   }
 }
 
-// The sums of all parts. A warp's lanes have an element each, and its warps a group of parts each,
-// so that few loads follow each other however many parts there are.
+// Adds the sums of all parts. Each lane has one element, and each warp has a group of parts, so
+// that each thread has few loads in sequence, however many parts there are.
 constexpr int kFinishThreads = 256;
 constexpr int kFinishGroups = kFinishThreads / kWarpSize;
 
@@ -185,15 +186,15 @@ __global__ void __launch_bounds__(kFinishThreads)
   c[e] = static_cast<O>(sum);
 }
 
-// Sums of parts of k take no more bytes than this.
+// The sums of the parts of k take no more bytes than this.
 constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
 
-// Into how many parts k is cut, so that there is a block for every SM, and no SM has much more to
-// do than the others. sums: bytes of those of one part. waits: the k-tiles are not copied in the
-// background (see KTileLoader), and each takes as long as memory answers.
+// Returns the number of parts into which k is cut, so that there is a block for every SM and no SM
+// has much more work than the others. sums: bytes of the sums of one part. waits: the k-tiles are
+// not copied in the background (see KTileLoader), so each of them takes the full latency of memory.
 int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
           std::int64_t multiprocessors) {
-  const int ends = waits ? 2 : 4;  // what a block's beginning and end cost, in k-tiles
+  const int ends = waits ? 2 : 4;  // the cost of a block's beginning and end, in k-tiles
   const int least_k_tiles = waits ? 2 : 8;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
@@ -212,8 +213,8 @@ int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool wait
   return best;
 }
 
-// launch(sums) leaves the sums of so many parts of k, each of m n results, which a second kernel
-// adds.
+// launch(sums) writes the sums of `parts` parts of k, m n results for each part, and a second
+// kernel adds them.
 template <class Acc, class O, class Launch>
 void RunInParts(const MatmulProblem& p, int parts, CudaStream& stream, const Launch& launch) {
   const std::int64_t n = p.m * p.n;
@@ -286,7 +287,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
-  // What RunTypes chooses for as few.
+  // RunTypes chooses no larger kVectors for so few vectors.
   if constexpr (kVectors <= (sizeof(T) == 2 ? 8 : kMostNarrow)) {
     if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
       const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
@@ -326,11 +327,11 @@ double Roundoff(const MatmulProblem& p) {
   return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
 }
 
-// The whole result is one tile.
+// Counts the whole result as one tile.
 Cost CostOf(const MatmulProblem& p) {
   const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
   Cost cost = MatmulCost(p, MatmulTileLoads(p, rows, columns));
-  // k is cut into parts until every SM has one, and walked along in k-tiles.
+  // k is cut into parts until every SM has one, and a block walks along its part in k-tiles.
   constexpr std::int64_t kUsualMultiprocessors = 132, kUsualTile = 128, kUsualKTile = 16;
   const std::int64_t parts =
       std::max<std::int64_t>(1, kUsualMultiprocessors * kUsualTile / std::max(rows, columns));
@@ -342,7 +343,8 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? "" : "m or n of at most 32";
 }
 
-// The sums of at most as many parts as there are k-tiles, which have at least 128 bytes along k.
+// Returns the bytes of the sums of at most as many parts as there are k-tiles, which are at least
+// 128 bytes deep along k.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   const auto sums =
       static_cast<std::uint64_t>(p.m * p.n) * std::max<std::size_t>(4, SizeOf(p.dtype));

@@ -1,4 +1,4 @@
-// The tile of a block of `skinny`, and how the k-tiles of its thin operand are copied.
+// The tile of a block of `skinny`, and the copying of its thin operand's k-tiles.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace tessera::skinny {
 inline constexpr int kMostVectors = 32;
 inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / kWarpSize;
-inline constexpr int kRowBytes = 128;  // of a k-tile along k
+inline constexpr int kRowBytes = 128;  // of a k-tile's row along k
 
 // kVectors: columns of the thin operand, rounded up.
 template <class T_, int kVectors_>
@@ -19,14 +19,15 @@ struct Config {
   using T = T_;
   using Acc = ValueOf<T>;
   static constexpr int kVectors = kVectors_;
-  // Which units multiply.
+  // The units that multiply.
   static constexpr bool kHalves = sizeof(T) == 2;
   static constexpr bool kSquares = sizeof(T) == 8 && kVectors >= 16;
   static constexpr bool kTensor = kHalves || kSquares;
   static constexpr int kWidth = Pack<T>::kSize;
   static constexpr int kDepth = kRowBytes / int{sizeof(T)};
   static constexpr int kTile = kHalves ? 64 : 128;
-  // Of a thread: its share of the tile, or, without tensor cores, of a warp's sums for the tile.
+  // Sums of a thread: its share of the tile or, without tensor cores, of a warp's sums for the
+  // tile.
   static constexpr int kSums = kTensor ? kVectors / 2 : kTile / kWarpSize * kVectors;
   static constexpr int kBlocks = kVectors > 16 ? 1 : 2;
   static constexpr int kWide = kTile * kDepth, kThin = kVectors * kDepth;
@@ -34,15 +35,15 @@ struct Config {
   static constexpr int kStages = std::min(8, 96 * 1024 / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
-  // In the order in which the lanes read them.
+  // The vectors are permuted for the order in which the lanes read them.
   template <bool kAlongK>
   using WideKTile = KTile<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
   using ThinKTile = KTile<T, kVectors, kDepth, true, kSquares ? 1 : 0>;
 };
 
-// Copies the thin operand's k-tiles, [vector][k] whatever its layout, with zeros beyond the edges.
-// If it cannot be copied in vectors along k, a k-tile's elements wait in registers from one call to
-// the next, so that no worker waits for their loads.
+// Copies the thin operand's k-tiles as [vector][k], whatever its layout, with zeros beyond the
+// edges. If the operand cannot be copied in vectors along k, a k-tile's elements stay in registers
+// from one call to the next, so that no thread waits for their loads.
 template <class C>
 class ThinLoader {
   using T = typename C::T;
@@ -83,7 +84,8 @@ class ThinLoader {
   }
 
  private:
-  // The thread's element e, neighbours along the dimension in which memory is contiguous.
+  // The place of the thread's element e. Its elements are neighbours along the dimension in which
+  // memory is contiguous.
   struct Cell {
     int i, l;
     __device__ Cell(const Operand<T>& operand, int e) {

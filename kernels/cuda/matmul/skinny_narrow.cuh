@@ -1,8 +1,9 @@
-// `skinny` where both operands are a few vectors and k is long: a handful of dots at once.
+// `skinny` where both operands have few vectors and k is long: a handful of dot products in one
+// launch.
 //
-// A tile of 64 or 128 elements would be empty but for four of them. Here a block has a part of k,
-// and its threads take turns along it: each loads a step of all vectors, multiplies all with all,
-// and keeps the sums until the part's end.
+// At most four of the 64 or 128 elements of a tile would exist. Here a block has a part of k, and
+// its threads are interleaved along it. Each thread loads a step of all vectors, multiplies all
+// pairs of them, and keeps the sums until the end of the part.
 //
 //        k ->
 //      +-----------+-----------+--         thread t of block 0: steps t, 256 + t, ..
@@ -11,8 +12,8 @@
 //    j |           |           | ..  thin: up to 4 vectors
 //      +-----------+-----------+--
 //
-// A step is a vector of 16 bytes where all operands lie along k and are aligned, or else one
-// element.
+// A step is a vector of 16 bytes if both operands are contiguous along k and aligned, and otherwise
+// one element.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +24,17 @@
 namespace tessera::skinny {
 
 inline constexpr std::int64_t kMostNarrow = 4;
-// Shorter ones keep their tiles: without has not been tried there.
+// Products with a shorter k keep their tiles, because this kernel has not been tried there.
 inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
 
 // kMost: vectors of either operand, rounded up.
 template <class T, int kMost, bool kPacks>
 struct Narrow {
   static constexpr int kWidth = kPacks ? Pack<T>::kSize : 1;  // elements of a step
-  // Steps on their way to a thread, as many as it has registers for.
+  // The steps in flight for a thread, as many as it has registers for.
   static constexpr int kAhead = (kMost > 2 ? 2 : 4) / (kWidth > 4 ? 2 : 1);
 
-  // One step of one vector: zeros beyond the operand and beyond k_end.
+  // Loads one step of one vector, with zeros beyond the operand and beyond k_end.
   static __device__ void Load(const Operand<T>& operand, int vector, std::int64_t l,
                               std::int64_t k_end, T (&step)[kWidth]) {
     const T* const from = operand.data + vector * operand.stride + l * operand.k_stride;
@@ -51,7 +52,8 @@ struct Narrow {
   }
 };
 
-// The sums of each part of k, `part` elements long: a block each. out: where those of part 0 go.
+// Computes the sums of each part of k, `part` elements long, with one block per part. out: the
+// destination of part 0.
 template <class T, int kMost, bool kPacks, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     MatmulNarrow(Operand<T> wide, Operand<T> thin, std::int64_t k, std::int64_t part, Out out) {
@@ -108,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   out.Store(cell / kMost, cell % kMost, sum);
 }
 
-// How many elements along k a block has: two blocks for every SM have a part, of whole steps of all
-// threads but the last.
+// Returns the number of elements along k of a block. Two blocks per SM have a part each, and every
+// part but the last consists of whole steps of all threads.
 template <class N>
 std::int64_t NarrowPart(std::int64_t k, std::int64_t multiprocessors) {
   constexpr std::int64_t kRound = std::int64_t{kThreads} * N::kWidth * N::kAhead;

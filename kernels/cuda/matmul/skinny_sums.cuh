@@ -1,5 +1,5 @@
-// What a warp of `skinny` adds up of one k-tile. Each kind of unit has its own share of the tile
-// for a thread; the kernel knows which results they are when it stores them.
+// How a warp of `skinny` adds the products of one k-tile to its sums. A thread's share of the tile
+// differs between kinds of units; the kernel knows which results the sums are when it stores them.
 #pragma once
 
 #include "kernels/cuda/matmul/mma.cuh"
@@ -7,8 +7,8 @@
 
 namespace tessera::skinny {
 
-// 16 bits: warps 0 to 3 have 16 rows of the tile each and the first half of the k-tile's steps,
-// warps 4 to 7 the same rows and the second half.
+// Adds products of 16-bit elements. Warps 0 to 3 each have 16 rows of the tile and the first half
+// of the k-tile's steps, and warps 4 to 7 have the same rows and the second half.
 template <class C, bool kAlongK>
 __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
                           float (&sums)[C::kSums]) {
@@ -29,7 +29,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
     }
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += 16) {
-      // The columns of two instructions, or of one twice.
+      // These are the columns of two instructions, or those of one instruction twice.
       unsigned b[4];
       const int column = v + (C::kVectors > 8 ? lane / 16 * 8 : 0) + lane % 8;
       LoadMatrices<false>(thin + C::ThinKTile::At(column, 2 * l + lane / 8 % 2), b);
@@ -40,7 +40,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
   }
 }
 
-// f64 on the tensor cores: each warp has 16 rows of the tile.
+// Adds products of f64 on the tensor cores. Each warp has 16 rows of the tile.
 template <class C, bool kAlongK>
 __device__ void AddSquares(const double* wide, const double* thin, double (&sums)[C::kSums]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -61,7 +61,8 @@ __device__ void AddSquares(const double* wide, const double* thin, double (&sums
   }
 }
 
-// Without tensor cores: every warp has the whole tile, and one vector of the k-tile's depth.
+// Adds products without tensor cores. Every warp has the whole tile and one vector along the
+// k-tile's depth.
 template <class C, bool kAlongK>
 __device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
                            typename C::T (&sums)[C::kSums]) {
@@ -69,7 +70,7 @@ __device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
   using Wide = typename C::template WideKTile<kAlongK>;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  constexpr int kEach = C::kTile / kWarpSize;  // elements of the wide operand a lane
+  constexpr int kEach = C::kTile / kWarpSize;  // elements of the wide operand per lane
   T w[kEach][C::kWidth];
   if constexpr (kAlongK) {
 #pragma unroll

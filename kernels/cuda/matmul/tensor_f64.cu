@@ -1,41 +1,42 @@
-// Matmul in f64 on the tensor cores, whose f64 is IEEE arithmetic: twice the speed of the same
-// sums by fused multiply-adds.
+// Matmul in f64 on the tensor cores, whose f64 is IEEE arithmetic. They are twice as fast as fused
+// multiply-adds on the other units.
 //
-// Against `tensor_mma`: an instruction multiplies 16 x 8 by 8 x 8 elements. A lane's four elements
-// of a have to stand in consecutive registers, as do its two of b, and ldmatrix does not know f64.
-// A load of 16 bytes brings neighbours in memory, which for half of the layouts are not neighbours
-// in the instruction; they would have to be moved, while the tensor cores wait. So every element is
-// loaded for itself, 8 bytes per lane, straight into its register, and both layouts can be had
-// without moves. Which of 16 rows a lane calls its own is chosen for the banks of shared memory:
-// the 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must meet all 16 pairs of
-// banks. In a k-tile the vectors of 16 bytes are swizzled, v of row r at place v ^ (r mod 8):
+// Unlike in `tensor_mma`, an instruction multiplies 16 x 8 by 8 x 8 elements. A lane's four
+// elements of a have to be in consecutive registers, and so do its two elements of b, and ldmatrix
+// does not support f64. A load of 16 bytes brings neighbours in memory, which for half of the
+// layouts are not neighbours in the instruction. They would have to be moved while the tensor cores
+// wait. So every element is loaded separately, 8 bytes per lane, straight into its register, and
+// neither layout needs moves. Which of 16 rows a lane takes is chosen for the banks of shared
+// memory: the 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16
+// pairs of banks. The vectors of 16 bytes in a k-tile are swizzled, with vector v of row r at place
+// v ^ (r mod 8):
 //
 //   contiguous along k: row i, steps t          along i: row t, element i
 //   i = 2 g + half: every other row, so that    i = 8 (g / 2 % 2) + 4 (g / 4) + 2 half + g % 2:
-//   four of them have their two vectors in      two neighbours, and two more four vectors away,
-//   four pairs of places                        which four rows have in eight places
+//   the two vectors of four such rows are       two neighbours, and two more four vectors away;
+//   in four pairs of places                     in four rows these vectors have eight places
 //
-// On Hopper, warps have different work, as gemm.cuh tells. Four fetch: one thread of each orders
-// its share of a k-tile from TMA, squares of 16 x 16 elements, 128 bytes per row, whose vectors TMA
-// permutes itself. Eight do nothing but load and multiply, with the registers that the others have
-// given away, and no worker waits for the whole block: a warp goes on as soon as a k-tile is full.
-// Blocks are persistent and compute tile after tile, the k-tiles of the next already under way
-// while the results of this one are stored.
+// On Hopper, warps have different roles, as gemm.cuh explains. Four warps fetch: one thread of each
+// requests its share of a k-tile from TMA, in squares of 16 x 16 elements with 128 bytes per row,
+// whose vectors TMA permutes itself. Eight warps only load and multiply, with the registers that
+// the others have released. No warp waits for the whole block: it continues as soon as a k-tile is
+// full. Blocks are persistent and compute tile after tile, and the k-tiles of the next tile are
+// already in flight while the results of this one are stored.
 //
 // On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
 // pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
 //
-// 64 sums of 64 bits per thread leave no registers for two sets of operands. Those of b have two;
-// a's are loaded anew as soon as the last of their four instructions has read them, three groups,
-// 384 cycles, before they are needed again.
+// 64 sums of 64 bits per thread leave no registers for two sets of all operands. Only b has two
+// sets. The registers of a are reloaded as soon as the last of their four instructions has read
+// them, three groups (384 cycles) before they are needed again.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles of 16
 // steps; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly eight for each of
 // 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
-// Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. For any pitch and alignment: where vectors are not aligned,
-// elements travel one by one. Each sum has k terms, added in some order with one rounding each.
+// Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
+// beyond the edges are not stored. Any pitch and alignment works: where vectors are not aligned,
+// elements are copied one by one. Each sum has k terms, added in some order with one rounding each.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -51,7 +52,7 @@ namespace {
 
 using namespace f64;
 
-// What the blocks of a launch are told.
+// The parameters of a launch.
 struct TmaWork {
   int m, n, k;
   bool packable;  // c can be written in vectors
@@ -78,14 +79,14 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
     PrefetchMap(&a);
     PrefetchMap(&b);
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialized
 
   const std::int64_t row_tiles = CeilDiv(work.m, C::kRows);
   const std::int64_t column_tiles = CeilDiv(work.n, C::kColumns);
   const auto place = [&](std::int64_t tile) {
     return GroupedTile<kGroup>(tile, row_tiles, column_tiles);
   };
-  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  // The shuffle tells the compiler that the value is the same in all lanes of a warp.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp >= C::kWarps) {
     GiveRegistersBack<24>();
@@ -131,7 +132,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
-// Whether TMA can read the operands; it counts in 32 bits.
+// Returns whether TMA can read the operands; it counts in 32 bits.
 bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
   return stream.device().info().compute_capability == 90 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
@@ -178,20 +179,20 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wa
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
 }
 
-// Whether large tiles are worth it: a round of them on all SMs takes as long as three and a quarter
-// of small ones, as measured on an H200.
+// Returns whether large tiles are worth it. On an H200, a round of large tiles on all SMs takes as
+// long as three and a quarter rounds of small ones.
 bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
   const int multiprocessors = stream.device().info().multiprocessors;
   return 13 * CeilDiv(Tiles<Large>(p), multiprocessors) <=
          4 * CeilDiv(Tiles<Small>(p), multiprocessors);
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, because the choice of tiles depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-// c in rows of c_pitch.
+// Rows of c are c_pitch elements apart.
 void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
                     CudaStream& stream) {
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
@@ -209,8 +210,8 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
   EnqueuePitched(p, p.n, nullptr, Cuda(stream));
 }
 
-// Work of LaunchProductShares. The sums of an element have one order, whatever the tiles and
-// whoever fetches the k-tiles.
+// The Work of LaunchProductShares. The terms of an element are added in the same order whatever the
+// tiles are and however the k-tiles are fetched.
 class PiecesWork {
  public:
   explicit PiecesWork(const ProductShare& share) : share_(share) {}

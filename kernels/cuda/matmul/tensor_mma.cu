@@ -1,8 +1,8 @@
 // Matmul on the tensor cores of every GPU from Ampere on: mma.sync, ldmatrix and cp.async.
 //
-// Against `warp_tiled`: the levels are the same, a block, warps and registers, and k-tiles arrive
-// in the background; but the innermost level is an instruction. A warp multiplies 16 x 16 by 16 x 8
-// elements of 16 bits in one, 2048 multiply-adds, and sums them in f32:
+// The levels are the same as in `warp_tiled`: a block, warps and registers, with k-tiles copied in
+// the background. But the innermost level is an instruction. With one instruction a warp multiplies
+// 16 x 16 by 16 x 8 elements of 16 bits, which is 2048 multiply-adds, and sums them in f32:
 //
 //     block 128 x 128         warp 64 x 32: 4 x 4 tiles       tile 16 x 8: one instruction
 //     +----+----+----+----+   +---+---+---+---+               for 16 steps along k
@@ -11,20 +11,20 @@
 //     | w4 | w5 | w6 | w7 |   |   |   |   |   |
 //     +----+----+----+----+   ..
 //
-// What it wants from each lane are pairs of elements here and there; ldmatrix finds them, 8 x 8
-// elements from 8 rows of 16 bytes at a time, as they are or transposed. So k-tiles may stay as the
-// operands lie in memory, whatever the transposes (see k-tiles.cuh), and no row of shared memory is
-// read from a bank that is busy with another.
+// The instruction needs scattered pairs of elements from each lane. ldmatrix gathers them, 8 x 8
+// elements from 8 rows of 16 bytes at a time, as they are or transposed. So k-tiles may have the
+// layout of the operands in memory, whatever the transposes (see k_tiles.cuh), and rows of shared
+// memory are read without bank conflicts.
 //
-// An operand that does not begin and advance in multiples of 16 bytes is copied first, with a pitch
-// that does: 2-byte elements are too small for copies in the background.
+// An operand whose address or pitch is not a multiple of 16 bytes is first copied to aligned rows,
+// because 2-byte elements are too small for copies in the background.
 //
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
-// of 64 steps, 16 barriers per block; 64 instructions of the tensor cores deep.
+// of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
 //
-// Right for any m, n and k: vectors that lie only partly inside an operand are filled up with
-// zeros, which add 0 * 0, and results beyond the edges are not stored. Hopper's own instructions
-// (`tensor_bf16`) are faster there.
+// Correct for any m, n and k: vectors that lie only partly inside an operand are filled up with
+// zeros, which add 0 * 0, and results beyond the edges are not stored. On Hopper, its own
+// instructions (`tensor_bf16`) are faster.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -37,8 +37,8 @@ namespace tessera {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kDepth = 64;  // steps along k a k-tile: rows of 128 bytes
-constexpr int kGroup = 16;  // tile rows a group of blocks
+constexpr int kDepth = 64;  // steps along k per k-tile: rows of 128 bytes
+constexpr int kGroup = 16;  // tile rows per group of blocks
 constexpr std::uint32_t kCopyBlock = 256;
 
 // The tile of a block, the tile of a warp, and how many blocks share an SM.
@@ -55,8 +55,8 @@ struct Config {
 using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
-// 16 values of i for 16 steps along k from l on: matrices [i, l], [i + 8, l], [i, l + 8] and
-// [i + 8, l + 8].
+// Loads 16 values of i for 16 steps along k, beginning with step l: matrices [i, l], [i + 8, l],
+// [i, l + 8] and [i + 8, l + 8].
 template <class S, class T>
 __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -67,7 +67,7 @@ __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   }
 }
 
-// Two neighbours of a row of c; pairs: both may be stored at once.
+// Stores two neighbours of a row of c. pairs: one instruction may store both.
 template <class O>
 __device__ void StorePair(float first, float second, std::int64_t column, std::int64_t columns,
                           bool pairs, O* row) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
   KTileLoader<T, KTileA, C::kThreads> a_stream(a, row, 0);
   KTileLoader<T, KTileB, C::kThreads> b_stream(b, column, 0);
-  std::int64_t left = k;  // steps along k from the next k-tile to be copied on
+  std::int64_t left = k;  // steps along k that are not yet copied
   const auto copy = [&](int stage) {
     if (left > 0) {
       const int depth = static_cast<int>(min(left, std::int64_t{kDepth}));
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   int stage = 0;
   for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
     WaitForCopies<kStages - 2>();
-    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and the previous one is free
     copy(stage == 0 ? kStages - 1 : stage - 1);
     const T* const a_k_tile = a_k_tiles + stage * C::kA;
     const T* const b_k_tile = b_k_tiles + stage * C::kB;
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-// Copies a matrix to rows of `vectors` vectors, filled up with zeros; one vector per thread.
+// Copies a matrix to rows of `packs` vectors, filled up with zeros. Each thread copies one vector
+// at a time.
 template <class T>
 __global__ void __launch_bounds__(kCopyBlock)
     PackRows(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t pitch, T* to,
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(kCopyBlock)
   }
 }
 
-// The operand in vectors of 16 bytes: itself, or a copy in the stream's scratch memory.
+// Returns the operand in vectors of 16 bytes: itself, or a copy in the stream's scratch memory.
 template <class T>
 Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaStream& stream) {
   const bool along_k = operand.k_stride == 1;
@@ -192,7 +193,8 @@ template <class C, class T, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const Operand<T> a = Packed(OperandA<T>(p), p.k, stream), b = Packed(OperandB<T>(p), p.k, stream);
   const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.c) % (2 * sizeof(O)) == 0;
-  // By the operands' strides, not by the transposes: a pitch of 1 is contiguous along both.
+  // The operands' strides decide, not the transposes, because a pitch of 1 is contiguous along both
+  // dimensions.
   const auto run = [&](auto a_along_k, auto b_along_k) {
     const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
     CUDA_CHECK(
@@ -204,7 +206,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   DispatchLayouts(a.k_stride == 1, b.k_stride == 1, run);
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, because the choice of tiles depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
@@ -221,7 +223,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   });
 }
 
-// Of operands that are not in vectors of 16 bytes.
+// Returns the bytes for copies of operands that are not in vectors of 16 bytes.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   constexpr std::int64_t kPack = Pack<Half>::kSize;  // of either type
   const auto copy = [](const void* data, std::int64_t pitch, std::int64_t rows,

@@ -1,5 +1,5 @@
-// What the rows of Matmul share on the GPU: operands without transposes, vectors of 16 bytes, a
-// thread's share of a tile, and the copying of k-tiles in the background.
+// What the strategies of Matmul share on the GPU: operands without transposes, vectors of 16 bytes,
+// a thread's share of a tile, and the copying of k-tiles in the background.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// An operand as the kernels see it: element [i, l] for i along m or n, and l along k, stands at i *
-// stride + l * k_stride. One of the strides is 1, the other the pitch; which is which is all that
-// is left of the transposes.
+// An operand as the kernels see it: element [i, l], with i along m or n and l along k, is at i *
+// stride + l * k_stride. One of the strides is 1 and the other is the pitch; which is which is all
+// that remains of the transposes.
 template <class T>
 struct Operand {
   const T* data;
@@ -32,7 +32,8 @@ Operand<T> OperandB(const MatmulProblem& p) {
 
 // --- Vectors ---
 
-// 16 bytes, the most that one instruction of a thread loads or stores, and aligned to as many.
+// A vector of 16 bytes, the most that one instruction of a thread loads or stores, aligned to 16
+// bytes.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);
@@ -48,7 +49,7 @@ __device__ void StorePack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-// Stores a vector's elements at row[column, ...), as far as they lie before `columns`.
+// Stores the elements of a vector that lie before `columns` at row[column, ...).
 template <class T>
 __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t columns,
                              bool packable, T* row) {
@@ -64,14 +65,14 @@ __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t 
     if (column + w < columns) row[column + w] = pack.v[w];
 }
 
-// Whether every Pack<T>::kSize-th element of every row is aligned to a vector.
+// Returns whether every Pack<T>::kSize-th element of every row is aligned to a vector.
 template <class T>
 bool IsPackable(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % sizeof(Pack<T>) == 0 &&
          pitch % Pack<T>::kSize == 0;
 }
 
-// Which operands of a problem can be loaded, and results stored, as vectors of 16 bytes.
+// Whether each operand of a problem can be loaded, and its result stored, as vectors of 16 bytes.
 struct Packable {
   bool a, b, c;
 };
@@ -84,11 +85,11 @@ Packable PackableOf(const MatmulProblem& p) {
 // --- A thread's share of a tile ---
 
 // kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads compute
-// together. They are not one square but vectors a span apart, so that neighbouring threads read
-// neighbouring vectors of a k-tile, all banks of shared memory at once:
+// together. They are not one square but vectors that are a span apart. So neighbouring threads read
+// neighbouring vectors of a k-tile, which use all banks of shared memory at the same time:
 //
 //              span            span
-//        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, a vector each; rows alike
+//        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, one vector each; rows likewise
 //
 template <class T, int kTile, int kEach>
 class ThreadTile {
@@ -114,7 +115,7 @@ class ThreadTile {
       for (int j = 0; j < kEach; ++j) sums_[i][j] = fma(a_each[i], b_each[j], sums_[i][j]);
   }
 
-  // Writes what of the tile at [row, column] lies inside c[rows, columns].
+  // Writes the part of the tile at [row, column] that lies inside c[rows, columns].
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t rows,
                         std::int64_t columns, bool packable, T* c) const {
 #pragma unroll
@@ -144,15 +145,15 @@ class ThreadTile {
 
 // --- Copies in the background ---
 
-// Starts a copy of kBytes from global to shared memory that no register passes on its way. Only the
-// first `valid` bytes are read, so that `from` may lie beyond the array when there are none; zeros
-// take the place of the rest. Both addresses are aligned to kBytes, 4, 8 or 16.
+// Starts a copy of kBytes (4, 8 or 16) from global to shared memory that does not pass through
+// registers. Only the first `valid` bytes are read, and the rest is filled with zeros, so `from`
+// may lie beyond the array if `valid` is 0. Both addresses are aligned to kBytes.
 template <int kBytes>
 __device__ void CopyAsync(void* to, const void* from, int valid) {
 #if __CUDA_ARCH__ >= 800
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
   if constexpr (kBytes == 16) {
-    // .cg: past the L1 cache, where nothing would look for it.
+    // .cg bypasses the L1 cache, where nothing would read the data.
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
                  "r"(valid)
                  : "memory");
@@ -162,21 +163,23 @@ __device__ void CopyAsync(void* to, const void* from, int valid) {
                  : "memory");
   }
 #else
-  // For older GPUs the file only has to compile: its rows ask for compute capability 8.0.
+  // For older GPUs this only has to compile, because strategies that use it require compute
+  // capability 8.0.
   for (int i = 0; i < kBytes; ++i)
     static_cast<char*>(to)[i] = i < valid ? static_cast<const char*>(from)[i] : 0;
 #endif
 }
 
-// Closes the thread's group of copies started since the last call. A group may be empty.
+// Closes the group of the copies that the thread has started since the last call. A group may be
+// empty.
 __device__ inline void CommitCopies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until at most kPending of the thread's groups, the latest, are under way. What other
-// threads have copied takes a barrier as well.
+// Waits until at most the latest kPending of the thread's groups are in flight. The copies of other
+// threads need a barrier as well.
 template <int kPending>
 __device__ void WaitForCopies() {
 #if __CUDA_ARCH__ >= 800
@@ -184,16 +187,16 @@ __device__ void WaitForCopies() {
 #endif
 }
 
-// A thread's share of copying one operand's k-tiles in the background, k-tile[l][i] = operand[first
-// + i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges; rows of a k-tile are
-// kPitch apart. All kThreads threads of the block copy together, neighbours along the dimension in
-// which memory is contiguous; each then goes on along the other one.
+// A thread's share of copying one operand's k-tiles in the background: k-tile[l][i] = operand[first
+// + i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges. Rows of a k-tile are
+// kPitch apart. All kThreads threads of the block copy together, with neighbouring threads along
+// the dimension in which memory is contiguous. Each thread then advances along the other dimension.
 //
 //   memory contiguous along i               along k
 //
 //        i ->                                    i ->
 //     l  0 0 1 1 2 2 3 3   vectors of         l  0   2   4   6    one element at a time, since
-//     |  4 4 5 5 6 6 7 7   16 bytes, if       |  1   3   5   7    neighbours in memory end in
+//     |  4 4 5 5 6 6 7 7   16 bytes, if       |  1   3   5   7    neighbours in memory end up in
 //     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the k-tile
 //        4 4 5 5 6 6 7 7
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>
@@ -257,8 +260,8 @@ class KTileCopier {
   int cell_;             // the thread's first cell of a k-tile
   int l_;                // its row
   int rows_;             // values of i from it to the operand's end
-  int i_step_, l_step_;  // the way to the next cell
-  const T* next_;        // what goes into the cell
+  int i_step_, l_step_;  // the step to the next cell
+  const T* next_;        // the source of the cell
   std::int64_t step_, k_tile_step_;
 };
 

@@ -1,9 +1,11 @@
-// Matmul by tiles of tiles: block, warp, thread, each in the memory that belongs to it.
+// Matmul with nested tiles for block, warp and thread, each in the kind of memory that belongs to
+// it.
 //
-// Against `double_buffered`:
-// - A level between block and thread. A warp computes a rectangle of 64 x 32 on its own, a thread
-//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different vectors
-//   of a or 4 of b, 128 or 64 bytes, and shared memory hands each to all lanes that want it:
+// Compared with `double_buffered`:
+// - There is a level between block and thread. A warp computes its own rectangle of 64 x 32, and a
+//   thread 8 x 8 elements of it. The 32 lanes form 8 rows of 4, so that a load of a warp reads 8
+//   different vectors of a or 4 of b, 128 or 64 bytes, and shared memory broadcasts each to all
+//   lanes that need it:
 //
 //      block 128 x 128          warp 64 x 32: 2 x 2 spans       span 32 x 16: 8 x 4 lanes,
 //      +----+----+----+----+    +---------+---------+           each 4 x 4 elements
@@ -12,17 +14,18 @@
 //      | w4 | w5 | w6 | w7 |    |         |         |           | t4 | ..
 //      +----+----+----+----+    +---------+---------+
 //
-// - The operands of a step are loaded from shared memory while the step before is computed, into a
-//   second set of registers, also across the end of a k-tile: no multiply-add waits for a load.
-// - Three k-tiles instead of two: one in use, two on their way, so that a slow answer of memory is
-//   met by two k-tiles of arithmetic.
-// - How operands lie in memory is known to the compiler, so that the copies between the 16 steps of
-//   a k-tile are straight code. At 64 sums and 32 operands per thread, two blocks per SM leave
-//   32 registers for everything else: with more in use, sums spill, and fewer multiply-adds find
+// - The operands of a step are loaded from shared memory into a second set of registers while the
+//   previous step is computed, even across the end of a k-tile. So no multiply-add waits for a
+//   load.
+// - There are three k-tiles instead of two, one in use and two in flight, so that two k-tiles of
+//   arithmetic hide the latency of memory.
+// - The compiler knows the layouts of the operands, so that the copies between the 16 steps of a
+//   k-tile are straight-line code. With 64 sums and 32 operands per thread, two blocks per SM leave
+//   32 registers for everything else. If more are used, sums spill, and fewer multiply-adds have
 //   their operands in different banks of the register file.
-// - Blocks run through c in groups of kGroup tile rows, column by column, so that those that run at
-//   the same time cover a square of c. Their operands, which they read from the L2, are
-//   then as few as can be:
+// - Blocks traverse c in groups of kGroup tile rows, column by column, so that the blocks that run
+//   at the same time cover a square of c. That minimizes how much of the operands they read from
+//   the L2:
 //
 //      0  3  6  9        blocks in the order in which they start, kGroup = 3
 //      1  4  7  10
@@ -31,12 +34,12 @@
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 64 barriers per block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
-// four for each of 264 places, 4 GiB of loads, most from the L2, and 2^37 flops. An H200 issues 128
-// multiply-adds a cycle and SM, 2.05 ms for these at 1.98 GHz.
+// four for each of the 264 blocks that run at a time, 4 GiB of loads, most of them from the L2, and
+// 2^37 flops. An H200 issues 128 multiply-adds per cycle and SM, so these take 2.05 ms at 1.98 GHz.
 //
-// Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. For any pitch and alignment: where vectors are not aligned,
-// elements travel one by one. f32 is multiplied as f32: each element is one chain of k fused
+// Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
+// beyond the edges are not stored. Any pitch and alignment works: where vectors are not aligned,
+// elements are copied one by one. f32 is multiplied as f32: each element is one chain of k fused
 // multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 #include <type_traits>
@@ -50,8 +53,8 @@ namespace tessera {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kDepth = 16;  // steps along k a k-tile
-constexpr int kGroup = 16;  // tile rows a group of blocks
+constexpr int kDepth = 16;  // steps along k per k-tile
+constexpr int kGroup = 16;  // tile rows per group of blocks
 constexpr int kWidth = Pack<float>::kSize;
 constexpr int kLanesY = 8, kLanesX = 4;
 constexpr int kSpanY = kLanesY * kWidth, kSpanX = kLanesX * kWidth;
@@ -64,15 +67,15 @@ struct Config {
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kWarpsX = kColumns / kWarpColumns;
   static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
-  // Elements a thread.
+  // Elements per thread.
   static constexpr int kEachY = kWarpRows / kLanesY, kEachX = kWarpColumns / kLanesX;
 };
 using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // A thread's share of copying an operand that is contiguous along k, one element at a time, to
-// k-tiles of kTile elements per row; see KTileLoader. A warp takes squares of 4 values of i by 8
-// steps along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a
+// k-tiles of kTile elements per row; see KTileLoader. A warp takes rectangles of 4 values of i by 8
+// steps along k. So memory is read in pieces of 32 bytes, and with 4 cells between the rows of a
 // k-tile all 32 elements go to different banks:
 //
 //       bank  0   1   2   3   ..                   lanes: 8 q + l has step l of i = q
@@ -108,14 +111,14 @@ class TransposingLoader {
   }
 
  private:
-  const float* next_;  // what goes into the thread's first cell
-  std::int64_t step_;  // the way to the next
+  const float* next_;  // the source of the thread's first cell
+  std::int64_t step_;  // the step to the next one
   int cell_, l_;       // that cell, and its row of the k-tile
   int inside_;         // values of i from there to the operand's end
 };
 
-// The same for operands that are contiguous along i: kWidth_ elements at a time, a vector of 16
-// bytes or, where they are not aligned to those, one.
+// A thread's share of copying an operand that is contiguous along i. It copies kCopied elements at
+// a time: a vector of 16 bytes or, where the operand is not aligned to vectors, one element.
 template <int kTile, int kThreads, int kCopied>
 class StraightLoader {
   static constexpr int kCopies = kTile / kCopied;  // of a row of a k-tile
@@ -146,8 +149,8 @@ class StraightLoader {
   }
 
  private:
-  const float* next_;                // what goes into the thread's first cell
-  std::int64_t step_, k_tile_step_;  // the way to the next, and to the next k-tile
+  const float* next_;                // the source of the thread's first cell
+  std::int64_t step_, k_tile_step_;  // the steps to the next cell and the next k-tile
   int cell_, l_;                     // the cell, and its row of the k-tile
   int valid_;                        // bytes that lie inside
 };
@@ -161,7 +164,7 @@ template <class C>
 struct Fragment {
   float a[C::kEachY], b[C::kEachX];
 
-  // a and b: the step's row of each k-tile, at the thread's first element.
+  // a_row, b_row: the step's row of each k-tile, at the thread's first element.
   __device__ void Load(const float* a_row, const float* b_row) {
 #pragma unroll
     for (int g = 0; g < C::kEachY / kWidth; ++g) {
@@ -210,8 +213,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k of the last one
   int k_tiles = left;                                       // to be used
   int to = 0;
-  // The next k-tile, if there is one. A group of copies each time, so that the number of groups
-  // under way says which have arrived.
+  // Copies the next k-tile, if there is one. Every call closes a group of copies, so that the
+  // number of groups in flight tells which have arrived.
   const auto copy = [&] {
     if (left > 0) {
       const int depth = left == 1 ? tail : kDepth;
@@ -241,11 +244,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         fragments[(l + 1) % 2].Load(a_k_tile + (l + 1) * kPitchA, b_k_tile + (l + 1) * kPitchB);
       } else {
         WaitForCopies<kStages - 2>();
-        __syncthreads();  // the next k-tile is complete, and everybody has loaded the last of this
+        __syncthreads();  // the next k-tile is complete, and all threads have loaded all of this
         stage = stage + 1 == kStages ? 0 : stage + 1;
         a_k_tile = a_first + stage * S::kStageA;
         b_k_tile = b_first + stage * S::kStageB;
-        copy();  // into the place of this one
+        copy();  // replaces this one
         fragments[0].Load(a_k_tile, b_k_tile);
       }
       const Fragment<C>& now = fragments[l % 2];
@@ -286,7 +289,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
     CUDA_CHECK_LAUNCH(MatmulWarpTiled);
   };
   const Packable packable = PackableOf<float>(p);
-  // Operands along k travel one element at a time, aligned or not.
+  // Operands that are contiguous along k are copied one element at a time, aligned or not.
   const bool packs = (!p.transpose_a || packable.a) && (p.transpose_b || packable.b);
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
     packs ? run(a_along_k, b_along_k, std::true_type{})
@@ -294,15 +297,15 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// What the busiest SM has to compute, in elements of c; smaller tiles take longer for an element,
-// by about the factor given.
+// Returns the work of the busiest SM, in elements of c times `factor`: smaller tiles take longer
+// per element, by about that factor.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
   return static_cast<double>(CeilDiv(Tiles<C>(p), multiprocessors) * C::kRows * C::kColumns) *
          factor;
 }
 
-// The small tiles, since which are used depends on the device.
+// Assumes the small tiles, because the choice of tiles depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }

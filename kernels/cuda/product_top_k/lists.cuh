@@ -1,5 +1,6 @@
-// Sorted lists in the registers of a warp: lane l holds entries l, l + 32, l + 64, ... Networks of
-// comparisons as in bitonic.cuh, of which those within a lane take no shuffle.
+// Sorted lists in the registers of a warp: lane l holds entries l, l + 32, l + 64, ... They are
+// sorted by comparison networks as in bitonic.cuh, in which comparisons within a lane need no
+// shuffle.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace tessera {
 
-// Of kRegs registers in each lane: every pair that is `kStride` apart in order.
+// Orders every pair of entries that are `kStride` apart. Each lane has kRegs registers.
 template <int kStride, class E, int kRegs>
 __device__ void OrderPairs(E (&entries)[kRegs], int lane) {
   if constexpr (kStride >= kWarpSize) {
@@ -30,15 +31,15 @@ __device__ void OrderPairs(E (&entries)[kRegs], int lane) {
   }
 }
 
-// Sorts pieces of 2 kStride entries, bitonic sequences.
+// Sorts pieces of 2 kStride entries, each of which is a bitonic sequence.
 template <int kStride, class E, int kRegs>
 __device__ void SortBitonicPieces(E (&entries)[kRegs], int lane) {
   OrderPairs<kStride>(entries, lane);
   if constexpr (kStride > 1) SortBitonicPieces<kStride / 2>(entries, lane);
 }
 
-// Sorts pieces of kSize entries, of which both halves are sorted: every entry of the first half
-// meets the one as far from the piece's end.
+// Sorts pieces of kSize entries whose two halves are sorted. Each entry of the first half is
+// compared with the entry that is as far from the piece's end as it is from the beginning.
 template <int kSize, class E, int kRegs>
 __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > kWarpSize) {
@@ -64,7 +65,7 @@ __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > 2) SortBitonicPieces<kSize / 4>(entries, lane);
 }
 
-// Sorts all entries, ascending.
+// Sort pieces of kSize entries, and all entries, in ascending order.
 template <int kSize, class E, int kRegs>
 __device__ void SortPieces(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > 2) SortPieces<kSize / 2>(entries, lane);
@@ -75,7 +76,8 @@ __device__ void SortWarp(E (&entries)[kRegs], int lane) {
   SortPieces<kRegs * kWarpSize>(entries, lane);
 }
 
-// best, sorted, becomes the best of it and fresh, sorted and no longer.
+// Replaces `best` with the best entries of `best` and `fresh`, sorted. Both lists are sorted, and
+// `fresh` is not longer than `best`.
 template <class E, int kBest, int kFresh>
 __device__ void MergeIntoBest(E (&best)[kBest], const E (&fresh)[kFresh], int lane) {
   static_assert(kFresh <= kBest);
@@ -87,7 +89,7 @@ __device__ void MergeIntoBest(E (&best)[kBest], const E (&fresh)[kFresh], int la
   SortBitonicPieces<kBest * kWarpSize / 2>(best, lane);
 }
 
-// Entry `at` of a list, in all lanes.
+// Returns entry `at` of a list in all lanes.
 template <class E, int kRegs>
 __device__ E EntryAt(const E (&entries)[kRegs], int at) {
   E found = entries[0];

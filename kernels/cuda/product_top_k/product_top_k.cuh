@@ -1,36 +1,36 @@
-// A product on Hopper's tensor cores that selects: scores are made of its sums in registers, and
-// compared with the k-th best so far of their row. Most are rejected there, and the matrix of
-// scores never reaches memory.
+// A product on Hopper's tensor cores that selects the best scores of each row. Scores are computed
+// from the sums in registers and compared with the k-th best score of their row so far. Most are
+// rejected there, and the matrix of scores never reaches memory.
 //
-// Against `tensor_bf16` and its like followed by `threshold`: main loop and producer are theirs
-// (gemm.cuh, mainloop.cuh), and so are the sums. What differs is the order of tiles and the
-// epilogue.
+// The main loop, the producer (gemm.cuh, mainloop.cuh) and the sums are those of `tensor_bf16` and
+// `tensor_f16`. Compared with these strategies followed by `threshold`, only the order of tiles and
+// the epilogue differ.
 //
 //     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
 //                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
 //
-// - A warp has 16 rows of a tile, of which four lanes each have all columns. So the best of a row
-//   are one warp's business: no thread waits for another warp.
-// - A score that is not beyond the row's limit, the k-th best so far, is one comparison. Others go
-//   to queues in shared memory, one of each lane and row. Where one is full, the warp sorts those
-//   of the row, merges them with its list, which has its place in device memory and is not missed
-//   in between, and the limit falls, before the rest of the tile is compared.
-// - Without a limit every score would pass, in the first tile of each part. So the limits to begin
-//   with are those of a sample, the first columns, whose product is written and selected from. Of n
-//   random scores behind a sample of s then k n / s pass at most.
-// - The lists of a row's parts are merged by another kernel.
+// - A warp has 16 rows of a tile, and four of its lanes together have all columns of a row. So one
+//   warp alone selects the best scores of a row, and no thread waits for another warp.
+// - A score is compared with the row's limit, the k-th best score so far, and rejecting it takes
+//   only this comparison. Other scores go to queues in shared memory, one for each lane and row.
+//   When a queue is full, the warp sorts the queues of the row and merges them with the row's list.
+//   This lowers the limit before the rest of the tile is compared. The list is in device memory,
+//   because it is not needed between merges.
+// - Without a limit, every score in the first tile of each part would pass. So the initial limits
+//   come from a sample, the first columns, whose product is written to memory and selected from. Of
+//   n random scores after a sample of s, at most k n / s then pass.
+// - Another kernel merges the lists of a row's parts.
 //
-// The order is that of TopK. Entries are keys and columns in one number, so that which lane comes
-// first decides nothing. A key does not tell -0 from 0; the lowest bit of an entry does. All NaNs
-// here are the one that arithmetic makes.
+// The order is that of TopK. An entry is a key and a column in one number, so the order in which
+// lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an entry
+// does. All NaNs here are the one NaN that arithmetic produces.
 //
-// Right for any m, n and k of a product that TMA can read: what lies outside is computed, and comes
-// into no list. Bits are those of `tensor_bf16` and `tensor_f16` where they compute every tile
-// whole; rounding to the scores' type follows every operation, as in Map, and nothing is
-// contracted.
+// Correct for any m, n and k of a product that TMA can read: scores beyond the edges are computed
+// but enter no list. The bits are those of `tensor_bf16` and `tensor_f16` where they compute every
+// tile whole. Every operation rounds to the scores' type, as in Map, and nothing is contracted.
 //
 // Cost at 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly all
-// from the L2; for every sum two multiplications, an addition and a comparison.
+// from the L2; two multiplications, an addition and a comparison for every sum.
 #pragma once
 
 #include <algorithm>
@@ -46,13 +46,14 @@
 
 namespace tessera {
 
-// An entry: 32 bits of key, 31 of the column, and whether the score is -0. Smaller ones are better.
+// An entry has 32 bits of key, 31 bits of column, and a bit that says whether the score is -0.
+// Smaller entries are better.
 using ScoreEntry = unsigned long long;
 inline constexpr ScoreEntry kNoScore = ~ScoreEntry{0};
 
-inline constexpr int kScoreRegisters = 4;                          // of a lane, in a list
-inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries of one
-inline constexpr int kFreshRegisters = 2;                          // the same of a row's queues
+inline constexpr int kScoreRegisters = 4;                          // of a lane, for a list
+inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries of a list
+inline constexpr int kFreshRegisters = 2;                          // of a lane, for a row's queues
 inline constexpr int kFreshScores = kFreshRegisters * kWarpSize;
 inline constexpr int kWarpRows = 16;
 
@@ -61,10 +62,11 @@ extern const Strategy<TopKProblem> kTopKThreshold;
 template <class T>
 using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
 
-// What the blocks of a launch are told, besides TensorWork. Scores are compared as the smallest
-// wanted: where the largest are, `outer` has the other sign, and so have scores.
+// The parameters of a launch, in addition to TensorWork. Scores are compared as if the smallest
+// were wanted. Where the largest are wanted, the sign of `outer` is reversed, and with it the sign
+// of all scores.
 struct SelectionWork {
-  int row_tiles, column_tiles, parts;  // parts of a row of tiles, behind the sample
+  int row_tiles, column_tiles, parts;  // parts of a row of tiles, after the sample
   int sample_tiles;
   int k;
   bool smallest;
@@ -72,23 +74,23 @@ struct SelectionWork {
   const void* vector;        // of the scores' type; null: none
   std::int64_t stride;
   ScoreEntry* lists;  // [rows, parts, k]
-  // The best of the sample, as TopK leaves them; null: there is none.
+  // The best scores of the sample as TopK writes them; null: there is no sample.
   const void* sample_values;
   const std::int64_t* sample_indices;
 };
 
-// A score that has passed, and its column.
+// A score that has passed the limit, and its column.
 struct FreshScore {
   float score;
   int column;
 };
 
-// Shared memory behind the k-tiles.
+// Shared memory after the k-tiles.
 template <class C>
 struct SelectionMemory {
-  // Of each row a queue for each of its four lanes, side by side.
+  // Each row has a queue for each of its four lanes; the four queues are interleaved.
   FreshScore fresh[C::kRows][kFreshScores];
-  float vectors[C::kConsumers][2][C::kColumns];  // of this tile and the one before
+  float vectors[C::kConsumers][2][C::kColumns];  // of this tile and the previous one
 };
 template <class C>
 inline constexpr int kSelectingBytes = C::kSharedBytes +
@@ -109,7 +111,7 @@ __device__ float ScoreOf(const SelectionWork& work, float c, float vector) {
 
 inline constexpr std::uint32_t kSignBit = 0x80000000u, kInfinityBits = 0x7f800000u;
 
-// NaN is the largest where the smallest are wanted, and the other way around.
+// NaN has the largest key where the smallest scores are wanted, and otherwise the smallest key.
 __device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
   const std::uint32_t bits = __float_as_uint(score), magnitude = bits & ~kSignBit;
   const std::uint32_t number = magnitude == 0 ? 0 : bits;
@@ -120,25 +122,25 @@ __device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
 __device__ inline float NumberOf(std::uint32_t key) {
   return __uint_as_float((key & kSignBit) != 0 ? key ^ kSignBit : ~key);
 }
-// The score as it would stand in memory.
+// Returns the score as it would be in memory.
 __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
   const auto key = static_cast<std::uint32_t>(entry >> 32);
   if (key == 0 || key == ~0u) return __uint_as_float(0x7fffffffu);
   const float score = (entry & 1) != 0 ? -0.0f : NumberOf(key);
   return smallest ? score : -score;
 }
-// A number that no score of columns from `column` on is above which comes before the limit: those
-// of later columns have to be better, and others may be as good. NaN, above which nothing is, where
-// all have to be looked at.
+// Returns a bound for the scores of columns from `column` on: no score above it comes before the
+// limit. Scores of columns after the limit's have to be better than the limit, and others may be
+// equal. The bound is NaN, which nothing is above, where all scores have to be examined.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
   const bool later = static_cast<std::uint32_t>(limit) >> 1 < static_cast<std::uint32_t>(column);
-  // The number before 0 is none of both zeros.
+  // The number before 0 must not be -0, which compares equal.
   return NumberOf(later ? key - (key == kSignBit ? 2 : 1) : key);
 }
 
-// Number `at` of the sample's best of a row.
+// Returns entry `at` of the sample's best scores of a row.
 template <class S>
 __device__ ScoreEntry SampleEntry(const SelectionWork& work, std::int64_t row, int at) {
   const std::int64_t place = row * work.k + at;
@@ -161,8 +163,8 @@ class RowSelection {
         warp_row_(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
         fresh_(&memory.fresh[warp_row_]) {}
 
-  // A part of the rows of a tile, whose lists are empty. The limits are those of the sample; of
-  // rows that do not exist nothing passes but NaNs.
+  // Begins a part of a row of tiles with empty lists. The limits are those of the sample. In rows
+  // that do not exist, only NaNs pass.
   __device__ void Begin(int row_tile, int part) {
     first_row_ = row_tile * C::kRows + warp_row_;
     part_ = part;
@@ -177,7 +179,8 @@ class RowSelection {
       for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
   }
 
-  // The warp's sums of a tile, which begins at the column. vector: of its columns.
+  // Takes the warp's sums of a tile that begins at first_column. vector: the elements for its
+  // columns.
   __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
     if (first_row_ >= rows_) return;
     vector += 2 * (lane_ % 4);
@@ -185,7 +188,7 @@ class RowSelection {
     for (int begin = 0; begin < kGroups;) {
       const float bounds[2] = {BoundOf(limits_[0], first_column),
                                BoundOf(limits_[1], first_column)};
-      // Where the smallest are wanted, NaNs are only where there are not enough others.
+      // Where the smallest are wanted, NaNs are taken only while there are not enough other scores.
       const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
                             !work_.smallest || bounds[1] != bounds[1]};
       float2 next[kGroup];
@@ -201,7 +204,7 @@ class RowSelection {
         for (int j = 0; j < kGroup; ++j) {
           const int eight = group * kGroup + j;
           const float2 pair = next[j];
-          // Those of the next group, so that nobody waits for them.
+          // The elements of the next group are loaded early, so that no lane waits for them.
           if (group + 1 < kGroups)
             next[j] = *reinterpret_cast<const float2*>(vector + 8 * (eight + kGroup));
 #pragma unroll
@@ -210,7 +213,7 @@ class RowSelection {
             passes |= !(scores[4 * j + i] > bounds[i / 2]);
           }
         }
-        // All lanes or none, so that they stay together.
+        // All lanes take this branch or none, so that the warp does not diverge.
         if (__any_sync(kFullMask, passes && group >= resumed)) {
           if (__any_sync(kFullMask, max(counts_[0], counts_[1]) > kQueue - kRowScores)) {
             begin = group;
@@ -231,21 +234,21 @@ class RowSelection {
     }
   }
 
-  // The lists have all that was taken.
+  // Ends the part: merges all remaining scores into the lists.
   __device__ void End() { MergeFrom(1); }
 
  private:
   static constexpr int kQueue = kFreshScores / 4;
-  static constexpr int kGroup = 2;  // of eight columns, looked at together
+  static constexpr int kGroup = 2;  // pieces of eight columns that are compared together
   static constexpr int kGroups = C::kColumns / 8 / kGroup;
-  static constexpr int kRowScores = 2 * kGroup;  // of a lane and a row, in a group
+  static constexpr int kRowScores = 2 * kGroup;  // of a lane and a row in a group
 
   __device__ ScoreEntry* List(int row) const {
     return work_.lists +
            (static_cast<std::int64_t>(first_row_ + row) * work_.parts + part_) * work_.k;
   }
 
-  // Merges the queues of rows into their lists, where one of them holds so many.
+  // Merges the queues of each row into its list if one of them holds at least `least` scores.
   __device__ void MergeFrom(int least) {
     __syncwarp();  // the queues are written
     const unsigned upper = __ballot_sync(kFullMask, counts_[0] >= least);
@@ -296,8 +299,8 @@ class RowSelection {
   FreshScore (*const fresh_)[kFreshScores];
   int first_row_ = 0;  // in c
   int part_ = 0;
-  // Of the lane's two rows, l / 4 and the row 8 further down: the k-th of the list, and what its
-  // queue holds.
+  // For each of the lane's two rows, lane / 4 and the row 8 further down: the limit, and the number
+  // of scores in the lane's queue.
   ScoreEntry limits_[2] = {};
   int counts_[2] = {0, 0};
 };
@@ -338,7 +341,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     PrefetchMap(&b_map);
     pipeline.Init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialized
   WaitForKernelBefore();
   const int items = selection.row_tiles * selection.parts;
 
@@ -361,7 +364,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
   TakeRegisters<232>();
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
-  constexpr int kEach = C::kColumns / C::kWarpgroup;  // elements of the vector for a thread
+  constexpr int kEach = C::kColumns / C::kWarpgroup;  // elements of the vector per thread
   const auto* const vector = static_cast<const S*>(selection.vector);
   RowSelection<C, S> rows(selection, memory, work.rows, work.columns);
   int turn = 0;
@@ -379,8 +382,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       }
       float d[C::kColumns / 2];
       MultiplyKTiles<C, false, kMnB>(work.k_tiles, warpgroup, thread, pipeline, d);
-      // Who still reads those of the tile before has not come to this barrier, and whoever writes
-      // here has passed the one before.
+      // Threads that still read the previous tile's elements read the other buffer. Threads that
+      // write here have passed the previous barrier, so all threads have finished reading this one.
       float* const shared_vector = memory.vectors[warpgroup][turn];
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
@@ -393,8 +396,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-// The lists of a row's parts become one: a block for each row, whose warps merge every
-// kMergeWarps-th, and then the first of them theirs.
+// Merges the lists of a row's parts into one, with one block per row. Each warp merges every
+// kMergeWarps-th list, and the first warp then merges the results.
 inline constexpr int kMergeWarps = 8;
 
 template <class S>
@@ -410,7 +413,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
   ScoreEntry best[kScoreRegisters];
 #pragma unroll
   for (ScoreEntry& entry : best) entry = kNoScore;
-  // The sample is one more part.
+  // The sample counts as one more part.
   const int parts = work.parts + (work.sample_values != nullptr ? 1 : 0);
   for (int part = warp; part < parts; part += kMergeWarps) {
     ScoreEntry other[kScoreRegisters];
@@ -425,7 +428,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
   }
 #pragma unroll
   for (int i = 0; i < kScoreRegisters; ++i) of_warps[warp][i * kWarpSize + lane] = best[i];
-  __syncthreads();  // all warps have theirs
+  __syncthreads();  // all warps have written their lists
   if (warp != 0) return;
   for (int other_warp = 1; other_warp < min(kMergeWarps, parts); ++other_warp) {
     ScoreEntry other[kScoreRegisters];
@@ -442,7 +445,8 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
   }
 }
 
-// Scores of the sample, [rows, columns], in place of its product: a block for each row.
+// Computes the scores of the sample, [rows, columns], in place of its product, with one block per
+// row.
 template <class S>
 __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int columns) {
   AllowNextKernel();
@@ -451,7 +455,7 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
   S* const row = c + std::int64_t{blockIdx.x} * columns;
   const int threads = static_cast<int>(blockDim.x);
   for (int first = static_cast<int>(threadIdx.x); first < columns; first += kEach * threads) {
-    // All loads before the first store.
+    // All loads come before the first store.
     S sums[kEach];
     float vectors[kEach];
 #pragma unroll
@@ -474,8 +478,9 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// The columns of the sample: so many that of the others few pass the limit that they give, a dozen
-// for each row of a part, as far as the sample is cheap. 0: none.
+// Returns the number of columns of the sample; 0: there is no sample. It is large enough that few
+// of the other scores pass its limit, about a dozen for each row of a part, unless the sample would
+// become expensive.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
   const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));
@@ -485,8 +490,8 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
   return columns < 8 * k ? 0 : columns;
 }
 
-// Parts of a row of tiles: such that waves of blocks are full, or nearly. Every part begins without
-// a limit, which costs as much as a few tiles.
+// Returns the number of parts of a row of tiles, chosen so that waves of blocks are full or nearly
+// full. Every part begins without a limit of its own, which costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);
@@ -525,7 +530,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   };
   if (p.transpose_a || !aligned(a) || !aligned(b))
     return "a with k along the rows, and operands that TMA can read";
-  // The bits of tiles that are cut along k are others.
+  // Tiles that are cut along k give different bits.
   bool whole = false;
   RunBestPlan(
       TensorProduct{p.m, p.n, p.k, FetchTime(a), FetchTime(b), device.info().multiprocessors},
@@ -534,7 +539,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   return whole ? "" : "a product in whole tiles";
 }
 
-// Bytes of the lists: of each part of a row, beside the sample.
+// Returns the bytes of the lists of each row's parts, without the sample.
 inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int64_t sample,
                                     int multiprocessors) {
   const MatmulProblem& p = problem.product;
@@ -542,9 +547,10 @@ inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int6
   return static_cast<std::uint64_t>(p.m * parts * problem.k) * sizeof(ScoreEntry);
 }
 
-// Loads of tiles, the sample's scores, written and read twice, lists, and results.
+// Counts the loads of tiles, the sample's scores (written and read twice), the lists, and the
+// results.
 inline Cost SelectionCost(const ProductTopKProblem& problem) {
-  constexpr int kMultiprocessors = 132;  // of the GPUs that there are
+  constexpr int kMultiprocessors = 132;  // of an H200
   const MatmulProblem& p = problem.product;
   const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
@@ -559,7 +565,7 @@ inline Cost SelectionCost(const ProductTopKProblem& problem) {
   return cost;
 }
 
-// Lists, and what LaunchSample takes.
+// Returns the bytes of the lists and of what LaunchSample takes.
 inline std::uint64_t SelectionScratch(const ProductTopKProblem& problem, const Device& device) {
   const MatmulProblem& p = problem.product;
   const int multiprocessors = device.info().multiprocessors;
@@ -573,7 +579,7 @@ inline std::uint64_t SelectionScratch(const ProductTopKProblem& problem, const D
          m * k * (size + sizeof(std::int64_t)) + kTopKThreshold.scratch(top_k);
 }
 
-// The best of the first columns: a product in whole tiles, and TopK.
+// Selects the best scores of the first columns, with a product in whole tiles and TopK.
 template <class T, bool kMnB, class S>
 void LaunchSample(const ProductTopKProblem& problem, std::int64_t columns, SelectionWork& selection,
                   CudaStream& stream) {
@@ -634,7 +640,7 @@ void LaunchSelection(const ProductTopKProblem& problem, CudaStream& stream) {
 
   if (sample > 0) LaunchSample<T, kMnB, S>(problem, sample, selection, stream);
 
-  // Groups of one row of tiles: a tile's number is that of its place in c.
+  // A group is one row of tiles, so a tile's number is that of its place in c.
   TensorWork work{};
   work.rows = static_cast<int>(p.m);
   work.columns = static_cast<int>(p.n);

@@ -1,23 +1,23 @@
-// Reduce without meeting: every thread adds its own partial value to one cell.
+// Reduce without a tree: every thread adds its own partial value to one cell.
 //
-// Against `grid_stride`: neither shared memory nor barriers nor the host. Without the tree all
-// threads of a block would write to the block's one cell, and all but one of their values would be
-// lost; an atomic operation reads, folds and writes as one step that no other can come between, so
-// that even a single cell for the whole grid is enough.
+// Compared with `grid_stride`, there is no shared memory, no barrier and no work for the host.
+// Without the tree all threads of a block would write to the block's one cell, and all but one of
+// their values would be lost. An atomic operation reads, folds and writes in one step that no other
+// can interrupt, so that even a single cell for the whole grid is enough.
 //
-// The hardware adds atomically, in the L2. Other operations are built from its
-// compare-and-swap: read the cell, fold, and write the outcome if the cell still holds what was
-// read; else another thread was faster, and it all starts again. A thread whose value changes
-// nothing, which for MIN and MAX is soon the case, writes nothing. For a product it never is: of
-// the 2^18 threads that try at the same time one succeeds, and PRODUCT would take minutes. It is
-// refused.
+// The hardware adds atomically in the L2 cache. Other operations are built from its
+// compare-and-swap: read the cell, fold, and write the outcome if the cell still holds the value
+// that was read. Otherwise another thread was faster, and the loop starts again. A thread whose
+// value changes nothing writes nothing, which is soon the case for MIN and MAX. For a product it is
+// never the case: of the 2^18 threads that try at the same time one succeeds, and PRODUCT would
+// take minutes. It is refused.
 //
-// At n = 2^20, 2^18 atomic additions to one address, which the L2 does one after the other: they
-// take some hundreds of microseconds.
+// At n = 2^20 there are 2^18 atomic additions to one address. The L2 cache does them one after the
+// other, which takes some hundreds of microseconds.
 //
-// The order of the atomics is not the same from run to run: the last bits of a floating-point
-// result may differ. The state of a reduction has to fit the word that can be swapped: ARGMIN,
-// ARGMAX, VARIANCE and STD are refused as well.
+// The order of the atomics differs from run to run, and so may the last bits of a floating-point
+// result. The state of a reduction has to fit in the word that can be swapped, so ARGMIN, ARGMAX,
+// VARIANCE and STD are refused as well.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -28,9 +28,9 @@
 namespace tessera {
 namespace {
 
-// Every thread costs an atomic operation, and one that has to be tried again may cost microseconds.
+// Every thread costs an atomic operation, and one that has to be retried may cost microseconds.
 constexpr LaunchLimits::Range kGridSize = {1, 1024};
-// How long a thread waits after its first failure and at most, in nanoseconds.
+// The wait of a thread after its first failure, and its longest wait, in nanoseconds.
 constexpr unsigned kFirstWait = 64;
 constexpr unsigned kLongestWait = 1u << 19;
 
@@ -39,9 +39,9 @@ constexpr bool IsAddition(ReduceOp op) {
          op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares;
 }
 
-// Operations whose state fits a word of 64 bits and of which most threads change nothing, or that
-// the hardware knows (means of integers: in two words; norms of f64: in three independent
-// words).
+// Operations whose state fits in a word of 64 bits and for which most threads change nothing, or
+// which the hardware supports. (Means of integers take two words, and norms of f64 take three
+// independent words.)
 constexpr bool Takes(ReduceOp op) {
   return !IsArg(op) && !IsDeviation(op) && op != ReduceOp::kProduct;
 }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  // Threads that have elements.
+  // The number of threads that have elements.
   const std::int64_t threads = std::min(p.n, std::int64_t{grid.blocks} * grid.block_size);
   return WithChains(
       grid.per_thread,
@@ -89,8 +89,8 @@ LessonShape ShapeOf(const ReduceProblem& p) {
 
 std::string Refuses(const ReduceProblem& p) {
   if (Takes(p.op)) return "";
-  return "a reduction that threads can do atomically at once, which ARGMIN, ARGMAX, VARIANCE, "
-         "STD and PRODUCT are not";
+  return "a reduction that threads can do atomically, which ARGMIN, ARGMAX, VARIANCE, STD and "
+         "PRODUCT are not";
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {

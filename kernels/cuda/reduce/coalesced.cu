@@ -1,22 +1,22 @@
-// Reduce by the same tree in device memory, with the working threads side by side.
+// Reduce by the same tree in device memory, with working threads that are neighbours.
 //
-// Against `interleaved`, only the numbering changes: strides halve instead of doubling, and thread
-// t folds the cell a stride away into cell t, as long as t is below the stride.
+// Compared with `interleaved`, only the numbering changes: strides halve instead of doubling, and
+// thread t folds the cell a stride away into cell t, as long as t is below the stride.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// The 32 cells that a warp reads at a time are neighbours, one transaction of 128 bytes (f32)
-// instead of up to 32; and so are the threads that have work, so that a warp works with all of its
-// lanes or not at all. Memory is still device memory, and every step waits for it.
+// The 32 cells that a warp reads at a time are neighbours: one transaction of 128 bytes (f32)
+// instead of up to 32. The threads that have work are neighbours too, so that a warp works with all
+// of its lanes or not at all. The cells are still in device memory, and every step waits for it.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds this block's 2 * blockDim.x of cells[0, n) in place, to partials[block] or, in the last
-// level, which has one block, to the result of a reduction of `all` elements.
+// Folds this block's 2 * blockDim.x of cells[0, n) in place. The value goes to partials[block] or,
+// in the last level, which has one block, becomes the result of a reduction of `all` elements.
 template <class F, class A>
 __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F::Wide* partials,
                          Scalar* result) {
@@ -35,7 +35,7 @@ __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F:
                 all, partials, result);
 }
 
-// The first level: cells[0, n) are scratch, since the operand must not change.
+// The first level. cells[0, n) are scratch, because the operand must not change.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceCoalesced(const T* x, std::int64_t n, typename F::Acc* cells, typename F::Wide* partials,
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMostThreads)
   FoldPart<F>(cells, n, n, partials, result);
 }
 
-// The other levels: cells[0, n) are the values of the blocks before.
+// The other levels. cells[0, n) are the values of the previous level's blocks.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceCoalescedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t all,

@@ -1,23 +1,24 @@
 // Reduce with several elements per thread before the tree.
 //
-// Against `privatized`: a thread folds items_per_thread elements (8 by default) in a register
-// before it meets the others, where it was two. The tree and its barriers are paid once for all of
-// them, as many times fewer blocks start and values travel, and the loads of eight elements are in
-// flight together, which is what it takes to keep memory busy.
+// Compared with `privatized`, a thread folds items_per_thread elements (8 by default) instead of
+// two before it meets the others, all in a register. The cost of the tree and its barriers is paid
+// once for all of them, and proportionally fewer blocks start and fewer values are passed on. The
+// loads of eight elements are in flight together, which keeps the memory busy.
 //
 //   block 0                      block 1                      blocks of 4, 2 items per thread
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// At n = 2^20, launches of 512 and 1 blocks; from about 2^25 elements on memory bounds it.
+// At n = 2^20 there are launches of 512 and 1 blocks. From about 2^25 elements on, memory is the
+// bound.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the items * blockDim.x values of each block to partials[block] or, in the last level, which
-// has one block, to the result of a reduction of `all` elements. Dynamic shared memory: one Wide
-// per thread.
+// Folds the items * blockDim.x values of each block. The value goes to partials[block] or, in the
+// last level, which has one block, becomes the result of a reduction of `all` elements. Dynamic
+// shared memory: one Wide per thread.
 template <class F, bool kFirst, class In>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceCoarsened(const In* x, std::int64_t n, std::int64_t items, std::int64_t all,
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kMostThreads)
     for (int folded = 0; folded < kMaxChain && i < end; folded += kBatch) {
       A batch[kBatch];
       if (i + (kBatch - 1) * step < end) {
-        // All loads before the first use, so that they are in flight together.
+        // All loads come before the first use, so that they are in flight together.
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = LoadValue<F, kFirst>(x, i + j * step);
 #pragma unroll

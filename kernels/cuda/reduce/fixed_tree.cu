@@ -1,29 +1,29 @@
 // Reduce along a tree whose shape depends on n alone: the same bits from every grid, every block
-// size, every GPU and the CPU. And the same in twice the precision.
+// size, every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// `fixed_tree`, against `single_pass`: the kernel is the same, and the chunks are those of
-// FixedTree instead of as many as this device likes. A request may still choose grid and block: a
-// block then takes several chunks in turn, a thread several lanes, and what is added to what stays
-// as it is. So a result can be repeated elsewhere, compared bit by bit and cached by its operands.
-// kernels/same_bits/fixed_tree.h defines the tree, well enough to be written again;
-// tests/tree_test.cc does that.
+// Compared with `single_pass`, `fixed_tree` has the same kernel, but the chunks are those of
+// FixedTree instead of a number that suits the device. A request may still choose grid and block. A
+// block then takes several chunks in sequence and a thread several lanes, but the same terms are
+// added in the same order. A result can therefore be repeated elsewhere, compared bit by bit and
+// cached by its operands. kernels/same_bits/fixed_tree.h defines the tree well enough to be
+// implemented independently, and tests/tree_test.cc does that.
 //
 //   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
 //   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
 //       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
 //
 // `compensated`: where terms of both signs cancel, a sum keeps its digits. f32 and the 16-bit types
-// add in double from the first element: 53 bits for 24. f64 has nothing wider, so a column is a
-// Pair, the sum and what rounding has taken from it so far: TwoSum finds the error of an addition
-// with five more, TwoProduct that of a square with one fused multiply-add, and the errors are added
-// up on the side (Sum2). In the end value and errors meet in one rounding:
+// add in double from the first element: 53 bits for 24. There is no wider type for f64, so a column
+// is a Pair: the sum and its rounding errors so far. TwoSum finds the error of an addition with
+// five more additions. TwoProduct finds that of a square with one fused multiply-add. The errors
+// are added separately (Sum2). In the end, the value and the errors are added in one rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |terms|     u = 2^-53, depth at most about 250
 //
-// so that a sum whose terms are 10^16 times larger than itself is still right to the last digits.
-// Operations that do not round and integers are as in `fixed_tree`, and so are variances of the
-// smaller types, which are double already. 7 additions per f64, where memory leaves an H200's SM
-// time for about 25.
+// A sum whose terms are 10^16 times larger than itself is therefore still right to the last digits.
+// Integers and operations that do not round are computed as in `fixed_tree`. The same holds for
+// variances of the smaller types, which are double already. An f64 takes 7 additions, and the
+// memory of an H200 leaves an SM time for about 25.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 

@@ -1,11 +1,11 @@
-// The frame of the lessons of Reduce. A lesson brings a kernel, a LessonShape and a launch;
-// from the shape follow its error bound and its cost.
+// The frame of the lessons of Reduce. A lesson has a kernel, a LessonShape and a launch. Its error
+// bound and its cost are computed from the shape.
 //
-// What holds for every lesson, and is not repeated in their heads: any n (elements beyond the end
-// count as the operation's identity, n = 0 is one block of them), any block size, any alignment
-// (loads are scalar). A float folds at most kMaxChain elements, or a block's tree of them, in
-// single precision; everything beyond is double, so that 2^28 ones sum to 2^28. At n = 2^20, f32,
-// memory delivers the 4 MiB in 1 us.
+// The following holds for every lesson and is not repeated in their files. A lesson accepts any n
+// (elements beyond the end count as the operation's identity, and n = 0 is one block of them), any
+// block size and any alignment (loads are scalar). It folds at most kMaxChain floats, or a block's
+// tree of them, in single precision. Everything beyond is double, so that 2^28 ones sum to 2^28. At
+// n = 2^20, f32, memory delivers the 4 MiB in 1 us.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@
 
 namespace tessera {
 
-// The fold of values that are partial already. It knows nothing of elements, so that f32 and the
-// 16-bit types, whose accumulators are the same, share the kernels of later stages.
+// The fold of partial values. It does not depend on the element type, so that f32 and the 16-bit
+// types, whose accumulators are the same, share the kernels of later stages.
 template <class F>
 using PartialFold = Fold<F::kOp, ValueOf<typename F::Element>>;
 
-// Calls f.operator()<Fold<op, T>>(x), x being the operand as T, for the problem's operation and
-// type.
+// Calls f.operator()<Fold<op, T>>(x) for the problem's operation and type, where x is the operand
+// as T.
 template <class Function>
 void DispatchFold(const ReduceProblem& p, Function&& f) {
   DispatchDType(p.dtype, [&](auto zero) {
@@ -47,7 +47,7 @@ __device__ auto LoadValue(const In* x, std::int64_t i) {
 
 // --- What a lesson costs ---
 
-// Of levels of launches in which a block folds two elements per thread, in place.
+// The shape of levels of launches in which a block folds two elements per thread in place.
 inline LessonShape TreesInPlace(const ReduceProblem& p) {
   return TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.op, p.dtype), WideBytes(p.op, p.dtype));
 }
@@ -90,14 +90,14 @@ __global__ void PrepareCell(typename F::Wide* cell) {
   *cell = F::template Identity<typename F::Wide>();
 }
 
-// The result of a reduction of `count` elements.
+// Finishes the result of a reduction of `count` elements.
 template <class F>
 __global__ void FinishCell(const typename F::Wide* cell, std::int64_t count, Scalar* result) {
   F::Finish(*cell, count, result);
 }
 
-// enqueue.operator()<F>(x, cell, stream) launches a kernel whose blocks fold into *cell, which is
-// the identity before. The cell becomes the result. Only for operations that Takes(op).
+// enqueue.operator()<F>(x, cell, stream) launches a kernel whose blocks fold into *cell, which
+// starts as the identity. The cell becomes the result. REQUIRES: Takes(op).
 template <bool (*Takes)(ReduceOp), class Enqueue>
 void IntoOneCell(const ReduceProblem& p, Stream& stream, Enqueue enqueue) {
   CudaStream& cuda = Cuda(stream);
@@ -116,8 +116,8 @@ void IntoOneCell(const ReduceProblem& p, Stream& stream, Enqueue enqueue) {
   });
 }
 
-// first.operator()<F>(x, partials, stream) launches a kernel of `blocks` blocks over the elements,
-// second.operator()<F>(partials, stream) one over the values that they have left.
+// first.operator()<F>(x, partials, stream) launches a kernel of `blocks` blocks over the elements.
+// second.operator()<F>(partials, stream) launches one over the values of these blocks.
 template <class First, class Second>
 void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& stream, First first,
                       Second second) {
@@ -133,9 +133,9 @@ void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& strea
   });
 }
 
-// enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values: the
-// elements first (kFirst), then what the blocks of the level before have left, until one block
-// leaves the result. A block takes per_block values.
+// enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values.
+// These are first the elements (kFirst), then the values of the previous level's blocks, until one
+// block leaves the result. A block takes per_block values.
 template <class Enqueue>
 void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, Enqueue enqueue) {
   CudaStream& cuda = Cuda(stream);
@@ -154,9 +154,9 @@ void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, 
   });
 }
 
-// The same for kernels that fold in place: first.operator()<F>(x, cells, blocks, partials, stream)
-// gets n cells of scratch, since the operand must not change; next.operator()<F>(cells, n, blocks,
-// partials, stream) launches the later levels.
+// Like IntoLevels, for kernels that fold in place. first.operator()<F>(x, cells, blocks, partials,
+// stream) gets n cells of scratch, because the operand must not change. next.operator()<F>(cells,
+// n, blocks, partials, stream) launches the later levels.
 template <class First, class Next>
 void IntoLevelsInPlace(const ReduceProblem& p, std::int64_t per_block, Stream& stream, First first,
                        Next next) {

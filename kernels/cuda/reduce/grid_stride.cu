@@ -1,15 +1,15 @@
 // Reduce with a fixed number of threads that stride through the input.
 //
-// Against `no_stride`: the grid is as large as the GPU likes it, whatever n is. A thread folds
-// every threads-th element, so that neighbours always read neighbouring elements, and only then
-// meets the others. Blocks start once and trees are climbed once, however long the input is, and
+// Compared with `no_stride`, the grid has the size that suits the GPU, whatever n is. A thread
+// folds every threads-th element, so that neighbours always read neighbouring elements, and only
+// then meets the others. However long the input is, blocks start once and run the tree once, and
 // the host gets the same few values.
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
 // At n = 2^20, 1024 blocks of 256 threads fold four elements each; 8 KiB go to the host. That round
-// trip, about 10 us, is what is left to save.
+// trip of about 10 us is the cost that remains.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {

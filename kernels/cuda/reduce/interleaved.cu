@@ -1,23 +1,23 @@
-// Reduce as a tree in device memory, level of launches by level, until a single value is left.
+// Reduce as a tree in device memory, by one launch per level, until a single value is left.
 //
-// A block takes two elements per thread and folds them in place, with a barrier between the steps:
-// thread t folds the neighbour of cell 2 t into it, first at distance 1, then 2, 4, ...
+// A block takes two elements per thread and folds them in place, with a barrier between the steps.
+// Thread t folds the neighbour of cell 2 t into it, first at distance 1, then 2, 4, ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// A barrier holds the threads of one block only. So a block's value goes to an array, and the next
-// launch folds that array in the same way, until one block is enough: it writes the result. At
-// n = 2^20, 20 MiB in launches of 2048, 4 and 1 blocks. Ever fewer lanes of a warp work, on cells
-// ever further apart: at stride 16 each of them is a transaction of its own.
+// A barrier holds only the threads of one block. A block's value therefore goes to an array, and
+// the next launch folds that array in the same way. When one block is enough, it writes the result.
+// At n = 2^20, launches of 2048, 4 and 1 blocks move 20 MiB. Fewer and fewer lanes of a warp work,
+// on cells further and further apart. At stride 16 each cell is a separate transaction.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds this block's 2 * blockDim.x of cells[0, n) in place, to partials[block] or, in the last
-// level, which has one block, to the result of a reduction of `all` elements.
+// Folds this block's 2 * blockDim.x of cells[0, n) in place. The value goes to partials[block] or,
+// in the last level, which has one block, becomes the result of a reduction of `all` elements.
 template <class F, class A>
 __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F::Wide* partials,
                          Scalar* result) {
@@ -29,13 +29,13 @@ __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F:
   for (unsigned stride = 1; stride < count; stride *= 2) {
     if (threadIdx.x % stride == 0 && to + stride < count)
       mine[to] = F::Combine(mine[to], mine[to + stride]);
-    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+    __syncthreads();  // multiples of 2 * stride are written, and the cells between have been read
   }
   StoreBlock<F>(part == 0 ? F::template Identity<typename F::Wide>() : Widened<F>(cells[begin]),
                 all, partials, result);
 }
 
-// The first level: cells[0, n) are scratch, since the operand must not change.
+// The first level. cells[0, n) are scratch, because the operand must not change.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceInterleaved(const T* x, std::int64_t n, typename F::Acc* cells,
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMostThreads)
   FoldPart<F>(cells, n, n, partials, result);
 }
 
-// The other levels: cells[0, n) are the values of the blocks before.
+// The other levels. cells[0, n) are the values of the previous level's blocks.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceInterleavedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t all,

@@ -1,17 +1,17 @@
-// Reduce by CUB, the library of CUDA's own building blocks.
+// Reduce by CUB, CUDA's own library of building blocks.
 //
 // One call takes any n: a kernel of vector loads, items per thread and a tree per block, and a
-// second kernel of one block when there was more than one. What is ours is the arithmetic: elements
-// are converted to Fold::Wide on the way in, because the number of elements that CUB folds in a
-// thread grows with n and is not ours to bound. Indices come from a counting iterator, which costs
-// ARGMIN and ARGMAX the vector loads.
+// second kernel of one block if there was more than one. Only the arithmetic is ours. Elements are
+// converted to Fold::Wide when they are loaded, because the number of elements that CUB folds in a
+// thread grows with n, and we cannot bound it. Indices come from a counting iterator, and because
+// of it ARGMIN and ARGMAX have no vector loads.
 //
-// Cost at n = 2^20, f32: 4 MiB read, two kernels of the library and one thread of ours that
+// Cost at n = 2^20, f32: 4 MiB read, two kernels of the library, and one thread of ours that
 // finishes the value.
 //
-// Right for any n: 64-bit counts, and n = 0 writes the initial value, the identity. For any
-// alignment: CUB checks it before it uses vector loads. For 2^28 floats: all additions are in
-// double, whatever their order.
+// The strategy is correct for any n: counts have 64 bits, and n = 0 writes the initial value, the
+// identity. It is correct for any alignment: CUB checks it before it uses vector loads. It is
+// accurate for 2^28 floats: all additions are in double, whatever their order.
 #include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_reduce.cuh>
 
@@ -23,10 +23,10 @@
 namespace tessera {
 namespace {
 
-// All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
-// instance of CUB's kernels, not five, each of which takes as long to compile as a whole strategy.
-// Norms and means of integers are sums of doubles and of 128 bits and have their own instances, and
-// so do norms of f64, whose sums have a wider range.
+// All sums of a type are folded alike. They differ in the terms, which are chosen at run time, so
+// there is one instance of CUB's kernels and not five. (Each instance takes as long to compile as a
+// whole strategy.) Norms and means of integers are sums of doubles and of 128 bits and have their
+// own instances. Norms of f64 have their own as well, because their sums have a wider range.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {
@@ -58,7 +58,7 @@ struct LoadElement {
   __host__ __device__ typename F::Wide operator()(T x) const { return F::Widen(F::Load(x, 0)); }
 };
 
-// Of a sum: the terms of op.
+// For a sum: loads the terms of op.
 template <class T>
 struct LoadElement<Fold<ReduceOp::kSum, T>, T> {
   ReduceOp op;
@@ -91,11 +91,11 @@ void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaS
                                                  stream.handle()),
               "cub::DeviceReduce::TransformReduce");
   };
-  reduce(nullptr);                                          // asks for the size of the workspace
-  reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would ask again
+  reduce(nullptr);                                          // gets the size of the workspace
+  reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would get the size again
 }
 
-// For any order of the additions, since CUB's is its own.
+// The bound holds for any order of the additions, because CUB chooses the order.
 LessonShape ShapeOf(const ReduceProblem& p) { return {.wide_steps = p.n, .depth = CeilLog2(p.n)}; }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {

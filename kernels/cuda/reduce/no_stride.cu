@@ -1,17 +1,17 @@
-// Reduce with one element per thread, the host last.
+// Reduce with one element per thread. The host folds the blocks.
 //
-// The kernel that most people write first once they know shared memory: thread i loads element i, a
-// tree in shared memory folds the elements of a block, thread 0 leaves its value, and the host,
-// which has to wait for the kernel anyway, folds the values of the blocks in a loop.
+// This is the kernel that most people write first once they know shared memory. Thread i loads
+// element i, a tree in shared memory folds the elements of a block, and thread 0 stores the value.
+// The host has to wait for the kernel anyway, and folds the values of the blocks in a loop.
 //
 //   elements   0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4 threads
 //   tree       0<--2 1<--3, 0<1                 in each of them
 //   partials   0         1         2            to the host
 //
-// Against `coarsened` nothing is gained: a thread has one load to wait for and then is idle in half
-// of the tree's first level and in more of every later one. It is here to be compared with
-// `grid_stride`. At n = 2^20, 4096 blocks with 9 barriers each; the round trip to the host takes
-// ten times as long as memory.
+// Compared with `coarsened` nothing is gained: a thread waits for a single load and then is idle in
+// half of the tree's first level and in more of every later one. The strategy is here for
+// comparison with `grid_stride`. At n = 2^20 there are 4096 blocks with 9 barriers each. The round
+// trip to the host takes ten times as long as the memory accesses.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {

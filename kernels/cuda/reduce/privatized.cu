@@ -1,24 +1,25 @@
-// Reduce by trees in shared memory, level of launches by level.
+// Reduce by trees in shared memory, with one launch per level.
 //
-// Against `coalesced`: a block takes a private copy of its part, in the shared memory of its SM,
-// where a step costs tens of cycles and not hundreds. A thread loads two elements, a block apart,
-// and folds them on the way: the first step of the tree costs nothing, and half the cells are
-// enough.
+// Compared with `coalesced`, a block takes a private copy of its part in the shared memory of its
+// SM, where a step costs tens of cycles instead of hundreds. A thread loads two elements that lie a
+// block apart, and folds them immediately. The first step of the tree therefore costs nothing, and
+// half the cells are enough.
 //
 //   elements   0 1 2 3 | 4 5 6 7                    4 threads
 //   load       0<4  1<5  2<6  3<7                   into shared memory
 //   live 4     0<--2  1<--3                         threads 0 1
 //   live 2     0<1                                  thread  0
 //
-// At n = 2^20, launches of 2048, 4 and 1 blocks with 9 barriers each; 16 KiB travel between them.
+// At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers each, and 16 KiB are
+// passed between them.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the 2 * blockDim.x values of each block to partials[block] or, in the last level, which has
-// one block, to the result of a reduction of `all` elements. Dynamic shared memory: one accumulator
-// per thread, Acc in the first level and Wide in the others.
+// Folds the 2 * blockDim.x values of each block. The value goes to partials[block] or, in the last
+// level, which has one block, becomes the result of a reduction of `all` elements. Dynamic shared
+// memory: one accumulator per thread, Acc in the first level and Wide in the others.
 template <class F, bool kFirst, class In>
 __global__ void __launch_bounds__(kMostThreads)
     ReducePrivatized(const In* x, std::int64_t n, std::int64_t all, typename F::Wide* partials,
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const std::int64_t i = std::int64_t{2} * blockIdx.x * blockDim.x + threadIdx.x;
   A* cells = DynamicShared<A>();
   cells[threadIdx.x] = F::Combine(load(i), load(i + blockDim.x));
-  __syncthreads();  // every pair is in its place
+  __syncthreads();  // the fold of every pair is in its cell
   for (unsigned live = blockDim.x; live > 1;) {
     const unsigned half = (live + 1) / 2;
     if (threadIdx.x < live - half)

@@ -1,28 +1,29 @@
-// Reduce in one launch, at the rate of the memory.
+// Reduce in one launch, at the speed of memory.
 //
-// Against `warp_shuffle`: a thread loads 16 bytes at a time and four such vectors before it uses
-// the first, so that a quarter of the instructions keep as many bytes under way. A column of
-// elements, always the same place of a thread's vectors, has its own accumulator: four or more
-// short chains per thread instead of one. And there is no second kernel: the last block to start
-// receives the others' values through the stream's mailbox and folds them in index order, so that
-// starting a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and says how
-// blocks meet without a fence and without a memset; kernels/same_bits/fixed_tree.h says in which
-// order values are added.
+// Compared with `warp_shuffle`, a thread loads 16 bytes at a time and four such vectors before it
+// uses the first, so that a quarter of the instructions keep as many bytes in flight. Each column
+// of elements, which are those at one position of a thread's vectors, has its own accumulator: four
+// or more short chains per thread instead of one. There is no second kernel. The last block to
+// start receives the others' values through the stream's mailbox and folds them in index order, so
+// that the time to start a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and
+// explains how blocks communicate without a fence and without a memset.
+// kernels/same_bits/fixed_tree.h defines the order in which values are added.
 //
-//   warp 0, row 0   | lane 0: 16 bytes | lane 1: 16 bytes | ... | lane 31 |   512 bytes, one
-//   request row 1 ...       4096 bytes on: the block's 256 threads take a row
+//   warp 0, row 0   | lane 0: 16 bytes | lane 1: 16 bytes | ... | lane 31 |   one 512-byte request
+//           row 1   ...       4096 bytes further: the block's 256 threads take a row
 //
-// A chunk is what one block folds: as long as the device's number of SMs makes it, so that every
-// one of them has four blocks at once, or fewer in a short array. Thus the same device repeats its
-// bits, and another may give others: that is what `fixed_tree` changes.
+// A chunk is the part that one block folds. Its length depends on the device's number of SMs, so
+// that every SM has four blocks at a time, or fewer for a short array. The same device therefore
+// repeats its bits, but another may give others. `fixed_tree` changes that.
 //
-// Cost at n = 2^20, f32: 4 MiB read by 256 blocks, each of which sends 16 bytes; one launch. Memory
-// takes 1 us at 4.3 TB/s, starting the kernel four times as long.
+// Cost at n = 2^20, f32: 256 blocks read 4 MiB and send 16 bytes each, in one launch. Reading takes
+// 1 us at 4.3 TB/s, and starting the kernel takes four times as long.
 //
-// Right for any n: a lane takes what vectors there are and at most one in pieces; n = 0 is one
-// chunk of identities. For any block size: threads share out 256 lanes. For any alignment: an
-// address that is not a multiple of 16 costs a second load, from the L1 cache, and a shift. For
-// 2^28 floats: at most 64 elements are added in single precision, the rest is double.
+// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete one, and n
+// = 0 is one chunk of identities. It is correct for any block size: the threads divide 256 lanes
+// among them. It is correct for any alignment: if an address is not a multiple of 16, each vector
+// costs a second load, from the L1 cache, and a shift. It is accurate for 2^28 floats: at most 64
+// elements are added in single precision, and the rest in double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -33,7 +34,7 @@ Tree TreeOf(const ReduceProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// Of the GPU that the cost is given for; the strategy asks the device.
+// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const ReduceProblem& p) {

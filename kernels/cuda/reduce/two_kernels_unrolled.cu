@@ -1,15 +1,15 @@
 // Reduce by two different kernels, the first with an unroll factor.
 //
-// Against `two_pass`: the grid is not fixed but follows from n, items_per_thread elements per
-// thread (8 by default): the unroll factor. Each doubling halves the blocks to start, the trees to
-// climb and the values to pass on. The kernel does not know the factor: it strides by the number of
-// threads, however many there are. Since there may be more than 1024 blocks, the second kernel is
-// another one, a single block whose threads stride through the values first.
+// Compared with `two_pass`, the grid is not fixed but follows from n with items_per_thread elements
+// per thread (8 by default), the unroll factor. Each doubling halves the number of blocks to start,
+// of trees to fold and of values to pass on. The kernel does not know the factor: it strides by the
+// number of threads, however many there are. There may be more than 1024 blocks, so the second
+// kernel is a different one: a single block whose threads first stride through the values.
 //
 //   kernel 1   grid = ceil(n / (block size * items))    strides, a tree and a value per block
 //   kernel 2   grid = 1                                 strides through the values, a tree
 //
-// At n = 2^20, 512 blocks and one more.
+// At n = 2^20 there are 512 blocks and one more.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = value;
 }
 
-// The result of a reduction of `all` elements, from the values of its blocks. One block of
-// kMostThreads threads.
+// Computes the result of a reduction of `all` elements from the values of its blocks. The grid is
+// one block of kMostThreads threads.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceBlockValues(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,

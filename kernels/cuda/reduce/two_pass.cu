@@ -1,16 +1,18 @@
 // Reduce by the same kernel twice.
 //
-// Against `grid_stride`: the values of the blocks need a reduction, and there is a kernel for that.
-// A second launch of it, with one block that has a thread for each block of the first, folds them
-// and writes the result. The end of the first launch is the barrier between the two that blocks do
-// not have. Against `atomic`: a tree instead of a queue, and the same bits from run to run.
+// Compared with `grid_stride`, the reduction of the blocks' values uses the kernel that already
+// exists. A second launch of it, with one block that has a thread for each block of the first,
+// folds them and writes the result. The end of the first launch serves as the barrier between
+// blocks that does not exist within a kernel. Compared with `atomic`, there is a tree instead of a
+// queue, and the bits are the same from run to run.
 //
-//   launch 1   [block 0] [block 1] ... [block g - 1]    each strides, climbs a tree, leaves a value
+//   launch 1   [block 0] [block 1] ... [block g - 1]    each strides, folds a tree, leaves a value
 //   launch 2   [   block of g threads   ]               thread t starts with value t
 //
 // The launches differ in their block size, so shared memory is dynamic: its size is an argument of
-// the launch, no constant of the kernel. The grid of the first, being the block of the second, has
-// at most 1024 blocks. At n = 2^20, starting the second launch takes about as long as memory does.
+// the launch and not a constant of the kernel. The grid of the first launch is the block of the
+// second, so it has at most 1024 blocks. At n = 2^20, starting the second launch takes about as
+// long as the memory accesses.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {

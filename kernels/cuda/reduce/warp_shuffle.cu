@@ -1,24 +1,25 @@
 // Reduce with registers instead of shared memory: warps fold by shuffles.
 //
-// Against `two_kernels_unrolled`: the lanes of a warp read each other's registers, five shuffles
-// that need neither a barrier nor memory, since it runs in step; the warps of a block meet once. A
-// thread folds items_per_thread elements (16 by default), eight of them loaded before the first is
-// used. When the grid is a single block, it writes the result itself. The second kernel takes the
-// partial values in index order: the same input and launch give the same bits.
+// Compared with `two_kernels_unrolled`, the lanes of a warp read each other's registers. Five
+// shuffles need neither a barrier nor memory, because they synchronize the warp, and the warps of a
+// block meet once. A thread folds items_per_thread elements (16 by default) and loads eight of them
+// before it uses the first. If the grid is a single block, it writes the result itself. The second
+// kernel takes the partial values in index order: the same input and launch give the same bits.
 //
 //   offset 16   lane l folds lane l + 16's value into its own
 //   offset 8    lane l folds lane l + 8's ...
 //   offset 1    lane 0 has the value of the warp
 //
-// At n = 2^20, 256 blocks and one more, with one barrier each; starting the second kernel takes
-// about as long as memory does. A warp that is not full names the lanes it has.
+// At n = 2^20 there are 256 blocks and one more, with one barrier each. Starting the second kernel
+// takes about as long as the memory accesses. The mask of a warp that is not full names only the
+// lanes that it has.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// The fold of the values of lanes 0 to lanes - 1, in lane 0. All of them call it, and no other lane
-// of the warp.
+// Returns the fold of the values of lanes 0 to lanes - 1, in lane 0. REQUIRES: all of these lanes
+// call it, and no other lane of the warp does.
 template <class F, class A>
 __device__ A FoldLanes(A value, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
@@ -45,15 +46,15 @@ __global__ void __launch_bounds__(kMostThreads)
   const int threads = static_cast<int>(blockDim.x);
   value = FoldLanes<F>(value, min(kWarpSize, threads - warp * kWarpSize));
   if (lane == 0) values[warp] = value;
-  __syncthreads();  // the value of every warp is in its place
+  __syncthreads();  // the value of every warp is in its cell
   const int warps = (threads + kWarpSize - 1) / kWarpSize;
   // The first warp has at least as many lanes as the block has warps.
   if (threadIdx.x < static_cast<unsigned>(warps)) value = FoldLanes<F>(values[lane], warps);
   StoreBlock<F>(value, n, partials, result);
 }
 
-// The result of a reduction of `all` elements, from the values of its blocks. One block, whose
-// warps meet as above: FoldBlockShuffle.
+// Computes the result of a reduction of `all` elements from the values of its blocks. The grid is
+// one block, whose warps meet as above (FoldBlockShuffle).
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReducePartials(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,

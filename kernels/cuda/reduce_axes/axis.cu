@@ -1,46 +1,47 @@
 // Reduce along the middle axis of x[outer, length, inner]: rows of a matrix (inner = 1), columns
-// (outer = 1), or any axes of an array that are neighbours. Three questions decide: do neighbouring
-// threads read neighbouring memory, has every thread enough loads in flight, and has every SM
-// enough threads.
+// (outer = 1), or any axes of an array that are neighbours. Three questions decide the speed: do
+// neighbouring threads read neighbouring memory, does every thread have enough loads in flight, and
+// does every SM have enough threads?
 //
 // A thread loads vectors of 16 bytes, eight of them before it uses the first
 // (kernels/cuda/common/vectors.cuh). A block of 256 threads is a box: `width` threads across
 // neighbouring vectors of outputs, `height` threads along the axis, and, when that is less than a
 // block, `depth` threads over neighbouring values of outer. All three are powers of two.
 //
-//   columns (inner > 1)                     rows (inner = 1): width 1, the vectors lie along the
-//   axis
+//   columns (inner > 1)                     rows (inner = 1): width 1, vectors lie along the axis
 //
 //          across: vectors of outputs              along the axis
 //   axis   [t0   ] [t1   ] [t2   ]                 [t0   ] [t1   ] [t0   ] [t1   ]   row 0
 //     |    [t3   ] [t4   ] [t5   ]                 [t2   ] [t3   ] [t2   ] [t3   ]   row 1
 //     v    [t0   ] [t1   ] [t2   ]
 //
-// The height is what an axis needs for at most 8 or 16 vectors per thread, up to a block, then each
-// thread takes more. Few outputs would leave the chip idle: there the axis is cut into segments, a
-// block each. A block leaves the values of its segment in device memory and counts itself on a
-// ticket of its outputs; whoever counts last folds all the segments, in index order, and sets the
-// ticket back. So one launch does all of it, and there are no atomics on values. The cut depends on
-// the shape and the element's size alone: the same input gives the same bits, on every GPU.
+// The height is chosen so that a thread has at most 8 or 16 vectors. When it reaches a block, each
+// thread takes more. Few outputs would leave the chip idle, so the axis is then cut into segments
+// with one block each. A block stores the values of its segment in device memory and counts itself
+// on the ticket of its outputs. The block that counts last folds all segments in index order and
+// resets the ticket. One launch therefore does all of it, without atomics on values. The cut
+// depends only on the shape and the size of an element: the same input gives the same bits on every
+// GPU.
 //
 // If length and inner are so small that the elements for one value of outer have at most
-// kShortBytes (for example pairs of numbers), one thread for each would have one small load in
+// kShortBytes (for example pairs of numbers), one thread for each would have only one small load in
 // flight. Instead a block copies a run of memory to shared memory in vectors, and each of its
 // threads folds whole outputs from there: loads and stores of neighbouring threads are adjacent in
 // memory.
 //
-// Along the outermost axis of more than 1 GiB, if it is long, that launch folds slabs of rows to
-// partial results, and another one those (kernels/team/axis_slabs.h): where several GPUs have the
+// Along a long outermost axis of more than 1 GiB, that launch folds slabs of rows to partial
+// results, and another launch folds these (kernels/team/axis_slabs.h). If several GPUs have the
 // array, each of them folds the slabs that it has.
 //
-// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
-// rows, with 2 vectors per thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
-// 32 KiB, are written and read again.
+// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows there is a block for
+// every 2 rows, with 2 vectors per thread. Along columns there are 32 tiles of 8 vectors in 4
+// segments, whose values (32 KiB) are written and read again.
 //
-// Right for any extents, 0 included (length 0: identities), and any alignment: a thread whose
-// vectors are not aligned assembles them from aligned ones or, at the ends of the array, from
-// elements. For long f32 axes: chains of at most 64 in single precision, the rest double. Where
-// such a chain leaves the range, a second launch adds in double.
+// The kernels are correct for any extents, including 0 (length 0 gives identities), and for any
+// alignment: a thread whose vectors are not aligned assembles them from aligned ones or, at the
+// ends of the array, from elements. Long f32 axes are folded in chains of at most 64 in single
+// precision, and the rest in double. If such a chain leaves the range, a second launch adds in
+// double.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -55,48 +56,49 @@ namespace {
 
 constexpr int kBlockBits = 8;
 constexpr int kBlock = 1 << kBlockBits;
-// A block along columns is 8 vectors wide at least, where there are so many: whole lines of 128
-// bytes. Up to 32 wide, a whole warp, its threads have less to fold between them; it grows that far
-// while there are this many blocks side by side, since more segments would have to make up for
-// fewer.
+// A block along columns is at least 8 vectors wide if there are that many: whole cache lines of 128
+// bytes. In a wider block, of up to 32 vectors (a whole warp), the threads have less to fold among
+// themselves. A block is widened only while 2^kTilesBits blocks lie next to each other, because
+// fewer blocks would require more segments.
 constexpr int kLeastWidthBits = 3;
 constexpr int kMostWidthBits = 5;
 constexpr int kTilesBits = 5;
-// Threads that the work is spread over before a thread gets more than one vector: half of those an
-// H200 runs at once.
+// The work is spread over this many threads before a thread gets more than one vector. They are
+// half of those that an H200 runs at the same time.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
-// Blocks that are wanted when a cut has to make them: those that 132 SMs run at once, as the
-// kernels below are bounded for sums of elements of `size` bytes. Constants, so that the bits do
-// not depend on the device.
+// The number of blocks that a cut of the axis aims at: as many as 132 SMs run at the same time
+// under the launch bounds of the kernels below, for sums of elements of `size` bytes. The numbers
+// are constants, so that the bits do not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
-// Vectors a thread in a segment at least, so that all its loads are in flight at once.
+// The fewest vectors of a thread in a segment, so that it has a full batch of loads in flight.
 constexpr std::int64_t kLeastSteps = 8;
-// Groups (the elements for one value of outer) of at most this size are folded by FoldShort. Its
-// speed is 16 times that of FoldAxis for single f16, and 0.9 times that for rows of 16 f32 that are
+// Groups (the elements for one value of outer) of at most this size are folded by FoldShort. It is
+// 16 times as fast as FoldAxis for single f16, and 0.9 times as fast for rows of 16 f32 that are
 // not aligned (NVIDIA H200, 2026-11-28).
 constexpr std::int64_t kShortBytes = 64;
-// Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
-// what a block does before its first load and after its last shows. Four need vectors that are
-// whole and no more than four of a thread's chains; Moments and WideSquares do not fit three.
+// The number of blocks for which an SM's registers must suffice. Four blocks have 128 KiB of loads
+// in flight. With two, the work of a block before its first load and after its last one is visible
+// in the time. Four require whole vectors and at most four chains per thread. With Moments and
+// WideSquares not even three fit.
 template <class F, class T, bool kWhole>
 constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
                           : kWhole && sizeof(T) >= 4      ? 4
                                                           : 3;
 
-// How the block lies over the array and how the axis is cut.
+// The layout of blocks over the array, and the cut of the axis.
 struct Plan {
   bool rows;             // inner = 1: vectors lie along the axis
   int width_bits;        // log2 of the threads across vectors of outputs
   int height_bits;       // log2 of the threads along the axis
   std::int64_t across;   // tiles along inner
-  std::int64_t tiles;    // in all
+  std::int64_t tiles;    // in total
   std::int64_t steps;    // vectors of a thread in one segment
   std::int64_t segment;  // elements of the axis in one segment
   std::int64_t segments;
 };
 
-// outer: how many values of outer the plan is made for, whatever number a launch has.
-// most_in_column: vectors that a thread takes of a column before others share it.
+// outer: the number of values of outer that the plan is made for. A launch may have another number.
+// most_in_column: the most vectors of a column for one thread before others share the column.
 Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
               std::int64_t most_in_column = 2 * kVectorsInFlight) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -105,8 +107,8 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
   plan.rows = inner == 1;
   const std::int64_t steps = plan.rows ? CeilDiv(p.length, vector) : p.length;
   const std::int64_t columns = CeilDiv(inner, vector);  // vectors of outputs
-  // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
-  // a column by one thread, as long as that leaves it work for two batches of loads.
+  // Vectors per thread. A short row is read by few lanes, each of which takes several vectors of
+  // it. A column is read by one thread up to two batches of loads.
   const std::int64_t most = !plan.rows ? most_in_column : steps <= 128 ? 4 : kVectorsInFlight;
   const std::int64_t all = outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
@@ -121,7 +123,7 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
   plan.across = CeilDiv(CeilDiv(p.inner, vector), width);
   plan.tiles = plan.across * CeilDiv(p.outer, depth);
   plan.steps = CeilDiv(steps, std::int64_t{1} << plan.height_bits);
-  // Whoever folds the segments is a block that has a thread for each output of one tile.
+  // The block that folds the segments needs a thread for each output of one tile.
   const bool whole =
       plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
   const std::int64_t cut =
@@ -137,14 +139,16 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors per thread,
-// so that blocks have less to fold for each of the many results (docs/notebook.md, "Columns").
+// The plan for slabs. It has enough segments for GPUs that have one slab each, and up to 64 vectors
+// per thread, so that blocks have less to fold for each of the many results (docs/notebook.md,
+// "Columns").
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
   return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);
 }
 
-// Folds values[0, used) of the threads that differ in their position along the axis into those of
-// position 0. cells: kBlock / 2 * kCount in shared memory. Every thread of the block calls it.
+// Folds values[0, used) of the threads that differ only in their position along the axis into the
+// values of position 0. cells: kBlock / 2 * kCount cells in shared memory. Every thread of the
+// block calls it.
 template <class F, int kCount, class A>
 __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits, A* cells) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -157,8 +161,8 @@ __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits,
         values[v] = F::Combine(values[v], ShuffleDown(kFullMask, values[v], distance));
       continue;
     }
-    // A thread of the upper half hands its values to the one `distance` below it; both know the
-    // place by the lower one's number without bit `distance`.
+    // A thread of the upper half passes its values to the thread `distance` below it. Both compute
+    // the place from the lower thread's number without bit `distance`.
     const bool upper = (y >> bit & 1) != 0;
     const int lower = upper ? thread - distance : thread;
     const int place = (lower & (distance - 1)) | (lower >> 1 & ~(distance - 1));
@@ -172,11 +176,11 @@ __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits,
       for (int v = 0; v < kCount; ++v)
         values[v] = F::Combine(values[v], cells[v * (kBlock / 2) + place]);
     }
-    __syncthreads();  // and have been read
+    __syncthreads();  // the cells have been read
   }
 }
 
-// A value that another block wrote during this launch: from the L2.
+// Loads a value that another block wrote during this launch, from the L2 cache.
 template <class A>
 __device__ A LoadShared(const A* from) {
   constexpr int kWords = sizeof(A) / sizeof(unsigned);
@@ -188,13 +192,13 @@ __device__ A LoadShared(const A* from) {
   return value;
 }
 
-// Neighbouring results, as one store where that is aligned.
+// Neighbouring results, which are stored together if the address is aligned.
 template <class Out, int kCount>
 struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
   Out values[kCount];
 };
 
-// F in accumulators that sums of finite elements do not leave.
+// F with accumulators whose range holds all sums of finite elements.
 template <class F, class T>
 struct WideFold : F {
   using Acc = typename F::Wide;
@@ -206,7 +210,7 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// F, whose results are values that others are yet to be folded with.
+// F with results that are still to be folded with others.
 template <class F>
 struct PartialFold : F {
   using Out = typename F::Wide;
@@ -217,15 +221,15 @@ inline constexpr bool kIsPartial = false;
 template <class F>
 inline constexpr bool kIsPartial<PartialFold<F>> = true;
 
-// Whether F adds up in f32 what may leave its range, which a chain of f16 does not. What has become
-// of partial results shows in the results.
+// Whether F adds in f32 and may leave its range. A chain of f16 does not leave it. Partial results
+// are not checked, because their overflow shows in the final results.
 template <class F, class T>
 inline constexpr bool kMayLeaveRange = std::is_same_v<typename F::Acc, float> && !F::kOrdering &&
                                        !std::is_same_v<T, Half> && !kIsPartial<F>;
 
-// The value of one output. A sum that is not finite is marked, for the host to launch the kernel
-// once more with WideFold, and holds its place with a NaN: that launch stores where it finds one,
-// so that no output depends on what became of others.
+// Stores the value of one output. A sum that is not finite becomes a NaN and sets the mark, and the
+// host then launches the kernel again with WideFold. That launch stores only where it finds a NaN,
+// so that no output depends on others.
 template <class F, class T>
 __device__ void Store(typename F::Wide value, std::int64_t length, typename F::Out& out,
                       [[maybe_unused]] Scalar* mark) {
@@ -241,14 +245,15 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
   out = F::FinishAxis(value, length);
 }
 
-// What a kernel folds. One that knows it needs fewer registers: rows of 16 bits, whole and aligned,
-// take 33 us instead of 42 for 8192 x 8192, of f32 that is not aligned 86 instead of 93. Of 16 bits
-// that are not aligned kEither takes 57 and kRows 66 (NVIDIA H200, 2026-11-27).
+// The direction that a kernel folds. A kernel for a single direction needs fewer registers. For
+// 8192 x 8192, rows of 16-bit elements, whole and aligned, take 33 us instead of 42, and rows of
+// f32 that are not aligned take 86 us instead of 93. For 16-bit elements that are not aligned,
+// kEither takes 57 us and kRows 66 us (NVIDIA H200, 2026-11-27).
 enum class Lines { kEither, kRows, kColumns };
 
-// Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to
-// out[outer, inner]. With segments: by way of partials[tile][segment][output of the tile] and the
-// tickets of the tiles. kWhole: all vectors are whole and aligned.
+// Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to out[outer,
+// inner]. Several segments use partials[tile][segment][output of the tile] and the tickets of the
+// tiles. kWhole: all vectors are whole and aligned.
 template <class F, class T, bool kWhole, Lines kLines>
 __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner,
@@ -265,8 +270,9 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   const int across = thread & ((1 << plan.width_bits) - 1);
   const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
   const int box_bits = plan.width_bits + plan.height_bits;
-  // Tiles first: blocks that run at the same time read neighbouring memory.
-  // All of these are below the number of blocks; a 64-bit division takes a hundred instructions.
+  // The tile varies fastest, so that blocks that run at the same time read neighbouring memory. All
+  // of these numbers are below the number of blocks, so 32 bits suffice: a 64-bit division takes a
+  // hundred instructions.
   const auto tiles = static_cast<unsigned>(plan.tiles),
              tiles_across = static_cast<unsigned>(plan.across);
   const std::int64_t segment = blockIdx.x / tiles;
@@ -348,14 +354,14 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   }
   __shared__ bool last;
   __threadfence();  // this thread's values are visible to other blocks
-  __syncthreads();  // and so are those of all threads of the block, before it is counted
+  __syncthreads();  // all threads are past the fence before the block is counted
   if (thread == 0) {
     last = atomicAdd(tickets + tile, 1u) == static_cast<std::uint32_t>(plan.segments - 1);
     if (last) tickets[tile] = 0;
   }
   __syncthreads();  // last is written
   if (!last) return;
-  __threadfence();  // what the other blocks wrote before they were counted is seen from here on
+  __threadfence();  // the values of the blocks counted earlier are visible from here on
 
   const int output = thread & ((1 << tile_bits) - 1);
   Wide value[1] = {FoldThread<F>(
@@ -366,7 +372,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
-// Vectors in the run of a block, four for each thread: 16 KiB. Eight runs fit an SM.
+// Vectors in the run of a block: four for each thread, 16 KiB in total. Eight runs fit on an SM.
 constexpr int kRunVectors = 4 * kBlock;
 
 // Bytes of a group: the elements for one value of outer.
@@ -375,15 +381,15 @@ std::int64_t GroupBytes(const ReduceAxesProblem& p) {
 }
 bool IsShort(const ReduceAxesProblem& p) { return p.length > 0 && GroupBytes(p) <= kShortBytes; }
 
-// Groups in the run of a block: a multiple of the block's threads, so that each thread has equally
-// many, and so that every run begins at the same position within a vector.
+// Groups in the run of a block: a multiple of the block's threads, so that all threads have the
+// same number and every run begins at the same position within a vector.
 std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
   return (kRunVectors * kVectorBytes / GroupBytes(p)) & -std::int64_t{kBlock};
 }
 
 // Folds short groups, x[outer, length, inner] whose rows are `pitch` elements apart. Each output is
 // folded by one thread, in the order of its elements. It accumulates in Fold::Wide, which costs
-// nothing where memory is the limit, and rounds results of 16 bits once.
+// nothing when memory is the limit, and rounds results of 16 bits once.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldShort(const T* x, std::int64_t outer, int length, int inner, int pitch, int groups_of_run,
@@ -462,7 +468,7 @@ void LaunchShort(const ReduceAxesProblem& p, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(FoldShort);
 }
 
-// The whole slabs of p, and the rows that are left behind them, as problems.
+// The slabs of p, and the rows left behind them, as problems.
 ReduceAxesProblem Slabs(const ReduceAxesProblem& p) {
   ReduceAxesProblem slabs = p;
   slabs.outer = kSlabs;
@@ -475,7 +481,7 @@ ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
   return rest;
 }
 
-// All of p in one launch.
+// Folds all of p in one launch.
 template <class F, class T>
 void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream) {
   using Wide = typename F::Wide;
@@ -500,11 +506,11 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
         static_cast<const T*>(p.x), p.outer, p.length, p.inner, pitch, plan, partials, tickets,
         static_cast<typename F::Out*>(p.out), stream.result());
   };
-  // Every line of vectors begins at a multiple of 16 bytes and ends at one.
+  // Whether every line of vectors begins and ends at a multiple of 16 bytes.
   const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : pitch) * sizeof(T);
   const bool whole = (reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0;
   if constexpr (kIsWide<F>) {
-    launch(std::false_type{});  // for once, it is fast enough
+    launch(std::false_type{});  // it runs rarely, and this is fast enough
   } else if (whole) {
     launch(std::true_type{});
   } else {
@@ -513,7 +519,8 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
   CUDA_CHECK_LAUNCH(FoldAxis);
 }
 
-// Folds the partial results of `slabs` slabs, each of so many rows, to results. A thread for each.
+// Folds the partial results of `slabs` slabs, each of `rows` rows, to results. Each thread computes
+// one result.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldSlabs(const typename F::Wide* partials, std::int64_t slabs, std::int64_t rows,
@@ -530,7 +537,7 @@ __global__ void __launch_bounds__(kBlock)
   Store<F, T>(value, length, out[column], mark);
 }
 
-// Slabs [first, end), whose partial results begin at partials.
+// Folds slabs [first, end) to partial results, which begin at partials.
 template <class F, class T>
 void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t end,
                  typename F::Wide* partials, CudaStream& stream) {
@@ -550,7 +557,7 @@ void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t en
   }
 }
 
-// shares: of slabs; empty where the stream folds all.
+// shares: of the slabs; empty if the stream folds all of them.
 template <class F, class T>
 void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
   using Wide = typename F::Wide;
@@ -581,18 +588,18 @@ void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, Cud
   CUDA_CHECK_LAUNCH(FoldSlabs);
 }
 
-// Steps in Fold::Wide that follow a thread's chains, in one launch.
+// The number of steps in Fold::Wide after a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
-  // A thread folds at most all segments of an output, then others fold with it.
+  // A thread folds at most all segments of an output. The fold over the threads follows.
   if (plan.segments > 1) steps += plan.segments + CeilDiv(plan.segments, kMaxChain) + kBlockBits;
   return steps;
 }
 
-// What the bound and the cost of a problem are made of.
+// The steps from which the bound and the cost of a problem are computed.
 struct Steps {
-  std::int64_t chain;  // in Fold::Acc, of a thread
-  std::int64_t wide;   // in Fold::Wide, behind those
+  std::int64_t chain;  // of a thread in Fold::Acc
+  std::int64_t wide;   // after those, in Fold::Wide
 };
 Steps StepsOf(const ReduceAxesProblem& p) {
   const auto of = [](const ReduceAxesProblem& launch, const Plan& plan) {
@@ -604,7 +611,7 @@ Steps StepsOf(const ReduceAxesProblem& p) {
   return {std::max(slabs.chain, rest.chain), std::max(slabs.wide, rest.wide) + SlabCount(p)};
 }
 
-// What a launch takes for values of segments.
+// The memory of a launch for the values of segments.
 std::uint64_t SegmentBytes(const ReduceAxesProblem& p, const Plan& plan) {
   if (plan.segments == 1) return 0;
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -613,7 +620,7 @@ std::uint64_t SegmentBytes(const ReduceAxesProblem& p, const Plan& plan) {
          WideBytes(p.op, p.dtype);
 }
 
-// Of slabs; otherwise it is next to nothing.
+// The scratch memory for slabs. Without slabs it is negligible.
 std::uint64_t Scratch(const ReduceAxesProblem& p) {
   if (SlabRows(p) == 0) return 0;
   return static_cast<std::uint64_t>(SlabCount(p) * p.inner) * WideBytes(p.op, p.dtype) +
@@ -663,7 +670,7 @@ void Enqueue(const ReduceAxesProblem& p, Stream& stream) { EnqueueShared(p, {}, 
 
 bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-// Never by slabs: it is rare, and would take as much scratch memory again.
+// Never uses slabs: this launch is rare, and slabs would take as much scratch memory again.
 void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);

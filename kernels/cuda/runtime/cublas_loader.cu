@@ -6,14 +6,14 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 
-// Twice, so that macros are expanded before they are quoted.
+// Two levels, so that macros are expanded before they are quoted.
 #define TESSERA_QUOTE(x) #x
 #define TESSERA_QUOTE_EXPANDED(x) TESSERA_QUOTE(x)
 
 namespace tessera {
 namespace {
 
-// The major version of the header, whose types cross the interface.
+// The library must have the header's major version, because the header's types cross the interface.
 constexpr char kSoname[] = "libcublas.so." TESSERA_QUOTE_EXPANDED(CUBLAS_VER_MAJOR);
 
 template <class Function>
@@ -23,7 +23,7 @@ bool Find(void* library, const char* name, Function& function) {
 }
 
 std::optional<CublasApi> Load() {
-  // Never closed: it lives as long as the process, like a linked library.
+  // Never closed: the library stays loaded as long as the process runs, like a linked one.
   void* library = dlopen(kSoname, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return std::nullopt;
   CublasApi api{};
@@ -33,7 +33,7 @@ std::optional<CublasApi> Load() {
       FIND(set_pointer_mode, cublasSetPointerMode) && FIND(status_name, cublasGetStatusName) &&
       FIND(sdot, cublasSdot_64) && FIND(ddot, cublasDdot_64) && FIND(sgemm, cublasSgemm_64) &&
       FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64) &&
-      // dlsym also looks in the libraries that this one needs, of which cublasLt is one.
+      // dlsym also looks in the dependencies of the library, and cublasLt is one of them.
       FIND(lt_matmul, cublasLtMatmul) && FIND(lt_desc_create, cublasLtMatmulDescCreate) &&
       FIND(lt_desc_destroy, cublasLtMatmulDescDestroy) &&
       FIND(lt_desc_set, cublasLtMatmulDescSetAttribute) &&
@@ -62,7 +62,7 @@ std::string CublasMissing(const Device&) {
 void CheckCublas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
-  // The CUDA error behind it, where there is one, says whether the device can go on.
+  // If a CUDA error caused the failure, its kind says whether the device is still usable.
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
     ThrowCudaError(error, call);
   throw DeviceError(status == CUBLAS_STATUS_ALLOC_FAILED ? DeviceError::Kind::kOutOfMemory

@@ -1,6 +1,6 @@
-// cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and `cublas_lt`
-// need it, so nothing links with it: the first use looks for its shared object, and without one
-// those strategies report themselves missing. Included by .cu files only.
+// Loads cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and
+// `cublas_lt` need it, so nothing links with it: the first use looks for its shared object. If
+// there is none, those strategies report themselves missing. Included by .cu files only.
 #pragma once
 
 #include <cublasLt.h>
@@ -13,7 +13,8 @@
 namespace tessera {
 
 // The entry points in use. cublas_v2.h maps the plain names to those of the current interface
-// (cublasCreate is cublasCreate_v2), and cublas_loader.cu follows it; _64 takes extents of 64 bits.
+// (cublasCreate is cublasCreate_v2), and cublas_loader.cu uses the same mapping. Names in _64 take
+// extents of 64 bits.
 struct CublasApi {
   decltype(&cublasCreate) create;
   decltype(&cublasDestroy) destroy;
@@ -26,7 +27,7 @@ struct CublasApi {
   decltype(&cublasSgemm_64) sgemm;
   decltype(&cublasDgemm_64) dgemm;
   decltype(&cublasGemmEx_64) gemm_ex;
-  // Of cublasLt, which the library stands on.
+  // From cublasLt, which cuBLAS is built on.
   decltype(&cublasLtMatmul) lt_matmul;
   decltype(&cublasLtMatmulDescCreate) lt_desc_create;
   decltype(&cublasLtMatmulDescDestroy) lt_desc_destroy;
@@ -39,13 +40,14 @@ struct CublasApi {
   decltype(&cublasLtMatmulAlgoGetHeuristic) lt_heuristic;
 };
 
-// The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.
+// The library, or null when it or one of its entry points cannot be found. The search runs once.
+// Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// What the `cublas` strategies need and this host does not have; empty: nothing.
+// Names what the `cublas` strategies need and this host lacks; empty if nothing is missing.
 std::string CublasMissing(const Device& device);
 
-// What the library calls a type. REQUIRES: dtype is a floating-point type.
+// The library's name of a type. REQUIRES: dtype is a floating-point type.
 constexpr cudaDataType_t CublasType(DType dtype) {
   return dtype == DType::kF64   ? CUDA_R_64F
          : dtype == DType::kF32 ? CUDA_R_32F

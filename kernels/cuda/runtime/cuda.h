@@ -1,5 +1,5 @@
-// What the CUDA device and its strategies share on the host: checked calls, owners of CUDA objects,
-// the device and the stream. Included by .cu files only.
+// The host code that the CUDA device and its strategies share: checked calls, owners of CUDA
+// objects, the device and the stream. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,9 +22,9 @@ namespace tessera {
 
 // --- Errors ---
 
-// Throws DeviceError with CUDA's name for the error, whose kind says whether the device can go on.
-// Clears the error, so that the next call on this thread does not report it again. requested:
-// bytes, when out of memory.
+// Throws DeviceError with CUDA's name for the error. Its kind says whether the device is still
+// usable. Clears the error, so that the next call on this thread does not report it again.
+// requested: the size of a failed allocation in bytes.
 [[noreturn]] void ThrowCudaError(cudaError_t error, const char* call, std::uint64_t requested = 0);
 
 inline void CheckCuda(cudaError_t error, const char* call) {
@@ -32,16 +32,16 @@ inline void CheckCuda(cudaError_t error, const char* call) {
     ThrowCudaError(error, call);
 }
 
-// For every call that returns a cudaError_t, except in destructors.
+// Wraps every call that returns a cudaError_t, except in destructors.
 #define CUDA_CHECK(expr) ::tessera::CheckCuda((expr), #expr)
 
-// Right after kernel<<<...>>>(...), which itself returns nothing.
+// Belongs right after kernel<<<...>>>(...), which returns nothing itself.
 #define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
 
 // --- Owners ---
 
-// Deleters ignore and clear errors: on a lost device every release fails, and there is nobody to
-// tell.
+// Deleters ignore and clear errors: on a lost device every release fails, and no caller could
+// react.
 struct CudaDeleter {
   void operator()(cudaStream_t stream) const noexcept;
   void operator()(cudaEvent_t event) const noexcept;
@@ -52,23 +52,24 @@ using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
 using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
 using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
-// Each belongs to the device that is current on the calling thread.
+// Each object belongs to the device that is current on the calling thread.
 
-// A stream that does not wait for the legacy default stream. first: its blocks go before those of
-// streams that are not, where both wait for room on an SM.
+// A stream that does not wait for the legacy default stream. first: when blocks wait for room on an
+// SM, those of this stream go before those of streams that are not first.
 StreamHandle MakeStreamHandle(bool first = false);
-// cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
+// cudaEventSynchronize on such an event sleeps instead of spinning. Only timed events take time
+// stamps.
 Event MakeEvent(bool timed);
-// Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when there
-// is none.
+// Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when none
+// is left.
 PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
 
 class Partition;  // kernels/cuda/runtime/partition.h
 
-// One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
-// microseconds and frees do not stall the kernels of other streams.
+// One GPU with a memory pool. The pool keeps the memory that it has got, so that an allocation
+// costs microseconds and a free does not stall the kernels of other streams.
 class CudaDevice final : public Device {
  public:
   // Throws DeviceError.
@@ -78,7 +79,7 @@ class CudaDevice final : public Device {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   const DeviceInfo& info() const override { return info_; }
-  // Counts what the pool holds unused as free. 0 on a lost device.
+  // Counts the pool's unused memory as free. Returns 0 on a lost device.
   std::uint64_t FreeBytes() const override;
   void* Allocate(std::size_t bytes) override;
   std::size_t AllocationBytes(std::size_t bytes) const override;
@@ -97,15 +98,14 @@ class CudaDevice final : public Device {
   // process may hold several devices and a thread may serve all of them.
   int ordinal() const { return ordinal_; }
   void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
-  // For what MakeStream and MakeLargeStream make. REQUIRES: the device is current.
+  // Return the handles for MakeStream and MakeLargeStream. REQUIRES: the device is current.
   StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
   StreamHandle MakeLargeHandle() const;
-  // Returns what the pool holds unused to the driver, for allocations that do not come from the
-  // pool.
+  // Returns the pool's unused memory to the driver, for allocations that do not come from the pool.
   void Trim();
-  // Lets another GPU reach this one's memory, from the first time on: whether it can.
+  // Lets another GPU reach this one's memory from the first call on. Returns whether it can.
   bool OpenTo(const CudaDevice& peer);
-  // Of the GPUs that the process has open as devices, each once.
+  // The ordinals of the GPUs that the process has open as devices, without duplicates.
   static std::vector<int> OpenOrdinals();
 
  private:
@@ -114,19 +114,19 @@ class CudaDevice final : public Device {
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
   std::mutex peers_mutex_;
-  std::map<int, bool> peers_;  // those of OpenTo, and what it said
+  std::map<int, bool> peers_;  // by ordinal: what OpenTo returned
   bool keeps_room_ = false;
   std::unique_ptr<Partition> large_;  // where streams for large operations run; null: anywhere
 };
 
 // --- Stream ---
 
-// Where the blocks of one launch leave values for each other. Zero whenever no kernel of the stream
-// runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
-// memset.
+// Where the blocks of one launch leave values for each other. All of it is zero whenever no kernel
+// of the stream runs: a kernel that writes to it restores the zeros before it ends, so that no
+// launch begins with a memset.
 struct Mailbox {
-  // 16 bytes each: seven for every value, of at most 56 bytes, of a tree with kTreeMaxChunks
-  // chunks.
+  // A slot has 16 bytes. There are seven for each value (at most 56 bytes) of a tree with
+  // kTreeMaxChunks chunks.
   static constexpr std::size_t kSlots = 7 * 18432;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
@@ -134,7 +134,8 @@ struct Mailbox {
 
 class CudaStream final : public Stream {
  public:
-  // handle: new, of the device. Throws DeviceError. device outlives the stream.
+  // handle: a new one, made on the device. Throws DeviceError. REQUIRES: device outlives the
+  // stream.
   CudaStream(CudaDevice& device, StreamHandle handle);
   // Waits for the stream's work.
   ~CudaStream() override;
@@ -142,7 +143,7 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   CudaDevice& device() const override { return device_; }
-  // To enqueue work, behind all work so far.
+  // For enqueuing work, which runs after all earlier work of the stream.
   cudaStream_t handle() {
     busy_ = true;
     return stream_.get();
@@ -168,22 +169,23 @@ class CudaStream final : public Stream {
   double StopTimer() override;
 
   Mailbox mailbox();
-  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are
-  // received, and its ticket alone, behind kernels whose values another stream's mailbox gets.
+  // ClearMailbox enqueues a memset of the mailbox, for an operation that ends before all values are
+  // received. ClearTicket clears its ticket alone, after kernels whose values go to another
+  // stream's mailbox.
   void ClearMailbox();
   void ClearTicket();
-  // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a
-  // kernel that counts with one sets it back, so that no launch begins with a memset.
+  // kTickets counters in device memory, which are zero whenever no kernel of the stream runs. A
+  // kernel that counts with one resets it, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
-  // The stream's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is
+  // The cuBLAS handle that enqueues on this stream; made on first use. REQUIRES: CublasMissing() is
   // empty.
   cublasContext* Cublas();
 
  private:
-  // A piece of pinned memory on the way between pageable memory and the device. done: its last
-  // copy.
+  // A piece of pinned memory on the way between pageable memory and the device. done: its last copy
+  // has ended.
   struct Slot {
     PinnedMemory memory;
     Event done;
@@ -191,7 +193,7 @@ class CudaStream final : public Stream {
 
   Slot& NextSlot();
   void FreeAll() noexcept;
-  // Device memory that is zero for what comes next on the stream.
+  // Allocates device memory that is zero for all later work of the stream.
   void* AllocateZeros(std::size_t bytes);
 
   CudaDevice& device_;
@@ -200,32 +202,32 @@ class CudaStream final : public Stream {
   PinnedMemory result_;
   Slot slots_[2];
   int next_slot_ = 0;
-  ScratchBlocks scratch_;       // of device memory
-  ScratchBlocks host_scratch_;  // page-locked
+  ScratchBlocks scratch_;       // device memory
+  ScratchBlocks host_scratch_;  // page-locked memory
   void* mailbox_ = nullptr;
   void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;
-  // Whether work has been enqueued whose end Synchronize has not seen.
+  // Whether work has been enqueued since Synchronize last waited.
   bool busy_ = false;
 };
 
-// The stream as what it is on a CUDA device, which becomes current on the calling thread: the first
-// line of every strategy's launch. REQUIRES: stream is of a CUDA device.
+// Casts a stream of a CUDA device and makes the device current on the calling thread. Every
+// strategy's launch begins with it. REQUIRES: stream belongs to a CUDA device.
 inline CudaStream& Cuda(Stream& stream) {
   auto& cuda = static_cast<CudaStream&>(stream);
   cuda.device().Use();
   return cuda;
 }
 
-// Enqueues the copy of a view's elements to out, in row-major order and without gaps. The view's
-// device is current.
+// Enqueues the copy of a view's elements to out, in row-major order and without gaps. REQUIRES: the
+// view's device is current.
 void GatherAsync(const View& view, void* out, cudaStream_t stream);
 
-// The same of elements [first, first + count) in row-major order.
+// Like GatherAsync, for the elements [first, first + count) in row-major order.
 void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
                       cudaStream_t stream);
 
-// Enqueues the conversion of n contiguous elements. Their device is current.
+// Enqueues the conversion of n contiguous elements. REQUIRES: their device is current.
 void ConvertAsync(const void* in, DType from, void* out, DType to, std::int64_t n,
                   cudaStream_t stream);
 

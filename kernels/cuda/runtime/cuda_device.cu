@@ -1,5 +1,5 @@
-// A GPU as a device, and its streams: a CUDA stream each with scratch memory, staging slots and a
-// result cell.
+// A GPU as a device, and its streams. Each is a CUDA stream with scratch memory, staging slots and
+// a result cell.
 #include "kernels/cuda/runtime/cuda_device.h"
 
 #include <algorithm>
@@ -21,19 +21,20 @@
 namespace tessera {
 namespace {
 
-// A PCIe 5 link moves one slot in about 20 us, a core fills it in about 90 us: long enough that
-// starting a copy does not count, short enough to stay in the cache of the core.
+// A PCIe 5 link moves one slot in about 20 us, and a core fills it in about 90 us. That is long
+// enough that the start of a copy does not matter, and a slot is small enough to stay in the core's
+// cache.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
-// The mailbox's ticket has a sector of its own: the slots are read while it is written.
+// The mailbox's ticket has its own sectors, because the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
 constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
-// What the pool rounds sizes up to.
+// The pool rounds sizes up to multiples of this.
 constexpr std::size_t kPoolUnit = 512;
-// Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
-// waits longer sleeps: many streams must not burn a core each.
+// Small operations end within this time, and waking a sleeping thread costs as much again. A thread
+// that waits longer sleeps, so that many streams do not keep a core busy each.
 constexpr std::chrono::microseconds kPollTime{50};
-// The end of a long copy, a third of a millisecond over PCIe 5, in which whoever has slept until
-// then wakes up: on some virtual machines that takes 250 us.
+// The end of a long copy takes a third of a millisecond over PCIe 5. In that time a thread that
+// slept until then wakes up, which takes 250 us on some virtual machines.
 constexpr std::size_t kTailBytes = std::size_t{16} << 20;
 constexpr std::chrono::microseconds kTailPollTime{500};
 
@@ -69,8 +70,8 @@ DeviceError::Kind KindOf(cudaError_t error) {
   }
 }
 
-// Asks query() until it says something else than "not ready", for that time at most. Whether it
-// did.
+// Calls query() until it returns something other than "not ready", for at most that time. Returns
+// whether it did.
 template <class Query>
 bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
   const auto deadline = std::chrono::steady_clock::now() + time;
@@ -80,12 +81,12 @@ bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
       CheckCuda(status, "work on the stream");
       return true;
     }
-    cudaGetLastError();  // not ready is an answer, not an error
+    cudaGetLastError();  // "not ready" is not an error
   } while (std::chrono::steady_clock::now() < deadline);
   return false;
 }
 
-// Whether the copy engines reach the host's memory as it is.
+// Whether the copy engines can read and write this host memory directly.
 bool IsPinned(const void* host) {
   cudaPointerAttributes attributes{};
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, host));
@@ -97,8 +98,8 @@ void Wait(const Event& event) {
     CUDA_CHECK(cudaEventSynchronize(event.get()));
 }
 
-// Copies from or to page-locked memory. Of a long copy it waits for the end, near which it wakes
-// up: the next one can begin at once.
+// Copies from or to page-locked memory. For a long copy it waits until the end and wakes up shortly
+// before, so that the next copy can begin immediately.
 void CopyPinned(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                 cudaStream_t stream, const Event& event) {
   const std::size_t head = bytes > 2 * kTailBytes ? bytes - kTailBytes : 0;
@@ -150,7 +151,7 @@ Event MakeEvent(bool timed) {
 }
 
 PinnedMemory MakePinnedMemory(std::size_t bytes) {
-  // Mapped, with unified addressing, means that the device's address of the memory is the host's.
+  // With unified addressing, mapped memory has the same address on the device and on the host.
   void* memory = nullptr;
   const cudaError_t error =
       cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
@@ -222,7 +223,8 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   pool.location.type = cudaMemLocationTypeDevice;
   pool.location.id = ordinal;
   CUDA_CHECK(cudaMemPoolCreate(&pool_, &pool));
-  // Keep everything: by default a pool returns its unused memory at every synchronisation.
+  // The pool keeps everything. By default it would return its unused memory at every
+  // synchronisation.
   std::uint64_t threshold = UINT64_MAX;
   const cudaError_t error =
       cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold);
@@ -259,14 +261,14 @@ std::uint64_t CudaDevice::FreeBytes() const {
     if (KindOf(error) == DeviceError::Kind::kLost) MarkLost();
     return 0;
   }
-  // Two readings of a pool that other threads use: the difference may be negative.
+  // Other threads may use the pool between the two readings, so the difference may be negative.
   return free + (reserved > used ? reserved - used : 0);
 }
 
 void CudaDevice::Probe() {
   Use();
-  // A stream that carries next to nothing: the answer is at once, and every failure that ended the
-  // context is told to whoever asks next, on whatever stream.
+  // This stream has next to no work, so the query returns immediately. A failure that ended the
+  // context is reported to the next query on any stream.
   const cudaError_t status = cudaStreamQuery(stream_.get());
   if (status == cudaErrorNotReady) {
     cudaGetLastError();
@@ -313,20 +315,21 @@ void* CudaDevice::Allocate(std::size_t bytes) {
   void* memory = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   if (error == cudaErrorMemoryAllocation) {
-    // What the pool holds unused may be enough, but in pieces: the driver can join what it gets
-    // back.
+    // The pool's unused memory may be enough but fragmented. The driver can join what is returned
+    // to it.
     cudaGetLastError();
     Trim();
     error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   }
   if (error != cudaSuccess) ThrowCudaError(error, "cudaMallocFromPoolAsync", bytes);
-  // From here on the memory is good on every stream, not only in the order of this one.
+  // After this wait every stream can use the memory, not only later work on this one.
   CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
   return memory;
 }
 
 void CudaDevice::Free(void* memory) noexcept {
-  // The wait makes the memory count as free at once; nothing but frees is on the stream.
+  // After the wait the memory counts as free. The wait is short, because the stream carries no
+  // kernels or copies.
   if (cudaSetDevice(ordinal_) != cudaSuccess ||
       cudaFreeAsync(memory, stream_.get()) != cudaSuccess ||
       cudaStreamSynchronize(stream_.get()) != cudaSuccess)
@@ -351,7 +354,7 @@ HostRegistration CudaDevice::RegisterHost(void* memory, std::size_t bytes) {
   Use();
   const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
-    // By another GPU, for all of them.
+    // Another GPU has registered the memory, and a registration holds for all of them.
     cudaGetLastError();
     return {nullptr, unregister};
   }
@@ -377,7 +380,7 @@ void CudaDevice::KeepRoom() {
     info_.multiprocessors = large_->multiprocessors();
   } catch (const DeviceError& error) {
     if (error.kind() != DeviceError::Kind::kUnsupported) throw;
-    // What is left is that other streams go first.
+    // Without a partition, the other streams still have priority.
   }
 }
 
@@ -412,8 +415,8 @@ CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
   stop_ = MakeEvent(/*timed=*/true);
   result_ = MakePinnedMemory(sizeof(Scalar));
   *result() = Scalar{};
-  // Everything that is of a fixed size is made here: page-locking waits for what runs on the
-  // device, which no request should find out first.
+  // Everything of a fixed size is allocated here: page-locking waits for running work of the
+  // device, and no request should have to wait for that.
   for (Slot& slot : slots_) {
     slot.done = MakeEvent(/*timed=*/false);
     slot.memory = MakePinnedMemory(kSlotBytes);
@@ -433,7 +436,7 @@ CudaStream::~CudaStream() {
     device_.Use();
     Synchronize();
   } catch (const DeviceError&) {
-    // The device is lost: nothing runs any more, and the releases below fail quietly.
+    // The device is lost. Nothing runs on it any longer, and the releases below fail silently.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
   FreeAll();
@@ -453,13 +456,13 @@ void CudaStream::Reset() {
 
 void CudaStream::Trim() {
   device_.Use();
-  // Usually a query that answers at once; after a failed request it keeps a late kernel from
-  // writing to memory that has been freed, or to the result of the next request.
+  // Usually this is a query that returns immediately. After a failed request it keeps a late kernel
+  // from writing to freed memory or to the result of the next request.
   std::exception_ptr failure;
   try {
     Synchronize();
   } catch (const DeviceError&) {
-    failure = std::current_exception();  // what is charged goes back all the same
+    failure = std::current_exception();  // the charges are still returned
   }
   scratch_.Trim(scratch_budget());
   host_scratch_.Trim(scratch_budget());
@@ -481,7 +484,7 @@ CudaStream::Slot& CudaStream::NextSlot() {
 void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
   device_.Use();
   auto* to = static_cast<char*>(device);
-  std::size_t begin = 0;  // of the first piece that is left
+  std::size_t begin = 0;  // within the first piece that is left
   while (!pieces.empty()) {
     Slot& slot = NextSlot();
     Wait(slot.done);  // the device may still read what the slot held before
@@ -519,15 +522,15 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   }
   auto* to = static_cast<char*>(host);
   const auto* from = static_cast<const char*>(device);
-  // The slot whose copy was started last, and how many bytes it brings.
+  // The slot whose copy was started last, and the bytes of that copy.
   Slot* arriving = nullptr;
   std::size_t arriving_size = 0;
   while (bytes > 0 || arriving != nullptr) {
     Slot* started = nullptr;
     const std::size_t size = std::min(bytes, kSlotBytes);
     if (size > 0) {
-      // No wait: a copy to the device that reads the slot comes before this one on the stream, and
-      // what the slot brought to the host was taken out in the round before.
+      // No wait is needed. A copy to the device that reads the slot comes before this one on the
+      // stream, and the slot's last data for the host was taken out in the previous round.
       started = &NextSlot();
       CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, handle());
       CUDA_CHECK(cudaEventRecord(started->done.get(), handle()));
@@ -644,7 +647,7 @@ cublasContext* CudaStream::Cublas() {
     cublas_ = handle;
     CUBLAS_CHECK(api.set_stream(handle, stream_.get()));
   }
-  this->handle();  // the library enqueues by itself
+  this->handle();  // marks the stream as busy: the library enqueues work
   return cublas_;
 }
 

@@ -1,5 +1,5 @@
-// The driver's own functions, of which nothing links with the library: they are looked up through
-// the runtime. Included by .cu files only.
+// Functions of the CUDA driver. Nothing links with the driver's library, so they are looked up
+// through the runtime. Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types
@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-// Throws kUnsupported where this driver has no such function. version: of CUDA that brought it.
+// Throws kUnsupported if this driver has no such function. version: the CUDA version that
+// introduced it.
 template <class Function>
 Function DriverFunction(const char* name, unsigned version) {
   void* function = nullptr;

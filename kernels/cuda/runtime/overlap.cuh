@@ -1,7 +1,7 @@
-// Launches that overlap: from compute capability 9.0 on a kernel may start while the one before it
-// on the stream still runs, once all blocks of that have allowed it or ended (CUDA's programmatic
-// dependent launch). That saves the microsecond or two between two kernels. It must wait before it
-// touches global memory. On older GPUs kernels follow each other as usual.
+// Launches that overlap (CUDA's programmatic dependent launch). From compute capability 9.0 on, a
+// kernel may start while the previous kernel on the stream still runs, once all blocks of that one
+// have allowed it or ended. That saves the one or two microseconds between two kernels. The kernel
+// must wait before it touches global memory. On older GPUs kernels follow each other as usual.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,9 @@ __device__ inline void AllowNextKernel() {
 #endif
 }
 
-// Whether the kernel has the wait, on the GPU that is current: one of compute capability 9.0 may
-// run code that was compiled for an older one, which has none. Thread safe; asks the driver once
-// for each.
+// Whether the kernel contains the wait on the current GPU: one of compute capability 9.0 may run
+// code that was compiled for an older one, which has no wait. Thread safe. Asks the driver once for
+// each kernel and GPU.
 inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
   if (device.info().compute_capability < 90) return false;
   static std::mutex mutex;
@@ -45,10 +45,10 @@ inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
-  unsigned cluster = 0;  // blocks of one; 0: the kernel says it, or has none
+  unsigned cluster = 0;  // blocks of a cluster; 0: the kernel's own, if any
 };
 
-// Launches a kernel that waits for the one before it by itself.
+// Launches a kernel that itself waits for the one before it.
 template <class... Parameters, class... Arguments>
 void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaStream& stream,
                        const Arguments&... arguments) {

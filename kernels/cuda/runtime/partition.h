@@ -8,22 +8,22 @@
 
 namespace tessera {
 
-// What of the GPU is left to others: the fewest SMs that can be set apart on all GPUs that are
-// known.
+// SMs that are left to other work: the smallest number that can be set apart on every known GPU.
 inline constexpr unsigned kRoomMultiprocessors = 8;
 
 class Partition {
  public:
-  // Of the current device all SMs but kRoomMultiprocessors. Throws DeviceError: where the driver
-  // cannot, and where the GPU has no more than these.
+  // Takes all SMs of the current device but kRoomMultiprocessors. Throws DeviceError if the driver
+  // cannot partition, or if the GPU has no more SMs than these.
   explicit Partition(int ordinal);
-  // REQUIRES: its streams are gone.
+  // REQUIRES: its streams have been destroyed.
   ~Partition();
   Partition(const Partition&) = delete;
   Partition& operator=(const Partition&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
-  // A stream whose kernels run on these SMs alone, and otherwise like those of MakeStreamHandle.
+  // A stream whose kernels run only on these SMs. In all else it is like a stream of
+  // MakeStreamHandle.
   StreamHandle MakeStream() const;
 
  private:

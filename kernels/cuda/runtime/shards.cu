@@ -54,7 +54,7 @@ void CheckDriver(CUresult result, const char* call, std::uint64_t requested = 0)
 
 // --- Which addresses are sharded ---
 
-// The shards of all sharded memory, by their first address. Read at every copy.
+// The shards of all sharded memory, by their first address. Every copy reads them.
 class ShardMap {
  public:
   void Add(std::uintptr_t begin, std::uintptr_t end, int ordinal) {
@@ -106,7 +106,7 @@ bool CanReach(int ordinal, int other) {
   return possible != 0;
 }
 
-// Of a shard; the last one takes whole units as well.
+// Bytes to map for a shard. The last shard is rounded up to whole units as well.
 std::size_t MappedBytes(const Shard& shard) {
   return (shard.end - shard.begin + kCudaShardUnit - 1) / kCudaShardUnit * kCudaShardUnit;
 }
@@ -122,8 +122,8 @@ class CudaShards final : public ShardedMemory {
         devices_.push_back(&device);
         MapOne(device, MappedBytes(shard));
       }
-      // Also GPUs without a part: an array may have fewer units than the team of an operation that
-      // writes it has devices.
+      // GPUs without a shard get access too: an operation that writes the array may run on a team
+      // with more devices than the array has units.
       std::vector<CUmemAccessDesc> access;
       for (int ordinal : CudaDevice::OpenOrdinals()) {
         const bool reaches_all = std::all_of(
@@ -152,14 +152,14 @@ class CudaShards final : public ShardedMemory {
     std::size_t bytes;
   };
 
-  // So much of the device's memory behind what has been mapped.
+  // Maps that many bytes of the device's memory behind the previous mappings.
   void MapOne(CudaDevice& device, std::size_t bytes) {
     mappings_.reserve(mappings_.size() + 1);  // so that nothing throws once there is a mapping
     const CUmemAllocationProp properties = PropertiesOn(device);
     CUmemGenericAllocationHandle memory{};
     CUresult result = Driver().create(&memory, bytes, &properties, 0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-      // The device's pool may hold what is missing.
+      // The device's pool may hold enough unused memory.
       device.Trim();
       result = Driver().create(&memory, bytes, &properties, 0);
     }
@@ -172,14 +172,14 @@ class CudaShards final : public ShardedMemory {
     const Mapping mapping{
         mappings_.empty() ? address_ : mappings_.back().address + mappings_.back().bytes, bytes};
     result = Driver().map(mapping.address, bytes, 0, memory, 0);
-    // A mapping keeps the memory; without one it goes here.
+    // A mapping keeps the memory alive. If there is none, this frees it.
     Driver().release(memory);
     CheckDriver(result, "cuMemMap");
     mappings_.push_back(mapping);
     TheShards().Add(mapping.address, mapping.address + bytes, device.ordinal());
   }
 
-  // On a lost device every call fails, and there is nobody to tell.
+  // On a lost device every call fails, and no caller could react.
   void Release() noexcept {
     for (const CudaDevice* device : devices_)
       if (cudaSetDevice(device->ordinal()) != cudaSuccess) cudaGetLastError();
@@ -223,7 +223,7 @@ std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards) {
     CheckManages(device);
     for (const Shard& other : shards) {
       if (other.device == shard.device) continue;
-      // Results and the values of chunks cross between their pools as well.
+      // Results and the values of chunks are also copied between the devices' pools.
       auto& peer = static_cast<CudaDevice&>(*other.device);
       if (!device.OpenTo(peer))
         Unsupported(peer.info().name + " does not reach the memory of " + device.info().name);

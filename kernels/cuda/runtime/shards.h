@@ -1,8 +1,9 @@
-// Memory of several GPUs under one range of addresses: physical memory of each, mapped side by side
-// (CUDA driver API, "Virtual Memory Management"), for kernels of all of them to read and write.
+// Memory of several GPUs under one range of addresses: physical memory of each GPU is mapped side
+// by side (CUDA driver API, "Virtual Memory Management"), and kernels of all of them can read and
+// write it.
 //
-// Kernels need to know nothing of it. What the runtime copies goes a shard at a time, because a
-// copy is between two memories, each of one device.
+// Kernels need to know nothing about it. The runtime copies shard by shard, because each end of a
+// copy must lie on one device.
 #pragma once
 
 #include <algorithm>
@@ -14,21 +15,21 @@
 
 namespace tessera {
 
-// What shards begin at multiples of: the granularity of physical memory on all GPUs that are known.
+// Shards begin at multiples of this, the granularity of physical memory on every known GPU.
 inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 
 // Device::AllocateShards for GPUs.
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
-// Of the bytes at an address how many lie in its shard, and the ordinal of the GPU that has it. All
-// of them, and `otherwise`, where the address is of no sharded memory.
+// How many of the bytes at an address lie in the same shard, and the ordinal of the GPU that has
+// them. If the address is not in sharded memory, these are all bytes and `otherwise`.
 struct CudaShardPart {
   std::size_t bytes = 0;
   int ordinal = 0;
 };
 CudaShardPart ShardPartAt(const void* address, std::size_t bytes, int otherwise);
 
-// f(out, data, bytes, ordinal of out, ordinal of data) for pieces that lie on one GPU each.
+// Calls f(out, data, bytes, ordinal of out, ordinal of data) for each piece that lies on one GPU.
 template <class F>
 void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordinal,
                    std::size_t bytes, const F& f) {
@@ -45,7 +46,7 @@ void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordina
   }
 }
 
-// cudaMemcpyAsync of pieces that lie on one GPU each.
+// Calls cudaMemcpyAsync for each piece that lies on one GPU.
 void CopyByShards(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                   cudaStream_t stream);
 

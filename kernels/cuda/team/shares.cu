@@ -15,24 +15,26 @@ namespace {
 
 std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
-// A piece has about half of all columns at most, so that the memory that a strategy has beside it
-// for a piece of b is no more.
+// A piece has at most about half of all columns. That also limits the additional memory that a
+// strategy has for a piece of b.
 constexpr std::int64_t kMostPart = 2;
-// What copies from another GPU reach, in bytes a second: nine tenths of what two H200s measure.
+// The rate of copies from another GPU in bytes per second: nine tenths of the rate measured between
+// two H200s.
 constexpr double kCopyRate = 350e9;
-// No more columns at a time than this many times those before: what is expected is a guess.
+// A piece has at most this many times the columns of the previous one, because the expected rates
+// are guesses.
 constexpr double kMostGrowth = 8;
 // Columns of pieces are multiples of every strategy's tiles.
 constexpr std::int64_t kPieceUnit = 256;
-// Rows of the copy begin with a line of the L2, as TMA wants them.
+// Rows of the copy begin with a line of the L2 cache, as TMA requires.
 constexpr std::int64_t kLine = 128;
-// What copies of matrices take.
+// The largest pitch that copies of matrices accept.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
 
-// Copy streams that nobody uses, by GPU: making one takes as long as a small product.
+// Unused copy streams by GPU. They are kept because making one takes as long as a small product.
 class CopyStreams {
  public:
-  // Of the device that is current.
+  // REQUIRES: the device is current.
   CopyStream Take(int ordinal, cudaStream_t work) {
     {
       const std::lock_guard lock(mutex_);
@@ -55,21 +57,21 @@ class CopyStreams {
   std::map<int, std::vector<CopyStream>> free_;
 };
 
-// Never destroyed: at the end of the process the driver may be gone before it.
+// Never destroyed, because the driver may be unloaded first at the end of the process.
 CopyStreams& TheCopyStreams() {
   static CopyStreams& streams = *new CopyStreams;
   return streams;
 }
 
-// The GPU that has the memory, where it is not divided.
+// The GPU that has the memory. REQUIRES: the memory is not sharded.
 int OrdinalOf(const void* data) {
   cudaPointerAttributes attributes{};
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
   return attributes.device;
 }
 
-// How many of the bytes are on other GPUs than `here`. otherwise: who has them where they are not
-// divided.
+// How many of the bytes are on GPUs other than `here`. otherwise: the GPU that has them if they are
+// not sharded.
 std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int otherwise) {
   const auto* at = static_cast<const char*>(data);
   std::size_t elsewhere = 0;
@@ -82,7 +84,7 @@ std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int ot
   return elsewhere;
 }
 
-// Rows of `width` bytes each that lie on one GPU, or a part of one row.
+// Rows of `width` bytes each, or a part of one row, that lie on one GPU.
 struct RowsOnGpu {
   char* to;
   const char* from;
@@ -91,7 +93,7 @@ struct RowsOnGpu {
   int ordinal;
 };
 
-// otherwise: as above.
+// otherwise: see BytesElsewhere.
 std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* data,
                                  std::size_t pitch, std::size_t width, std::size_t rows,
                                  int otherwise) {
@@ -122,8 +124,8 @@ std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* d
   return parts;
 }
 
-// round: elements of c that the GPU computes at a time; rate: multiply-adds a second. elsewhere:
-// the share of b that is on other GPUs.
+// round: elements of c that the GPU computes at a time; rate: multiply-adds per second. elsewhere:
+// the fraction of b that is on other GPUs.
 PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, double elsewhere) {
   const std::int64_t columns = std::max<std::int64_t>(1, round / part.m / kPieceUnit) * kPieceUnit;
   const double multiply = static_cast<double>(part.m) / rate;
@@ -133,7 +135,7 @@ PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, d
           .growth = std::clamp(multiply / copy, 1.0, kMostGrowth)};
 }
 
-// Of a strategy that takes all columns at once.
+// The work of a strategy that takes all columns in one launch.
 class WholeWork {
  public:
   WholeWork(const ProductShare& share, const Strategy<MatmulProblem>& strategy)
@@ -226,7 +228,7 @@ void ProductShare::Copy(const ProductPiece& piece) {
       static_cast<const char*>(source_) + bytes(piece.first * (is_rows ? source_pitch_ : 1));
   const std::int64_t rows = is_rows ? piece.columns : problem_.k;
   const std::int64_t columns = is_rows ? problem_.k : piece.columns;
-  // A single row has no pitch to speak of.
+  // The pitch of a single row is arbitrary, and may be less than its width.
   const std::size_t pitch = bytes(std::max(source_pitch_, columns));
   const std::size_t out_pitch = bytes(problem_.ldb);
   std::vector<RowsOnGpu> parts = RowsByGpu(out, out_pitch, data, pitch, bytes(columns),

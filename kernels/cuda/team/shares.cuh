@@ -1,23 +1,23 @@
-// A product whose rows several GPUs compute. a and c stay where they are. b, as far as it lies on
-// other GPUs, comes to each one's scratch memory by its copy engines, some columns at a time, while
-// those that have come are multiplied:
+// A product whose rows several GPUs compute. a and c stay where they are. The part of b that lies
+// on other GPUs is copied to each GPU's scratch memory by the copy engines. It comes a few columns
+// at a time, while the columns that have arrived are multiplied:
 //
 //      copy engines   b0 | b1 | b2 | ..
 //      SMs                 b0    | b1    | b2 ..
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
-// since no L2 keeps what is another's. It is the way all the same where scratch memory has no room
-// for b. Of what others have, each GPU asks the one behind it first, and then the one behind that:
-// were all to begin with the same shard of b, they would share what one GPU can send. What a GPU
-// has of b itself comes by a copy stream of its own, beside the others, since copy engines move it
-// no faster.
+// because no L2 cache keeps another GPU's memory. Kernels do so all the same if scratch memory has
+// no room for b. Each GPU copies from the next GPU first and then from the one after it: if all
+// began with the same shard of b, they would share the bandwidth of one GPU. A GPU's own part of b
+// is copied on a separate stream at the same time, because copy engines move it no faster.
 //
-// Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself, but
-// for ozaki_f64, whose GPUs begin to multiply when all have looked at their rows.
+// Kernels wait only for their own stream, so a late GPU delays no other. The exception is
+// ozaki_f64: its GPUs begin to multiply when all have looked at their rows.
 //
-// The first piece is narrow, so that the SMs begin soon, and each is as wide as what comes while
-// the one before it is multiplied, so that they are few (PieceSizes). Which columns come together
-// changes no bits: strategies compute an element in the same way whatever is computed beside it.
+// The first piece is narrow, so that the SMs begin soon. Each later one has the columns that arrive
+// while the previous one is multiplied, so that pieces are few (PieceSizes). The division into
+// pieces changes no bits: strategies compute an element in the same way whatever other elements are
+// computed in the same launch.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +32,10 @@
 
 namespace tessera {
 
-// A stream for copies beside that of the work, which comes behind them when this ends.
+// A stream for copies next to the stream of the work. When it ends, the work waits for its copies.
 struct CopyStream {
   StreamHandle stream;
-  Event event;  // behind the last copy
+  Event event;  // after the last copy
   int ordinal;  // of the GPU
   cudaStream_t work;
 };
@@ -43,51 +43,52 @@ struct CopyStreamEnd {
   void operator()(CopyStream* copies) const noexcept;
 };
 
-// One GPU's rows, of which it multiplies some columns after the other.
+// One GPU's rows. The GPU multiplies them a piece of columns at a time.
 class ProductShare {
  public:
-  // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns at
-  // once. rate: multiply-adds that it does in a second, about. index, count: of the shares, of
-  // which each begins with other columns. Throws DeviceError.
+  // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns in one
+  // launch. rate: approximate multiply-adds per second. index, count: of the shares. Each share
+  // begins with different columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
   CudaStream& stream() const { return stream_; }
-  // The rows as a product, with b where it is read.
+  // The rows as a problem whose b is the one that kernels read.
   const MatmulProblem& problem() const { return problem_; }
-  // Of the widest piece.
+  // Columns of the widest piece.
   std::int64_t most_columns() const { return sizes_.most; }
-  // The next columns: the stream waits until they are there, and those after them are on their way.
-  // None: there are no more.
+  // Returns the next columns. The stream waits until they have arrived, and the copy of those after
+  // them begins. Returns no columns at the end.
   ProductPiece Next();
 
  private:
-  // Makes room for a copy of b, and says which share of it is elsewhere; 0: there is no room, or b
-  // is better read where it is.
+  // Allocates a copy of b and returns the fraction of b that is on other GPUs. Returns 0 if there
+  // is no room, or if kernels should read b where it is.
   double TakeCopy(const MatmulProblem& p);
-  // A copy stream whose work begins behind that of the stream so far.
+  // Returns a copy stream whose work begins after all earlier work of the stream.
   std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
-  // Begins with the copy of the columns that come after next_.
+  // Starts the copy of the columns after next_.
   void Fetch();
   void Copy(const ProductPiece& piece);
 
   CudaStream& stream_;
   MatmulProblem problem_;
-  const void* source_ = nullptr;  // of b, where there is a copy
+  const void* source_ = nullptr;  // of b, if it is copied
   std::int64_t source_pitch_ = 0;
-  int source_ordinal_ = 0;  // of the GPU that has it, where it is not divided
+  int source_ordinal_ = 0;  // of the GPU that has b, if b is not sharded
   PieceSizes sizes_;
   std::int64_t at_ = 0;  // the column that the piece after next_ begins with
-  std::int64_t left_;    // columns from there on, around the end of b
+  std::int64_t left_;    // columns from there on, wrapping around the end of b
   ProductPiece next_;
-  // Where there is a copy: of what other GPUs have, and of what this one has, if that is any of b.
+  // Streams for the copies from other GPUs and from this one. Null if b is not copied; from_here_
+  // is also null if this GPU has no part of b.
   std::unique_ptr<CopyStream, CopyStreamEnd> from_others_, from_here_;
 };
 
-// Enqueues the shares. Work is constructed from a ProductShare and the arguments, and has
+// Enqueues the shares. Work is constructed from a ProductShare and the arguments. It has
 //   static std::int64_t Round(const MatmulProblem&, int multiprocessors), and kRate, as above
 //   void Multiply(const ProductPiece&), which enqueues the product of the columns
-//   void Finish(), behind the last of them
+//   void Finish(), which is called after the last of them
 template <class Work, class... Arguments>
 void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> shares,
                           const Arguments&... arguments) {
@@ -97,8 +98,8 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
     bool done = false;
   };
   std::vector<Part> parts(shares.size());
-  // Each GPU is given a little at a time, so that none waits until another has been given
-  // everything: first, all begin to copy.
+  // Each GPU gets a little work at a time, so that none waits until another has got all of its
+  // work. First, all GPUs begin to copy.
   const auto for_all = [&](auto f) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].done) continue;
@@ -124,7 +125,7 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
   }
 }
 
-// Strategy::launch_shared.
+// The function for Strategy::launch_shared.
 template <class Work>
 void LaunchProductShares(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   EnqueueProductShares<Work>(p, shares);

@@ -1,5 +1,5 @@
-// Products whose rows several GPUs compute, for strategies that compute all columns of a share at
-// once. kernels/cuda/team/shares.cuh has how b gets to each GPU. Standard library only.
+// Products whose rows several GPUs compute, for strategies that compute all columns of a share in
+// one launch. kernels/cuda/team/shares.cuh explains how b gets to each GPU. Standard library only.
 #pragma once
 
 #include <span>
@@ -8,20 +8,20 @@
 
 namespace tessera {
 
-// How b gets to a GPU that does not have it, for measurements.
+// How b gets to a GPU that does not have it. Measurements set it.
 enum class WayOfB {
-  kChosen,      // some columns at a time, while others are multiplied, where a strategy can
-  kBeforehand,  // all of it, and then it is multiplied
+  kChosen,      // copied in pieces during the product, if the strategy can
+  kBeforehand,  // copied whole before the product
   kRemote,      // kernels read it where it is
 };
-// For products from here on, of all threads.
+// Applies to all later products, on all threads.
 void SetWayOfB(WayOfB way);
 
-// Enqueues each share's rows by the strategy's launch. Throws DeviceError.
+// Enqueues each share's rows with the strategy's launch. Throws DeviceError.
 void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
                     std::span<const TeamShare> shares);
 
-// Strategy::launch_shared.
+// The function for Strategy::launch_shared.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchGathered(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   LaunchGathered(kStrategy, p, shares);

@@ -1,11 +1,11 @@
-// Sorting and merging in the shared memory of a block by networks of comparisons (Batcher, 1968):
-// which places are compared does not depend on what is in them, so that all threads compare at the
-// same time and no thread asks another.
+// Sorting and merging in the shared memory of a block by networks of comparisons (Batcher, 1968).
+// The choice of places to compare does not depend on their values, so all threads compare at the
+// same time without communication.
 //
-// A sequence that rises and then falls, or is such a one rotated, is bitonic. Comparing its halves
-// place by place leaves two bitonic halves, of which no element of the first is above any of the
-// second; halves of halves, down to pairs, and it is sorted. Two sorted lists, one of them read
-// backwards, are a bitonic sequence.
+// A sequence that rises and then falls, or a rotation of one, is bitonic. A comparison of its
+// halves, place by place, leaves two bitonic halves, and no element of the first is above any of
+// the second. The same is done with the halves of the halves, down to pairs, and then the sequence
+// is sorted. Two sorted lists, one of them in reverse, are a bitonic sequence.
 //
 //     sorted  1 4 6 9 | 2 3 7 8     compare 1-8 4-7 6-3 9-2     1 4 3 2 | 9 6 7 8
 //                                   then 1-3 4-2                1 2 3 4
@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-// A warp compares pairs i to i + 31, i a multiple of 32. Where those lie in the 64 places from 2 i
-// on, nobody else is concerned, before and after, and the threads of the warp meet; else those of
-// the block.
+// A warp compares pairs i to i + 31, where i is a multiple of 32. If these are within the 64 places
+// from 2 i on, no other warp accesses the places before or after, and a barrier of the warp is
+// enough. Otherwise the block needs a barrier.
 inline constexpr int kWarpPlaces = 2 * kWarpSize;
 
 __device__ inline void MeetAfter(int places) {
@@ -39,8 +39,9 @@ __device__ void Order(E& low, E& high) {
   }
 }
 
-// Sorts pieces of `size` places each, bitonic sequences, of n places in all. Begins after a meeting
-// of whoever is concerned with `size` places, and ends with one of the warp.
+// Sorts pieces of `size` places each, which are bitonic sequences, of n places in total. REQUIRES:
+// a barrier before it, of all threads that access `size` places. It ends with a barrier of the
+// warp.
 template <class E>
 __device__ void SortBitonic(E* entries, int n, int size) {
   for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -52,14 +53,15 @@ __device__ void SortBitonic(E* entries, int n, int size) {
   }
 }
 
-// Sorts n places, ascending: pairs, fours, eights, each from two sorted halves. n: a power of two;
-// blockDim.x: a multiple of 32. The threads of the block have met before, and meet at the end.
+// Sorts n places in ascending order: pairs, fours, eights, each from two sorted halves. It ends
+// with a barrier of the block. REQUIRES: n is a power of two, blockDim.x is a multiple of 32, and
+// there is a barrier of the block before it.
 template <class E>
 __device__ void SortBlock(E* entries, int n) {
   for (int size = 2; size <= n; size *= 2) {
     for (int i = static_cast<int>(threadIdx.x); i < n / 2; i += static_cast<int>(blockDim.x)) {
       const int low = 2 * i - (i & (size / 2 - 1));
-      // As far from the end of the piece as `low` is from its beginning.
+      // The second place is as far from the end of the piece as `low` is from its beginning.
       Order(entries[low], entries[low ^ (size - 1)]);
     }
     MeetAfter(size);
@@ -68,8 +70,9 @@ __device__ void SortBlock(E* entries, int n) {
   }
 }
 
-// best, sorted, of `size` places, becomes the best of both it and fresh, sorted, of `count` places.
-// The threads of the block have met before, and meet at the end. size: a power of two.
+// Replaces best, a sorted list of `size` places, with the best of it and fresh, a sorted list of
+// `count` places. It ends with a barrier of the block. REQUIRES: size is a power of two, and there
+// is a barrier of the block before it.
 template <class E>
 __device__ void MergeBest(E* best, int size, const E* fresh, int count) {
   for (int i = static_cast<int>(threadIdx.x); i < min(size, count);

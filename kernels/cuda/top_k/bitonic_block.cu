@@ -1,24 +1,24 @@
 // TopK by sorting networks: one block per row, and the best elements so far sorted in shared
 // memory.
 //
-// Against `heap_thread`: the threads of a block read a row side by side, and what they do next is
-// the same for all of them. A block keeps the best elements in order, as many as the power of two
-// from k on. It loads a chunk of the row, sorts it, and merges: the best, read backwards, beside
-// the chunk are a bitonic sequence, of which the better ones of each pair are the new best
-// (bitonic.cuh).
+// Compared with `heap_thread`, the threads of a block read neighbouring elements of a row, and all
+// of them do the same next. A block keeps the best elements in order. Their number is the smallest
+// power of two that is at least k. It loads a chunk of the row, sorts it, and merges. The best in
+// reverse, next to the chunk, are a bitonic sequence, and the better ones of each pair are the new
+// best (bitonic.cuh).
 //
 //     best  2 5 7 9    chunk, sorted  3 4 6 8    pairs 9-3 7-4 5-6 2-8    better  3 4 5 2
 //                                                                         sorted  2 3 4 5
 //
-// Every element is sorted, whatever it is: that is 55 rounds of comparisons for a chunk of 1024,
-// where nearly all elements could have been dropped after one.
+// Every element is sorted. That is 55 rounds of comparisons for a chunk of 1024, although nearly
+// all elements could be dropped after one comparison.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks per row, each with 55
 // rounds to sort and 8 to merge; 2^16 * 32 comparisons per row.
 //
-// Right for any k and n: what is missing of a chunk, and of the best in the beginning, comes after
-// every element. For any alignment: loads are scalar. Equal keys are ordered by their indices,
-// which are the lower bits of what is compared.
+// The kernel is correct for any k and n: missing elements of a chunk, and of the best at first,
+// come after every element. It is correct for any alignment: loads are scalar. Equal keys are
+// ordered by their indices, which are the lower bits of the compared numbers.
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 
@@ -61,7 +61,7 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              size);
 }
 
-// Rounds of comparisons for a chunk.
+// The rounds of comparisons for a chunk.
 std::uint64_t Rounds(const TopKProblem& p) {
   const int bits = CeilLog2(kChunk);
   return static_cast<std::uint64_t>(bits * (bits + 1) / 2 + 1 + CeilLog2(SortedSize(p.k)));

@@ -1,18 +1,19 @@
-// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and
-// beside it a buffer of those that have beaten the limit, the k-th of the list, since it was last
-// brought up to date.
+// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and a
+// buffer of elements that have beaten the limit, the k-th of the list, since the last update of the
+// list.
 //
 //     best    sorted, a power of two >= k          limit = best[k - 1], in a register
-//     fresh   2 * blockDim.x places, in any order  count: places that have been asked for
+//     fresh   2 * blockDim.x places, in any order  count: places that have been requested
 //
-// Most elements are no better than the limit, and that is all that ever happens to them. When the
-// buffer is full it is sorted and merged with the list (bitonic.cuh), and the limit moves. In
-// random order that is rare: the list is k elements of m seen, so that a buffer as large lasts for
-// about another m. In a rising row every element beats the limit. Whenever many threads have
-// something that does, each gives its best alone: the k-th of these is above nearly all others,
-// which are then dropped unsorted. That is how the first limit is found, too.
+// Most elements are no better than the limit and cost a single comparison. When the buffer is full,
+// it is sorted and merged with the list (bitonic.cuh), and the limit moves. In random order that is
+// rare: the list has k of m elements seen, so a buffer of the same size lasts for about another m
+// elements. In a rising row every element beats the limit. If many threads have such elements, each
+// offers its best one alone. The k-th of these is above nearly all others, which are then dropped
+// unsorted. The first limit is found in the same way.
 //
-// An entry's place is part of the comparison: who comes when to the buffer decides nothing.
+// An entry's place is part of the comparison, so the order in which entries reach the buffer
+// decides nothing.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,13 @@
 
 namespace tessera {
 
-// Of one block, all of whose threads call every function. blockDim.x: a multiple of 32.
+// The candidates of one block. All of its threads call every function. REQUIRES: blockDim.x is a
+// multiple of 32.
 template <class E>
 class Candidates {
  public:
-  // entries: shared memory for size + 2 * blockDim.x, size a power of two >= k. count: shared.
+  // entries: shared memory for size + 2 * blockDim.x, where size is a power of two >= k. count: in
+  // shared memory.
   __device__ Candidates(E* entries, std::uint32_t* count, int k, int size)
       : best_(entries), fresh_(entries + size), count_(count), k_(k), size_(size) {
     for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))
@@ -35,15 +38,16 @@ class Candidates {
     __syncthreads();  // the list is empty
   }
 
-  // What an entry has to be below to matter; kNone: every entry matters.
+  // Only entries below the limit matter. kNone: every entry matters.
   __device__ E limit() const { return limit_; }
   __device__ bool open() const { return limit_ == kNone; }
-  // No key is below the limit's: later entries do not matter.
+  // Whether no key is below the limit's, so that later entries do not matter.
   __device__ bool closed() const { return limit_ >> 32 == 0; }
-  // There are k entries below this.
+  // Lowers the limit. REQUIRES: k entries are below it.
   __device__ void Lower(E limit) { limit_ = limit; }
 
-  // Offers the thread's entries at(e) for the bits e of pending. Whether the limit has moved.
+  // Offers the thread's entries at(e) for the bits e of pending. Returns whether the limit has
+  // moved.
   template <class At>
   __device__ bool Offer(std::uint32_t pending, At at) {
     if (!open()) Retest(pending, at);
@@ -70,9 +74,9 @@ class Candidates {
     return moved;
   }
 
-  // The list, with all that has been offered.
+  // Returns the list with all entries that have been offered.
   __device__ const E* Sorted() {
-    __syncthreads();  // everybody's last entries are in the buffer
+    __syncthreads();  // the last entries of all threads are in the buffer
     const int held = Held();
     if (held > 0) Merge(held);
     return best_;
@@ -82,10 +86,11 @@ class Candidates {
   static constexpr E kNone = static_cast<E>(~E{0});
 
   __device__ int Room() const { return 2 * static_cast<int>(blockDim.x); }
-  // Between two barriers without a Push.
+  // The number of entries in the buffer. REQUIRES: called between two barriers with no Push in
+  // between.
   __device__ int Held() const { return min(static_cast<int>(*count_), Room()); }
 
-  // Moves entries to the buffer; what finds no place stays pending.
+  // Moves entries to the buffer. Entries that find no place stay pending.
   template <class At>
   __device__ void Push(std::uint32_t& pending, At at) {
     if (!__any_sync(kFullMask, pending != 0)) return;
@@ -106,7 +111,7 @@ class Candidates {
       fresh_[place++] = at(__ffs(static_cast<int>(pending)) - 1);
   }
 
-  // The best of the pending entries, which is pending no more; kNone where there are none.
+  // Removes and returns the best of the pending entries, or kNone if there are none.
   template <class At>
   __device__ static E TakeBest(std::uint32_t& pending, At at) {
     E best = kNone;
@@ -122,7 +127,7 @@ class Candidates {
     return best;
   }
 
-  // Drops what is not below the limit.
+  // Drops entries that are not below the limit.
   template <class At>
   __device__ void Retest(std::uint32_t& pending, At at) const {
     for (std::uint32_t left = pending; left != 0; left &= left - 1) {
@@ -137,7 +142,7 @@ class Candidates {
     for (int i = held + static_cast<int>(threadIdx.x); i < places;
          i += static_cast<int>(blockDim.x))
       fresh_[i] = kNone;
-    __syncthreads();  // the buffer is complete, and everybody has read the count
+    __syncthreads();  // the buffer is complete, and all threads have read the count
     if (threadIdx.x == 0) *count_ = 0;
     SortBlock(fresh_, places);
     MergeBest(best_, size_, fresh_, places);

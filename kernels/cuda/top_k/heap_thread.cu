@@ -1,25 +1,25 @@
-// TopK, the textbook's way: one thread per row, and a heap of the best elements so far.
+// TopK as in the textbook: one thread per row, and a heap of the best elements so far.
 //
-// The heap has the worst of the k best on top, each element being no better than the two below it.
-// An element that beats the top takes its place and sinks to where it belongs; any other is done
-// after one comparison. When the row has been read the heap becomes a sorted list: the top, which
-// is the worst, changes places with the last, sinks, and the heap is one shorter, k times.
+// The heap has the worst of the k best on top, and each element is no better than the two below it.
+// An element that beats the top replaces it and sinks to its place. Any other element is done after
+// one comparison. When the row has been read, the heap becomes a sorted list in k steps: the top,
+// which is the worst, is swapped with the last element, the new top sinks, and the heap becomes one
+// shorter.
 //
 //     heap, places of values and indices     0
 //     of the row's results                1     2      place j is no better than 2 j + 1 and
 //                                        3 4   5 6     2 j + 2
 //
-// The heap lies where the results will be, so that no other memory is needed. Nothing else is good
-// about it here: neighbouring threads read elements a whole row apart, one load of 32 bytes each
-// for 4 of them; threads of a warp sink different elements at different times, and the others wait;
-// and a few long rows leave all but a few threads of the chip without work.
+// The heap lies where the results will be, so that no other memory is needed. It has no other
+// advantage here. Neighbouring threads read elements a whole row apart, so each load of 4 bytes
+// moves 32 bytes. Threads of a warp sink different elements at different times, and the others
+// wait. A few long rows leave all but a few threads of the chip without work.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 threads; in random order k (1 + ln(n /
-// k)) = 750 elements per row enter the heap, of up to 7 steps each; depth 2^16 loads, one after the
-// other.
+// k)) = 750 elements per row enter the heap, with up to 7 steps each; depth 2^16 dependent loads.
 //
-// Right for any k and n, rows and block size. Equal keys stay in the order of their indices,
-// because a later one never beats the top, and the heap orders by index as well.
+// The kernel is correct for any k, n, number of rows and block size. Equal keys stay in the order
+// of their indices, because a later one never beats the top and the heap orders by index as well.
 #include <cmath>
 
 #include "kernels/cuda/top_k/top_k.cuh"
@@ -130,7 +130,7 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKHeapThread = {
     .name = "heap_thread",
-    .summary = "one thread a row, with a heap of the k best where the results will be",
+    .summary = "one thread per row, with a heap of the k best where the results will be",
     .source = "partial sort by a bounded heap (Williams, Algorithm 232, 1964)",
     .backend = Backend::kCuda,
     .deterministic = true,

@@ -1,11 +1,11 @@
-// Reading for `threshold`: a block compares the elements of a part of a row with the limit of its
-// candidates, as they come from memory.
+// The reads of `threshold`: a block compares the elements of a part of a row with the limit of its
+// candidates directly after it has loaded them.
 //
 //     part      . . .|x x x x|x x x x|x x x x|. .     whole vectors of 16 bytes, aligned: tiles
 //               head                          tail    single loads, when all else is done
 //
-// A comparison is one instruction on the value, made to want the largest by turning its sign
-// around. What passes is looked at again with its key and its place.
+// A comparison is one instruction on the value, whose sign is flipped if necessary so that the
+// largest are always selected. Elements that pass are tested again with their key and their place.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace tessera {
 
 inline constexpr int kTileVectors = 4;  // of a thread
 
-// What turns an element's order around where the smallest are wanted: the sign of a number, or all
-// bits. Of the even and the odd words of a vector.
+// The bits that reverse an element's order if the smallest are requested: the sign of a number, or
+// all bits. There is one mask for the even words of a vector and one for the odd words.
 template <class T>
 __device__ uint2 Flip(bool smallest) {
   if (!smallest) return {0, 0};
@@ -32,7 +32,7 @@ __device__ uint2 Flip(bool smallest) {
   return {0x80008000u, 0x80008000u};
 }
 
-// What a block reads: a part of a row.
+// The part of a row that a block reads.
 template <class T>
 class Part {
  public:
@@ -42,7 +42,7 @@ class Part {
   __device__ Part(const T* x, std::uint32_t length, bool smallest)
       : x_(x), length_(length), smallest_(smallest), flip_(Flip<T>(smallest)) {}
 
-  // Offers its elements, whose place is their index in the part.
+  // Offers its elements, with their index in the part as their place.
   __device__ void OfferTo(Candidates<E>& candidates) {
     constexpr std::uint32_t kWide = kVector<T>;
     const auto misaligned =
@@ -66,10 +66,10 @@ class Part {
       }
       Load(body, first + kTileVectors * step, vectors, next);
       OfferTile<kTileVectors>(candidates, now, there, head + first * kWide, step * kWide);
-      if (candidates.closed()) break;  // k NaNs, of the largest
+      if (candidates.closed()) break;  // k elements with the best key (NaN for the largest)
     }
     if (head == 0 && tail == length_) return;
-    // Thread 0 has what comes before the vectors, thread 1 what comes after.
+    // Thread 0 has the elements before the vectors, and thread 1 those after them.
     const std::uint32_t from = threadIdx.x == 0 ? 0 : tail;
     const std::uint32_t count = threadIdx.x == 0 ? head : threadIdx.x == 1 ? length_ - tail : 0;
     const uint4 rest[1] = {LoadElements(x_ + from, static_cast<int>(count), T{})};
@@ -77,7 +77,7 @@ class Part {
   }
 
  private:
-  // The vectors of the thread's tile from `first` on.
+  // Loads the vectors of the thread's tile from `first` on.
   __device__ static void Load(const T* body, std::uint32_t first, std::uint32_t vectors,
                               uint4 (&to)[kTileVectors]) {
 #pragma unroll
@@ -88,7 +88,8 @@ class Part {
     }
   }
 
-  // Element e is at `first` + e % kWide + e / kWide * stride, for the bits e of there.
+  // Offers the elements e whose bits are set in `there`. Element e is at `first` + e % kWide + e /
+  // kWide * stride.
   template <int kCount>
   __device__ void OfferTile(Candidates<E>& candidates, const uint4 (&vectors)[kCount],
                             std::uint32_t there, std::uint32_t first, std::uint32_t stride) {
@@ -96,7 +97,8 @@ class Part {
     std::uint32_t pending = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      // Values decide what is worth a look: NaNs are, because they are not less or equal.
+      // Values decide which elements are tested again. NaNs are tested, because they are not less
+      // or equal.
       const uint4 flipped = Flipped(vectors[j]);
       bool passes[kWide], any = false;
 #pragma unroll
@@ -109,10 +111,11 @@ class Part {
       for (int v = 0; v < kWide; ++v)
         if (passes[v]) pending |= 1u << (j * kWide + v);
     }
-    // What lies before the first vector is late: it beats an equal element.
+    // Elements before the first vector are offered late, although they come before equal elements
+    // of the vectors.
     if (candidates.open() || kCount == 1) pending = ~0u;
     pending &= there;
-    // Which elements are looked at is known at run time alone, and registers have no numbers.
+    // The elements to test are known only at run time, and registers cannot be indexed.
     uint4 kept[kCount];
     if (pending != 0) {
 #pragma unroll

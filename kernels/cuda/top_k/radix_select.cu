@@ -1,29 +1,33 @@
-// TopK by radix selection: the k-th key is found digit by digit, and what is not above it
+// TopK by radix selection: the k-th key is found digit by digit, and the elements not above it are
 // collected.
 //
-// Against `bitonic_block`: nothing is sorted but the result. Keys are numbers of 16, 32 or 64 bits.
-// Count how many elements have each upper digit of 8 bits; adding up the counts from the smallest
-// digit on says which digit the k-th key has, and how many of those with that digit are still
-// wanted. The next digit is counted among those alone, and so on: after as many passes as a key has
-// digits all bits of the k-th key are known.
+// Compared with `bitonic_block`, only the result is sorted. Keys are numbers of 16, 32 or 64 bits.
+// First the elements with each upper digit of 8 bits are counted. The counts, added from the
+// smallest digit on, give the upper digit of the k-th key, and how many of the elements with that
+// digit are still needed. The next digit is counted among those elements alone, and so on. After as
+// many passes as a key has digits, all bits of the k-th key are known.
 //
 //     k = 4, digits of 2 bits   00: 1   01: 2   10: 5   11: 9    the 4th key begins with 10, and is
 //                               1       3       8                the 1st of those
 //
-// 1. For each digit: CountDigits, several blocks per row, and ChooseDigit, one block per row.
-// 2. CountTaken: of every part of a row, how many keys are below the k-th and how many equal it.
-// 3. Collect: what is below it, and the first of what equals it, as many as are missing. Where an
-//    element goes follows from how many of its kind come before it in the row: no atomics, and the
-//    k elements lie there in two lists in the order of their indices.
-// 4. SortRows: one block per row sorts them by key and place (bitonic.cuh).
-// In shared memory a block has 8 histograms for its lanes to share: counts of elements that all
-// have the same digit, as the upper ones of most arrays do, would queue up at one place.
+// 1. For each digit, CountDigits runs with several blocks per row, and ChooseDigit with one.
+// 2. CountTaken counts how many keys of every part of a row are below the k-th key and how many
+//    equal it.
+// 3. Collect takes the keys below it and the first of the keys that equal it, as many as are
+//    missing. The place of an element is the number of elements of its kind before it in the row.
+//    There are no atomics, and the k elements are in two lists in the order of their indices.
+// 4. SortRows sorts them by key and place, with one block per row (bitonic.cuh).
+//
+// The lanes of a block share 8 histograms in shared memory. With a single one, the counts of
+// elements with the same digit would queue at one place, and most arrays have few different upper
+// digits.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: x is read 6 times, 24 MiB, the last 5 times from the L2
-// cache; 11 launches. Data decides nothing but who takes an atomic at the same time.
+// cache; 11 launches. The data only affects how many threads use an atomic at the same time.
 //
-// Right for any n: counts of parts have 32 bits, sums of parts 64. For any alignment: loads are
-// scalar. For any k: k entries fit shared memory, 64 KiB for 64 bits.
+// The kernels are correct for any n: counts of parts have 32 bits, and sums of parts have 64. They
+// are correct for any alignment: loads are scalar. They are correct for any k: k entries fit in
+// shared memory, 64 KiB for keys of 64 bits.
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 
@@ -32,20 +36,21 @@ namespace {
 
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kThreads = kDigits;  // of all kernels but the last: one for each digit
+constexpr int kThreads = kDigits;  // of all kernels but the last, one for each digit
 constexpr int kHistograms = 8;     // of a block
 constexpr int kMostSortThreads = 1024;
-// Elements that make a part of a row worth a block, and blocks per SM that are wanted.
+// The fewest elements for which a part of a row gets a block, and the desired number of blocks per
+// SM.
 constexpr std::int64_t kLeastPart = 1 << 14;
 constexpr std::int64_t kBlocksEach = 8;
 
-// What is known of a row's k-th key.
+// The known part of a row's k-th key.
 struct Choice {
   std::uint64_t prefix;   // its upper digits
   std::uint64_t missing;  // its rank, from 1, among the keys that begin with them
 };
 
-// Of a part of a row.
+// Counts of a part of a row.
 struct Taken {
   std::uint32_t below, equal;
 };
@@ -63,7 +68,7 @@ RowParts MakeParts(const TopKProblem& p, int multiprocessors) {
   return {CeilDiv(p.n, length), length};
 }
 
-// Calls f(row, part, begin, end) for the parts of the block.
+// Calls f(row, part, begin, end) for each part that the block has.
 template <class F>
 __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f) {
   for (std::int64_t work = blockIdx.x; work < rows * parts.count; work += gridDim.x) {
@@ -73,13 +78,13 @@ __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f)
   }
 }
 
-// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is
-// none.
+// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is no
+// prefix yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,
                 unsigned long long* histograms) {
-  // A digit's counts in different banks.
+  // The extra place puts a digit's counts into different banks.
   __shared__ std::uint32_t counts[kHistograms][kDigits + 1];
   const int thread = static_cast<int>(threadIdx.x);
   ForParts(arrays.rows, arrays.n, parts,
@@ -113,9 +118,9 @@ __global__ void __launch_bounds__(kThreads)
     unsigned long long sum = count;
     for (int reach = 1; reach < kThreads; reach *= 2) {
       sums[thread] = sum;
-      __syncthreads();  // the sums over `reach` digits are there
+      __syncthreads();  // the sums over `reach` digits are stored
       if (thread >= reach) sum += sums[thread - reach];
-      __syncthreads();  // and have been read
+      __syncthreads();  // the sums have been read
     }
     if (sum - count < before.missing && before.missing <= sum) {
       choices[row] = {before.prefix << kDigitBits | static_cast<std::uint64_t>(thread),
@@ -147,7 +152,8 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// The sum of the values of the threads up to this one, and of all. sums: one for each warp.
+// Returns the sum of the values of the threads before this one. all: the sum over all threads.
+// sums: one for each warp.
 __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* sums,
                                           std::uint32_t& all) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -159,7 +165,7 @@ __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* su
     if (lane >= offset) sum += before;
   }
   if (lane == kWarpSize - 1) sums[warp] = sum;
-  __syncthreads();  // every warp's sum is there
+  __syncthreads();  // every warp's sum is stored
   std::uint32_t before = 0;
   all = 0;
 #pragma unroll
@@ -167,11 +173,12 @@ __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* su
     if (w < warp) before += sums[w];
     all += sums[w];
   }
-  __syncthreads();  // and has been read
+  __syncthreads();  // the sums have been read
   return before + sum - value;
 }
 
-// indices[row * k + place]: first those below the k-th key, then those that equal it.
+// Writes indices[row * k + place]: first those of keys below the k-th key, then those of keys that
+// equal it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     Collect(TopKArrays<T> arrays, RowParts parts, const Choice* choices, const Taken* taken,
@@ -181,13 +188,13 @@ __global__ void __launch_bounds__(kThreads)
   ForParts(arrays.rows, arrays.n, parts,
            [&](std::int64_t row, std::int64_t part, std::int64_t begin, std::int64_t end) {
              if (threadIdx.x == 0) before_below = before_equal = 0;
-             __syncthreads();  // they are zero
+             __syncthreads();  // the counts are zero
              for (std::int64_t p = threadIdx.x; p < part; p += kThreads) {
                const Taken other = taken[row * parts.count + p];
                if (other.below > 0) atomicAdd(&before_below, other.below);
                if (other.equal > 0) atomicAdd(&before_equal, other.equal);
              }
-             __syncthreads();  // what the parts before take is known
+             __syncthreads();  // the counts of the previous parts are known
              std::uint64_t below = before_below, equal = before_equal;
              const auto pivot = static_cast<KeyOf<T>>(choices[row].prefix);
              const std::uint64_t missing = choices[row].missing;
@@ -198,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
                const bool is_below = i < end && key < pivot;
                const bool is_equal = i < end && key == pivot && equal < missing;
                if (!__syncthreads_or(is_below || is_equal)) continue;
-               // Both counts in one number: there are no more than kThreads of either.
+               // Both counts fit in one number, because each is at most kThreads.
                std::uint32_t all = 0;
                const std::uint32_t before = SumBefore(is_below | is_equal << 16, sums, all);
                if (is_below) to[below + (before & 0xffff)] = i;
@@ -211,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// The k elements of a row, of which equal keys lie in the order of their indices.
+// Sorts the k elements of a row. Those with equal keys are already in the order of their indices.
 template <class T>
 __global__ void __launch_bounds__(kMostSortThreads)
     SortRows(TopKArrays<T> arrays, int size, const std::int64_t* indices) {
@@ -222,7 +229,7 @@ __global__ void __launch_bounds__(kMostSortThreads)
     for (int j = static_cast<int>(threadIdx.x); j < size; j += threads) {
       entries[j] = j < arrays.k ? MakeEntry<T>(arrays.Key(row, from[j]), j) : kNoEntry<T>;
     }
-    __syncthreads();  // all entries are there
+    __syncthreads();  // all entries are stored
     SortBlock(entries, size);
     for (int j = static_cast<int>(threadIdx.x); j < arrays.k; j += threads)
       arrays.Store(row, j, from[PlaceOf(entries[j])]);
@@ -260,7 +267,7 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              static_cast<std::size_t>(size) * sizeof(Entry<T>), stream, arrays, size, indices);
 }
 
-// Of the GPU that figures are given for; the strategy asks the device.
+// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
 Cost CostOf(const TopKProblem& p) {
@@ -290,7 +297,7 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 extern constexpr Strategy<TopKProblem> kTopKRadixSelect = {
     .name = "radix_select",
     .summary =
-        "digit by digit the k-th key is found, and what is not above it collected and sorted",
+        "finds the k-th key digit by digit, then collects and sorts the elements not above it",
     .source = "radix selection (Alabi et al., Fast K-Selection Algorithms for GPUs, 2012)",
     .backend = Backend::kCuda,
     .deterministic = true,

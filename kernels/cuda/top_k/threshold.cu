@@ -1,26 +1,29 @@
-// TopK by a threshold: x is read once, at the rate of memory, and next to nothing else happens.
+// TopK by a threshold: x is read once, at the rate of memory, and there is very little other work.
 //
-// Against `bitonic_block`, which sorts every element, and `radix_select`, which reads x six times:
-// the k-th best element so far is a limit that most others fail by one comparison, on the value as
-// it comes from memory. In a random row of n elements about k (1 + ln(n / k)) pass. They meet in
-// shared memory, as candidates.cuh says; all others are gone once they have been compared.
+// Compared with `bitonic_block`, which sorts every element, and `radix_select`, which reads x six
+// times, most elements cost one comparison. The k-th best element so far is a limit, and elements
+// are compared with it by value directly after they are loaded. In a random row of n elements about
+// k (1 + ln(n / k)) pass. These are collected in shared memory (candidates.cuh), and all others are
+// dropped.
 //
 //     x     .....|  part of a row: a block  |.....        one wave of blocks over all rows
 //     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes per thread
 //                while one is compared, the next is under way
 //
-// A block takes a part of a row, or a whole short one, with no more threads than it has work for: a
-// warp for a row of 512 floats. Parts of a row leave their k best, sorted, in device memory; the
-// block that counts itself last on the row's ticket merges them. If j of each of p parts are at
-// least k, the worst of the j-th best is a limit before anything is merged, and lists are read side
-// by side, best first, so that a few of their entries settle it.
+// A block takes a part of a row, or a whole short one, with only as many threads as it has work
+// for: a warp for a row of 512 floats. Blocks with a part of a row store its k best elements,
+// sorted, in device memory. The block that counts itself last on the row's ticket merges the lists.
+// If j of each of p parts are at least k in total, the worst of the j-th best is a limit before the
+// merge. All lists are read at the same time, best entries first, so that a few of their entries
+// decide.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 per row, each of which sorts
-// 256 candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
+// Cost at 16 rows of 2^16, k = 100, f32: one launch of 64 blocks, 4 per row, reads 4 MiB. Each
+// block sorts 256 candidates two or three times, in 36 rounds of comparisons, and writes 800 bytes.
 //
-// Right for any n and k: there is no limit before k elements have been seen. For any alignment:
-// what comes before the first whole vector, and after the last, are single loads. Which elements
-// are found does not depend on who was first: candidates are compared by key and place.
+// The kernel is correct for any n and k: there is no limit before k elements have been seen. It is
+// correct for any alignment: the elements before the first whole vector and after the last one are
+// single loads. The order in which threads run does not affect which elements are found, because
+// candidates are compared by key and place.
 #include "kernels/cuda/top_k/candidates.cuh"
 #include "kernels/cuda/top_k/part.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
@@ -28,14 +31,14 @@
 namespace tessera {
 namespace {
 
-// Threads of an SM: at 64 registers each, as many as there are registers for.
+// Threads of an SM: as many as its registers allow with 64 registers each.
 constexpr int kResidentThreads = 1024;
-// Threads of a block: four blocks per SM do not wait for each other. Long lists, of which an SM has
-// no room for four, get larger blocks, which also sort faster.
+// Threads of a block. At this size four blocks fit on an SM, and they do not wait for each other.
+// An SM has no room for four long lists, so these get larger blocks, which also sort faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // of a part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
-constexpr int kMergeEach = 4;  // entries a thread compares when lists are merged
+constexpr int kMergeEach = 4;  // entries that a thread compares in a merge
 constexpr std::int64_t kMostParts = std::int64_t{kMergeEach} * kFewThreads;
 
 struct Plan {
@@ -53,13 +56,14 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
       kTileVectors * kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t resident = std::int64_t{multiprocessors} * (kResidentThreads / most);
   const std::int64_t rows = std::max<std::int64_t>(1, p.rows);
-  // Elements that make a part worth a block, and parts that a row is cut into at most.
+  // The fewest elements for which a part gets a block, and the largest number of parts of a row.
   const std::int64_t least = std::max(kLeastTiles * most * each, 4 * p.k);
   const std::int64_t limit = p.rows > static_cast<std::int64_t>(CudaStream::kTickets)
                                  ? 1
                                  : std::clamp<std::int64_t>(p.n / least, 1, kMostParts);
-  // Waves of blocks take as long as their number over that of a row's parts: the number of parts
-  // that leaves the last wave full, unless fewer come within 5 % of it.
+  // The time is proportional to the number of waves divided by the number of parts of a row. The
+  // best number of parts leaves the last wave full, but a smaller one is taken if it comes within 5
+  // % of that.
   const std::int64_t few =
       std::clamp<std::int64_t>(std::max(resident / rows, CeilDiv(p.n, kMostLength)), 1, limit);
   plan.parts = few;
@@ -75,7 +79,7 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   return plan;
 }
 
-// An entry that another block wrote during this launch: from the L2.
+// Loads an entry that another block wrote during this launch, from the L2 cache.
 __device__ inline std::uint64_t LoadListed(const std::uint64_t* from) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(from));
 }
@@ -84,8 +88,8 @@ __device__ inline Bits128 LoadListed(const Bits128* from) {
   return static_cast<Bits128>(words.y) << 64 | words.x;
 }
 
-// Lists of a row's parts: entry j of part p is lists[j * parts + p], so that the best of all parts
-// lie side by side. An entry's place is its index in the part.
+// Merges the lists of a row's parts. Entry j of part p is lists[j * parts + p], so that the best
+// entries of all parts are adjacent. An entry's place is its index in the part.
 template <class T>
 __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::int64_t row,
                            const Entry<T>* lists, Candidates<Entry<T>>& candidates,
@@ -96,7 +100,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
   const auto k = static_cast<std::uint32_t>(arrays.k);
   const std::uint32_t count = parts * k;
   const auto load = [&](std::uint32_t i) { return LoadListed(lists + i); };
-  // The worst of the j-th of all parts has k entries at or before it.
+  // The worst of the j-th entries of all parts has k entries at or before it.
   const std::uint32_t level = (k + parts - 1) / parts - 1;
   E limit = 0;
   for (std::uint32_t p = threadIdx.x; p < parts; p += blockDim.x) {
@@ -104,14 +108,14 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
     if (limit < entry) limit = entry;
   }
   worst[threadIdx.x] = limit;
-  __syncthreads();  // every thread's worst is there
+  __syncthreads();  // every thread's worst is stored
   for (std::uint32_t half = blockDim.x / 2; half > 0; half /= 2) {
     if (threadIdx.x < half && worst[threadIdx.x] < worst[threadIdx.x + half])
       worst[threadIdx.x] = worst[threadIdx.x + half];
-    __syncthreads();  // the worst of `half` pairs
+    __syncthreads();  // the worst of `half` pairs is stored
   }
   candidates.Lower(worst[0] | kPlaces);
-  __syncthreads();  // everybody has read it
+  __syncthreads();  // all threads have read it
 
   for (std::uint32_t first = threadIdx.x; first - threadIdx.x < count;
        first += kMergeEach * blockDim.x) {
@@ -125,12 +129,12 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
 #pragma unroll
     for (int e = 0; e < kMergeEach; ++e) {
       if (entries[e] == kNoEntry<T>) continue;
-      // The order of places is that of indices: part by part.
+      // Places are ordered like indices: part by part.
       const std::uint32_t i = first + e * blockDim.x;
       entries[e] = (entries[e] | kPlaces) ^ kPlaces ^ (i % parts * k + i / parts);
       if (entries[e] < candidates.limit()) pending |= 1u << e;
     }
-    // There is an entry of every part here, and what follows it in its part is no better.
+    // This round has an entry of every part, and later entries of a part are no better.
     if (!__syncthreads_or(pending != 0)) break;
     candidates.Offer(pending, [&](int e) { return entries[e]; });
   }
@@ -165,14 +169,14 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
       for (int j = static_cast<int>(threadIdx.x); j < k; j += static_cast<int>(blockDim.x))
         own[j * plan.parts + part] = best[j];
       __threadfence();  // this thread's entries are visible to other blocks
-      __syncthreads();  // and so are those of all threads of the block, before it is counted
+      __syncthreads();  // all threads are past the fence before the block is counted
       if (threadIdx.x == 0) {
         last = atomicAdd(tickets + row, 1u) == static_cast<std::uint32_t>(plan.parts - 1);
         if (last) tickets[row] = 0;
       }
       __syncthreads();  // last is written
       if (last) {
-        __threadfence();  // what other blocks wrote before they were counted is seen from here on
+        __threadfence();  // the entries of blocks counted earlier are visible from here on
         Candidates<E> of_all(entries, &count, k, plan.size);
         MergeParts(arrays, plan, row, own, of_all, entries + plan.size);
       }
@@ -197,10 +201,10 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// Of the GPU that figures are given for; the strategy asks the device.
+// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
-// Bytes of the lists.
+// The bytes of the lists.
 std::uint64_t ScratchOf(const TopKProblem& p) {
   const Plan plan = PlanOf(p, kUsualMultiprocessors);
   return plan.parts == 1
@@ -229,7 +233,7 @@ extern constexpr Strategy<TopKProblem> kTopKThreshold = {
     .name = "threshold",
     .summary = "one pass: most elements fail one comparison with the k-th best so far",
     .source =
-        "WarpSelect (Johnson, Douze and Jegou, 2017) with a buffer a block instead of a thread",
+        "WarpSelect (Johnson, Douze and Jegou, 2017) with a buffer per block instead of per thread",
     .backend = Backend::kCuda,
     .min_compute_capability = 80,  // 96 KiB of shared memory for 4096 elements of 64 bits
     .deterministic = true,

@@ -1,4 +1,4 @@
-// What the strategies of TopK share: a row's arrays, candidates as single numbers, and figures.
+// Code that the strategies of TopK share: a row's arrays, candidates as single numbers, and costs.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct TopKArrays {
   __device__ KeyOf<T> Key(std::int64_t row, std::int64_t i) const {
     return TopKKey(x[row * n + i], smallest);
   }
-  // The j-th element that the row wants. Its value is copied from x, so that it keeps its bits.
+  // Stores the j-th result of the row. Its value is copied from x, so that it keeps its bits.
   __device__ void Store(std::int64_t row, std::int64_t j, std::int64_t index) const {
     const std::int64_t place = TopKPlace(row, j, k, inner);
     values[place] = x[row * n + index];
@@ -43,13 +43,13 @@ struct TopKArrays {
   }
 };
 
-// A candidate: its key, and below it 32 bits that say where it is, and that grow as indices do. One
-// comparison of integers decides, equal keys included.
+// A candidate: its key in the upper bits and its place in the lower 32 bits. Places ascend like
+// indices, so one comparison of integers decides, even for equal keys.
 __extension__ using Bits128 = unsigned __int128;
 template <class T>
 using Entry = std::conditional_t<sizeof(T) == 8, Bits128, std::uint64_t>;
 
-// Comes after every candidate: their places are less than 2^32 - 1.
+// Comes after every candidate, because places are less than 2^32 - 1.
 template <class T>
 inline constexpr Entry<T> kNoEntry = static_cast<Entry<T>>(~Entry<T>{0});
 
@@ -62,25 +62,26 @@ __device__ std::uint32_t PlaceOf(E entry) {
   return static_cast<std::uint32_t>(entry);
 }
 
-// The refusal of rows whose element indices do not fit an entry's 32 bits; empty for other rows.
+// The requirement that refuses rows whose element indices do not fit in an entry's 32 bits. Empty
+// for other rows.
 inline std::string LongRowRefusal(const TopKProblem& p) {
   return p.n < std::int64_t{0xffffffff} ? "" : "rows of less than 2^32 - 1 elements";
 }
 
-// Entries that hold k in shared memory, sorted by powers of two.
+// Places of a sorted list of k entries in shared memory: a power of two.
 inline int SortedSize(std::int64_t k) {
   return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(k, 1))));
 }
 
 inline std::size_t EntryBytes(DType dtype) { return SizeOf(dtype) == 8 ? 16 : 8; }
 
-// Blocks of a grid that goes over `work` in strides.
+// The number of blocks of a grid that strides over `work`.
 inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// A grid of the kernel with that much dynamic shared memory, which may, with what the kernel
-// declares, be beyond the 48 KiB that need no asking.
+// Launches the kernel with that much dynamic shared memory. Together with the memory that the
+// kernel declares, it may exceed the 48 KiB that need no attribute.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {
@@ -96,7 +97,7 @@ void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared,
 // Elements are compared, never added.
 inline double TopKRoundoff(const TopKProblem&) { return 0; }
 
-// x, read so many times, and the results.
+// The bytes of x, read `times` times, and of the results.
 inline std::uint64_t TopKBytes(const TopKProblem& p, std::uint64_t times) {
   return times * static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n) *
              SizeOf(p.dtype) +

@@ -1,17 +1,18 @@
-// Batches on a GPU: a block a problem, in one launch. A problem is one chunk of the tree of
-// kernels/same_bits/fixed_tree.h, so that its block folds it as `fixed_tree` does, and no block has
-// to meet another. Where no problem has more than a row of the tree, each has a warp, whose threads
-// take eight lanes each: eight times as many problems are under way at once.
+// Batches on a GPU: one launch with a block for each problem. A problem is one chunk of the tree of
+// kernels/same_bits/fixed_tree.h. Its block folds it as `fixed_tree` does, and blocks do not
+// communicate. If no problem is longer than a row of the tree, each has a warp whose threads take
+// eight lanes each, so that eight times as many problems are under way at the same time.
 //
-// Problems of one length that lie at one distance from each other, as slices of an array do, are
-// known by the first one and the distance. Others stand in a table in page-locked host memory,
-// whose lines a block fetches at once: those of all its warps, or, where there are more problems
-// than blocks that run at a time, of up to four problems that it folds one after the other. A read
-// over PCIe takes longer than to fold a short problem, and a longer one does not take longer.
-// Results go straight to host memory: there is no copy before or after the launch.
+// Problems of equal length and at equal distances, such as slices of an array, are described by the
+// first one and the distance. All others are in a table in page-locked host memory. A block fetches
+// all of its entries of the table together, for two reasons: a read over PCIe takes longer than the
+// fold of a short problem, and reading more takes no longer. The entries are those of its warps or,
+// if there are more problems than blocks that run at a time, those of up to four problems that it
+// folds one after the other. Results go straight to host memory, so there is no copy before or
+// after the launch.
 //
-// Cost of 1000 Dots of 4096 f32: 32 MB read by 1000 blocks, each of which has all of its 32 KiB in
-// flight; 24 KB of results over PCIe, and 32 KB of table where there is one.
+// Cost of 1000 Dots of 4096 f32: 1000 blocks read 32 MB, and each has all of its 32 KiB in flight.
+// The results are 24 KB over PCIe, and a table would be another 32 KB.
 #include "kernels/same_bits/batch.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ namespace {
 
 static_assert(kBatchBytes == kShortRows * kTreeRowBytes);
 
-// A problem, which blocks fetch from a table in words of 16 bytes.
+// A problem. Blocks fetch it from a table in words of 16 bytes.
 template <class C>
 using ItemOf = BatchItem<C::kOperands>;
 
@@ -35,8 +36,8 @@ __device__ TreeOperands<C> OperandsOf(const ItemOf<C>& item) {
   return in;
 }
 
-// The problems of a launch: items in a table, or, where `table` is null, the first one and how many
-// bytes each operand lies behind that of the problem before.
+// The problems of a launch. They are items in a table or, if `table` is null, the first one and the
+// distance in bytes from each operand to that of the next problem.
 template <class C>
 struct Batch {
   const ItemOf<C>* table;
@@ -54,7 +55,8 @@ struct Batch {
   }
 };
 
-// Of a table, the block's `count` lines from `first` on, which all its threads fetch together.
+// Fetches the block's `count` entries of a table from `first` on, by all of its threads together.
+// Returns null if there is no table.
 template <class C, unsigned kMost>
 __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
   constexpr unsigned kWords = sizeof(ItemOf<C>) / sizeof(uint4);
@@ -62,14 +64,14 @@ __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, un
   if (batch.table == nullptr) return nullptr;
   if (threadIdx.x < count * kWords)
     words[threadIdx.x] = reinterpret_cast<const uint4*>(batch.table + first)[threadIdx.x];
-  __syncthreads();  // the lines are there
+  __syncthreads();  // the entries are in shared memory
   return reinterpret_cast<const ItemOf<C>*>(words);
 }
 
 constexpr unsigned kMostEach = 4;  // problems of a block, one after the other
 
-// Problems of up to so many rows have a kernel that loads no more of them at once, which leaves
-// registers for a third block of an SM.
+// Problems of up to this many rows have a kernel that loads at most this many rows at a time, which
+// leaves registers for a third block on an SM.
 constexpr int kFewRows = kShortRows / 2;
 
 template <class C, int kRows>
@@ -79,7 +81,7 @@ constexpr int BatchBlocks() {
   return kRows <= kFewRows && kBytes <= 32 ? 3 : 2;
 }
 
-// `each` problems a block, of up to kRows rows.
+// Folds `each` problems per block, of up to kRows rows.
 template <class C, int kRows>
 __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
     FoldBatch(const Batch<C> batch, unsigned each, ReduceOp op, bool mirror) {
@@ -87,13 +89,13 @@ __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
   const ItemOf<C>* const lines = FetchLines<C, kMostEach>(batch, first, count);
 #pragma unroll 1
   for (unsigned i = 0; i < count; ++i) {
-    if (i > 0) __syncthreads();  // the cells of the problem before are read
+    if (i > 0) __syncthreads();  // the cells of the previous problem have been read
     const ItemOf<C> item = lines == nullptr ? batch.At(first + i) : lines[i];
     FoldArray<C, kRows>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + i);
   }
 }
 
-// One array of up to a row, by all threads of a warp. The first one leaves the result.
+// Folds an array of at most a row by all threads of a warp. The first thread stores the result.
 template <class C>
 __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                         Scalar* result) {
@@ -107,7 +109,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
 #pragma unroll
   for (const auto* x : in.x) places |= reinterpret_cast<std::uintptr_t>(x);
   const bool aligned = places % kTreeVectorBytes == 0;
-  // Vectors of which not all elements exist, or which are not aligned, are taken one by one.
+  // The elements of vectors that are incomplete or not aligned are taken one by one.
   const auto first = [&](int i) { return (thread + i * kWarpSize) * V; };
   const auto whole = [&](int i) { return aligned && first(i) + V <= end; };
   TreeVectorOf<T> v[kLanesEach][O];
@@ -136,7 +138,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
 
 constexpr unsigned kWarps = 8;  // of a block
 
-// A problem a warp.
+// Folds one problem per warp.
 template <class C>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     FoldRows(const Batch<C> batch, ReduceOp op, bool mirror) {
@@ -148,8 +150,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   FoldRow<C>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + warp);
 }
 
-// Whether all problems lie as the first two do. The launch waits for the answer: kAtOnce items
-// are compared before each branch.
+// Whether all problems have the length of the first and the distance of the first two. The launch
+// waits for this, so kAtOnce items are compared before each branch.
 template <int kOperands>
 bool AreEven(std::span<const BatchItem<kOperands>> items,
              const std::uintptr_t (&apart)[kOperands]) {
@@ -190,7 +192,7 @@ void Enqueue(std::span<const ItemOf<C>> items, ReduceOp op, Scalar* results, Cud
     FoldRows<C><<<(batch.count + kWarps - 1) / kWarps, kWarps * kWarpSize, 0, stream.handle()>>>(
         batch, op, IsMirrored(op));
   } else {
-    // Blocks of an SM that there are before any of them takes several problems.
+    // There are at least this many blocks per SM before a block takes several problems.
     constexpr unsigned kBlocksOfSm = 8;
     const auto multiprocessors = static_cast<unsigned>(stream.device().info().multiprocessors);
     const unsigned each =

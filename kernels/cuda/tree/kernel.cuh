@@ -1,8 +1,9 @@
 // The kernels of the strategies single_pass, fixed_tree and compensated: one launch folds an array
-// along the tree of kernels/same_bits/fixed_tree.h, whatever its chunks are, and leaves the result.
+// along the tree of kernels/same_bits/fixed_tree.h, for any size of its chunks, and stores the
+// result.
 //
-// Short arrays, of a few rows a chunk, are bound by the latency of what happens one after the
-// other. They have a kernel of their own, FoldShort, in which there is one trip to memory a block.
+// The time of short arrays, which have a few rows in each chunk, is the latency of dependent steps.
+// They have a separate kernel, FoldShort, in which each block makes one trip to memory.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -15,26 +16,26 @@
 
 namespace tessera {
 
-// Lanes that a thread of a warp has of all lanes: its own number, and on from there by kWarpSize.
+// Lanes of each thread of a warp: thread t has lanes t, t + kWarpSize, ...
 inline constexpr int kLanesEach = kTreeLanes / kWarpSize;
 
-// The halving tree over the lanes' values, of which each thread of a warp has its own. The result
-// is its first thread's.
+// The halving tree over the lanes' values, which are spread over the threads of a warp. The first
+// thread gets the result.
 template <class C>
 __device__ typename C::Wide FoldLanes(typename C::Wide (&v)[kLanesEach]) {
 #pragma unroll
   for (int half = kLanesEach / 2; half > 0; half /= 2)
 #pragma unroll
     for (int i = 0; i < half; ++i) v[i] = C::Combine(v[i], v[i + half]);
-      // Lanes in the upper half fold what they get as well, and nobody asks for it.
+      // Threads in the upper half fold as well, but their results are not used.
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
     v[0] = C::Combine(v[0], ShuffleDown(kFullMask, v[0], offset));
   return v[0];
 }
 
-// The same of values in shared memory; all of the first warp calls it, after a barrier that makes
-// them visible.
+// Like FoldLanes above, for values in shared memory. All threads of the first warp call it after a
+// barrier that makes the values visible.
 template <class C>
 __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   typename C::Wide v[kLanesEach];
@@ -43,9 +44,10 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   return FoldLanes<C>(v);
 }
 
-// What a block does with a chunk whose lanes are in cells, called by all threads: it leaves the
-// result if the chunk is the only one, or sends its value; the receiver, if there is one slot a
-// lane (direct), keeps its own. receiver lies in shared memory and is read only where it matters.
+// Finishes a chunk whose lane values are in cells. All threads of the block call it. If the chunk
+// is the only one, it stores the result. Otherwise it sends the chunk's value, but the receiver
+// keeps its own value if each lane has at most one slot (direct). receiver is in shared memory and
+// is read only where it matters.
 template <class C>
 __device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std::int64_t chunk,
                         bool alone, bool direct, const bool& receiver, typename C::Wide* received) {
@@ -63,8 +65,8 @@ __device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std
   }
 }
 
-// What the receiver does at the end, called by all threads: the values of all chunks, by lane, are
-// in received.
+// The last step of the receiver, called by all of its threads. received has the values of all
+// chunks, by lane.
 template <class C>
 __device__ void FinishReceived(const typename C::Wide* received, const TreeWork& work) {
   if (threadIdx.x == 0) *work.mailbox.ticket = 0;
@@ -76,11 +78,11 @@ __device__ void FinishReceived(const typename C::Wide* received, const TreeWork&
 
 // --- Any array ---
 
-// Blocks per SM for __launch_bounds__: 5 of 256 threads leave 48 registers per thread, fewer leave
-// more, where columns or unaligned loads need them. A block runs for long, all rows of a chunk, so
-// that the last wave counts: Dot of 2^26 f32 has 1093 blocks, of which an H200 runs 528 at once
-// with 4 per SM. With 5 the compensated Dot has no last wave of 37 blocks, and takes 131 us instead
-// of 154.
+// Blocks per SM for __launch_bounds__. 5 blocks of 256 threads leave 48 registers per thread. Fewer
+// blocks leave more, which large columns and unaligned loads need. A block runs for a long time,
+// all rows of a chunk, so the last wave matters: Dot of 2^26 f32 has 1093 blocks, and an H200 runs
+// 528 at a time with 4 per SM. With 5 per SM the compensated Dot has no last wave of 37 blocks, and
+// it takes 131 us instead of 154.
 template <class C, Placement kPlacement>
 constexpr int TreeBlocks() {
   using Column = typename C::Column;
@@ -91,9 +93,9 @@ constexpr int TreeBlocks() {
   return five ? 5 : kBytes <= 40 ? 4 : 3;
 }
 
-// What a block does with any grid, and any block of at least a warp. Blocks take chunks a grid
-// apart, threads take lanes a block apart: fold_lane(begin, end, lane) is the value of one lane of
-// the chunk [begin, end). All threads call it.
+// The work of a block, for any grid and any block of at least a warp. Blocks take chunks a grid
+// apart, and threads take lanes a block apart. fold_lane(begin, end, lane) is the value of one lane
+// of the chunk [begin, end). All threads call it.
 template <class C, class F>
 __device__ __forceinline__ void FoldChunks(const TreeWork& work, F fold_lane) {
   using Wide = typename C::Wide;
@@ -104,7 +106,7 @@ __device__ __forceinline__ void FoldChunks(const TreeWork& work, F fold_lane) {
   __shared__ bool receiver;
   const Tree& tree = work.tree;
   const bool alone = tree.chunks == 1;
-  // The receiver's own chunk need not travel when there is one slot a lane.
+  // The receiver need not send its own chunk if each lane has at most one slot.
   const bool direct = tree.chunks <= kTreeLanes && gridDim.x == tree.chunks;
   unsigned ticket = 0;
   if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
@@ -140,8 +142,8 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   });
 }
 
-// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes, which
-// has an SM to itself.
+// Receives all chunks, which blocks of earlier launches have sent. The grid is one block of
+// kTreeLanes threads, which has an SM to itself.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
   constexpr int kPairs = kMailPairs<typename C::Wide>;
@@ -153,8 +155,8 @@ __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
 
 // --- Short arrays ---
 
-// One whole array of one chunk of up to kRows rows, by all threads of a block of kTreeLanes: thread
-// 0 leaves the result.
+// Folds a whole array that is one chunk of up to kRows rows. All threads of a block of kTreeLanes
+// threads call it, and thread 0 stores the result.
 template <class C, int kRows = kShortRows>
 __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                           Scalar* result) {
@@ -176,9 +178,9 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
   if (threadIdx.x == 0) C::Finish(value, op, n, mirror, result);
 }
 
-// FoldTree for one chunk of up to kShortRows rows per block, one per lane at most, and aligned
-// operands. Short arrays are bound by latency, which this reduces: a chunk's rows are loaded
-// together, and indices have 32 bits.
+// FoldTree for aligned operands and one chunk of up to kShortRows rows per block, with at most as
+// many chunks as lanes. It reduces the latency, which bounds short arrays: a chunk's rows are
+// loaded together, and indices have 32 bits.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)
     FoldShort(const TreeOperands<C> in, const TreeWork work) {

@@ -1,13 +1,14 @@
-// One lane of a chunk of the tree of kernels/same_bits/fixed_tree.h: a thread loads the vectors of
-// its columns and folds them.
+// Folds one lane of a chunk of the tree of kernels/same_bits/fixed_tree.h. A thread loads the
+// vectors of its columns and folds them.
 //
 // A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
 // vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,
-// kBatchVectors) before it uses the first: 1024 threads per SM have 64 KiB in flight,
-// where latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to
-// 16 bytes, a thread loads the two aligned vectors that its vector lies across, of which its
-// neighbour loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
-// Two operands that are off by the same distance need neither: see FoldLane.
+// kBatchVectors) before it uses the first. 1024 threads per SM then have 64 KiB in flight, where
+// latency times bandwidth require about 48 KiB on an H200. If an operand is not aligned to 16
+// bytes, a thread loads the two aligned vectors that its vector straddles, and shifts. Its
+// neighbour loads one of them as well, so that one comes from the L1 cache. There are no scalar
+// loads, whatever the offset. Two operands with the same misalignment need neither the second load
+// nor the shift: see FoldLane.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -24,7 +25,7 @@
 
 namespace tessera {
 
-// What the kernel needs besides the operands.
+// The arguments of the kernel besides the operands.
 struct TreeWork {
   Tree tree;
   ReduceOp op;
@@ -32,7 +33,7 @@ struct TreeWork {
   Mailbox mailbox;
   Scalar* result;
   std::int64_t first, end;  // the chunks of this launch
-  unsigned last_ticket;     // the receiver's: all blocks of all launches, less one
+  unsigned last_ticket;     // the receiver's: one less than the blocks of all launches
 };
 
 template <class C>
@@ -47,8 +48,8 @@ struct alignas(kTreeVectorBytes) TreeVectorOf {
   T element[kTreeVector<T>];
 };
 
-// What has been loaded for one vector: itself or, unless kAligned, the two aligned vectors that it
-// lies across. Those hold up to 15 bytes that do not belong to it, in front and behind.
+// The data loaded for one vector: the vector itself or, unless kAligned, the two aligned vectors
+// that it straddles. These hold up to 15 bytes that do not belong to it, before or after it.
 template <bool kAligned>
 struct Loaded {
   uint4 part[kAligned ? 1 : 2];
@@ -66,7 +67,7 @@ __device__ Loaded<kAligned> LoadVector(const void* address) {
   }
 }
 
-// The vector; shift: its address modulo 16.
+// Returns the vector. shift: its address modulo 16.
 template <class T, bool kAligned>
 __device__ TreeVectorOf<T> VectorIn(const Loaded<kAligned>& loaded, unsigned shift) {
   uint4 words = loaded.part[0];
@@ -88,8 +89,8 @@ __device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperand
   }
 }
 
-// Takes the elements of a lane's last vector, [rest, end), of which not all exist; row: theirs in
-// the segment.
+// Folds the elements [rest, end) of a lane's last vector, which is incomplete. row: its row in the
+// segment.
 template <class C>
 __device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
                          typename C::Column (&column)[kTreeVector<typename C::Element>],
@@ -106,7 +107,7 @@ __device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
   }
 }
 
-// The value of a lane's columns of one segment, the first of which begins at element `first`; the
+// The value of a lane's columns of one segment. The first column begins at element `first`, and the
 // segment ends before `end`.
 template <class C>
 __device__ typename C::Wide FoldColumns(
@@ -123,22 +124,22 @@ __device__ typename C::Wide FoldColumns(
   return wide[0];
 }
 
-// How operands lie: at multiples of 16 bytes, all at the same distance behind one, or anyhow.
+// The addresses of operands: multiples of 16 bytes, all with the same remainder modulo 16, or any.
 enum class Placement { kAligned, kAlike, kAny };
 
 // The value of one lane of the chunk [begin, end).
 //
-// kAlike: every load is of an aligned vector all the same. It begins `ahead` elements before the
-// lane's own, so that a thread folds columns of which the first `ahead` are the lane's before it,
-// and at the end of a segment columns change hands. What comes before a row's first column is the
-// end of the row above: there lane 0 folds the last columns, one row late.
+// kAlike: every load is still of an aligned vector. It begins `ahead` elements before the lane's
+// own vector, so the first `ahead` columns that a thread folds belong to the previous lane. At the
+// end of a segment the threads exchange these columns. The elements before a row's first column are
+// the end of the row above, so lane 0 folds the last columns one row late.
 //
 //   ahead 1    lane 0            lane 1           lane 255
 //   row 0      .   0  1  2       3  4  5  6  ...  1019 .. 1022
 //   row 1    1023 1024 ...      1027   ...
 //   row 2    2047  ...
 //
-// All threads of the block call it, for lanes threadIdx.x.
+// All threads of the block call it, each with lane = threadIdx.x.
 template <class C, Placement kPlacement>
 __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& work,
                                      std::int64_t begin, std::int64_t end, int lane) {
@@ -155,11 +156,11 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
                            : 0;
   const int late = lane == 0 ? ahead : 0;  // columns that are one row late
   const std::int64_t first = begin - ahead + lane * V;
-  // Vectors that the lane can load whole. With kAny one needs another behind it, so that nothing is
-  // read beyond the array but the rest of 16 bytes that hold some of it.
+  // Vectors that the lane can load whole. With kAny a vector needs another one behind it, so that a
+  // load reads beyond the array only within 16 bytes that hold some of it.
   const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
   const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
-  // At most one vector is left, of which not all elements need exist: it is taken one by one.
+  // At most one vector is left, and not all of its elements need exist. They are taken one by one.
   const std::int64_t rest = first + std::int64_t{rows} * kRow;
   const int all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (rest < end);
 
@@ -183,8 +184,9 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         if (k < late) column[k] = C::Start(T{});
     };
     const int bottom = min(rows, top + kTreeSegmentRows);
-    // No branch between the loads of a batch and their use: the compiler would move the loads
-    // behind it, where each waits for the one before (VARIANCE of f32 took 1.8 times as long).
+    // No branch between the loads of a batch and their use: with one, the compiler would move the
+    // loads behind it, where each waits for the previous one (VARIANCE of f32 took 1.8 times as
+    // long).
     const auto fold_rows = [&](int row, auto count) {
       constexpr int kCount = decltype(count)::value;
       Loaded<kWhole> batch[kCount][O];
@@ -215,7 +217,7 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 #pragma unroll 1
     for (; row < bottom; ++row) fold_rows(row, std::integral_constant<int, 1>());
     if constexpr (kAlike) {
-      // After the last row of a segment only those that are late.
+      // After the last row of a segment, only the late columns have an element left.
       const bool full = bottom == top + kTreeSegmentRows;
       const std::int64_t from = first + std::int64_t{bottom} * kRow;
       const std::int64_t until = full ? min(end, from + late) : end;
@@ -224,7 +226,7 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         if (bottom == top) forget_row_above();
       }
       __shared__ typename C::Column columns[kRow];
-      __syncthreads();  // columns of the segment before have been read
+      __syncthreads();  // columns of the previous segment have been read
 #pragma unroll
       for (int k = 0; k < V; ++k) columns[(lane * V + k - ahead) & (kRow - 1)] = column[k];
       __syncthreads();  // columns are written
@@ -242,12 +244,12 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 
 // --- Short chunks ---
 
-// Rows of a chunk that FoldShort has registers for.
+// The largest number of rows of a chunk for which FoldShort has registers.
 inline constexpr int kShortRows = 8;
 static_assert(kShortRows <= kTreeSegmentRows);
 
-// FoldLane for the chunk of this number, of up to kRows rows, all of whose loads are under way
-// before the first is used. Operands are aligned; a lane is a thread.
+// FoldLane for chunk `number` of up to kRows rows. All of its loads are under way before the first
+// is used. Operands are aligned, and each thread has one lane.
 template <class C, int kRows = kShortRows>
 __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work,
                                           int number) {

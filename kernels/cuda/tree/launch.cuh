@@ -1,10 +1,10 @@
 // The launches behind tree.h, for files that instantiate them for some types.
 //
-// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time,
-// and what a map computes is written there, unless a kernel computes it where it is folded
-// (mapped.cuh); each piece is a launch. Tickets count on from launch to launch, so that the last
-// block of the last one to start is the receiver, and what the others have sent waits in the
-// mailbox.
+// Operands that are not contiguous are copied to scratch memory in pieces of several chunks. The
+// values of a map are written there as well, unless a kernel computes them where it folds them
+// (mapped.cuh). Each piece is a launch. Tickets continue from launch to launch, so the receiver is
+// the last block to start in the last launch. Until then the mailbox holds the values that the
+// other blocks have sent.
 #pragma once
 
 #include <algorithm>
@@ -47,16 +47,16 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
   CUDA_CHECK_LAUNCH(FoldTree);
 }
 
-// Bytes of a piece of an operand that is not contiguous: enough to outlast its launches.
+// Bytes of a piece of an operand that is not contiguous: enough that the work takes longer than its
+// launches.
 inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 
-// A ticket that no block gets: nobody receives.
+// A ticket that no block gets, so that no block receives.
 inline constexpr unsigned kNoTicket = ~0u;
 
-// Launches the chunks of the work, of which one block receives all unless the work's last_ticket is
-// kNoTicket. views: of operands that are not contiguous, null for others. map: what computes the
-// only operand, or null. False: the stream has been stopped, and there are chunks that nobody has
-// sent.
+// Launches the chunks of the work. One block receives all of them unless the work's last_ticket is
+// kNoTicket. views: the operands that are not contiguous, null for the others. map: computes the
+// only operand, or null. Returns false if the stream was stopped before all chunks were launched.
 template <class C>
 bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
                     const MapProblem* map, TreeWork work, const TreeLaunch& launch,
@@ -68,8 +68,8 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
   };
   const std::int64_t last = work.end, chunks = last - work.first;
-  // Where the tree's element 0 would stand, of an operand whose element `at` stands at x. Chunks
-  // are multiples of 16 bytes.
+  // The address of the tree's element 0 in an operand whose element `at` is at x. Chunks are
+  // multiples of 16 bytes.
   const auto moved = [](const T* x, std::int64_t at) {
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
@@ -96,7 +96,7 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
 
   T* copy[C::kOperands] = {};
   for (int o = 0; o < C::kOperands; ++o) {
-    // What follows a vector is loaded with it where another operand is not aligned.
+    // If another operand is not aligned, the bytes behind a vector are loaded with it.
     if (views[o] != nullptr || map != nullptr)
       copy[o] = static_cast<T*>(stream.Scratch(
           static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
@@ -137,20 +137,21 @@ void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperan
   }
 }
 
-// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does. All GPUs send
-// to the mailbox of `own`: whoever divided the operand among them has opened their memory to each
-// other.
+// launch_share(work, stream) launches the chunks of a share like LaunchTreeWork. All GPUs send to
+// the mailbox of `own`. They reach each other's memory, because the division of the operand among
+// them has opened it.
 template <class C, class LaunchShare>
 void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
                       std::span<const TeamShare> shares, CudaStream& own,
                       const LaunchShare& launch_share) {
   const auto work_of = [&](CudaStream& stream, std::int64_t first, std::int64_t end) {
-    // Tickets are counted where the kernel runs: not all GPUs have atomics in each other's memory.
+    // Tickets are counted on the GPU that runs the kernel, because not all GPUs support atomics in
+    // each other's memory.
     const Mailbox mailbox = {stream.mailbox().ticket, own.mailbox().slots};
     return TreeWork{launch.tree, op, IsMirrored(op), mailbox, result, first, end, kNoTicket};
   };
-  // No value may stay for the work that comes next. What fails here has been told by the failure
-  // that is on its way.
+  // No value may remain for later work. Errors here are ignored, because the failure that led here
+  // is already reported.
   const auto clear = [&] {
     const auto quietly = [](Stream& stream, const auto& f) {
       try {
@@ -197,10 +198,10 @@ void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                       });
 }
 
-// Reduce of what a map computes, in one launch that reads the map's operands and nothing else.
-// False, and nothing is launched: the map is no chain of elements of such a type
-// (kernels/cuda/map/chain.cuh), or the operation is none of those that there are kernels for.
-// mapped.cuh has it, for every T but I64. shares: none where the stream folds all.
+// Enqueues Reduce of a map's values in one launch that reads only the map's operands. Returns false
+// and launches nothing if the map is no chain of elements of such a type
+// (kernels/cuda/map/chain.cuh), or if there is no kernel for the operation. mapped.cuh defines it
+// for every T but I64. shares: empty if the stream folds all chunks.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);

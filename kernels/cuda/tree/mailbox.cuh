@@ -1,13 +1,13 @@
-// How the blocks of one launch hand their values to the last of them to start.
+// The blocks of one launch send their values to the last block that starts.
 //
-// A block leaves the value of a chunk in the chunk's slot of the stream's mailbox. The
-// last block to *start* (it takes a ticket first, while its loads are under way) receives all
-// slots, in index order. Every block it waits for has started and waits for no other, so that the
-// wait ends on any device, however many blocks fit it. A word in a slot travels with its flag in
-// one 64-bit store, so that neither side needs a fence: value and flag arrive together (the LL
-// protocol of NVIDIA's NCCL). Compared with "store, fence, count, last one loads" that saves two
-// trips to the L2 cache, about a microsecond. The receiver zeroes what it has received; that is the
-// state in which the next launch on the stream finds the mailbox.
+// A block leaves the value of a chunk in the chunk's slot of the stream's mailbox. The last block
+// to *start* receives all slots in index order. (A block takes a ticket first, while its loads are
+// under way.) Every block that it waits for has started and waits for no other, so the wait ends on
+// any device, however many blocks fit on it. A word in a slot is stored with its flag in one 64-bit
+// store, so that neither side needs a fence: value and flag arrive together (the LL protocol of
+// NVIDIA's NCCL). Compared with "store, fence, count, last one loads" that saves two trips to the
+// L2 cache, about a microsecond. The receiver zeroes the slots that it has received, and the next
+// launch on the stream finds the mailbox empty.
 //
 //   block 0 ---- chunk 0 ----> slot 0 --.
 //   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
@@ -22,10 +22,10 @@
 
 namespace tessera {
 
-// This block's place among the blocks of the launch that have asked before. Volatile, as the loads
-// of operands are, so that it is asked for before them: besides taking its time next to them, it
-// brings the mailbox's page into the SM's translation buffer (TLB). A block that first meets
-// that page when it sends or receives waits for it alone, about a microsecond.
+// The number of blocks of the launch that have taken a ticket before this one. The assembly is
+// volatile like the loads of operands, so that the request comes before them. It then overlaps with
+// them, and it brings the mailbox's page into the SM's translation buffer (TLB). A block that first
+// meets that page when it sends or receives waits for it alone, about a microsecond.
 __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
   unsigned ticket;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
@@ -35,8 +35,8 @@ __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
   return ticket;
 }
 
-// 64-bit words of a value on its way: 32 bits of value, 32 of flag. In pairs, which one 16-byte
-// access moves; each half of it is atomic.
+// A value is sent in 64-bit words: 32 bits of value and 32 of flag. One 16-byte access moves a pair
+// of words, and each half of it is atomic.
 template <class W>
 inline constexpr int kMailPairs = (sizeof(W) + 7) / 8;
 
@@ -69,8 +69,8 @@ __device__ inline ulonglong2 Peek(const ulonglong2* pair) {
   return v;
 }
 
-// Folds the values of chunks first, first + kTreeLanes, ... in order into total, waiting for each,
-// and zeroes their slots. It asks for kAtOnce of them together.
+// Waits for the values of chunks first, first + kTreeLanes, ..., folds them in order and zeroes
+// their slots. It loads kAtOnce of them together.
 template <class C, int kAtOnce>
 __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
                                     std::int64_t chunks) {

@@ -1,11 +1,11 @@
-// The tree of kernels/same_bits/fixed_tree.h over elements that an expression makes: a thread loads
-// the vectors of all operands for some rows, runs the steps of the chain on them
-// (kernels/cuda/map/chain.cuh), and folds what comes out into its columns as FoldLane does.
-// Operands pass through memory once, and nothing else does. The bits are those of Map and a
-// reduction of its result: values are rounded to the type that the array between them would have.
+// The tree of kernels/same_bits/fixed_tree.h over the values of an expression. A thread loads the
+// vectors of all operands for some rows and runs the steps of the chain on them
+// (kernels/cuda/map/chain.cuh). It folds the values into its columns as FoldLane does. Operands
+// pass through memory once, and nothing else does. The bits are those of Map and a reduction of its
+// result: values are rounded to the type that the array between them would have.
 //
-// A step is decoded once for all values that a thread has at a time, kRows vectors of them. Loads
-// of as many are under way meanwhile.
+// A step is decoded once for all values that a thread has at a time, which are kRows vectors. In
+// the meantime the loads of the next kRows vectors are under way.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// How a kernel goes about it. kRows: rows that a thread takes at a time. kBlocks: per SM, as
+// The shape of a kernel. kRows: rows that a thread takes at a time. kBlocks: blocks per SM, as in
 // TreeBlocks.
 template <int kRowsOf, int kBlocksOf>
 struct MappedShape {
@@ -31,8 +31,8 @@ constexpr auto MappedShapeOf() {
   return MappedShape < 2, kBytes >= 32 ? 3 : 4 > {};
 }
 
-// The value of one lane of the chunk [begin, end), C of what the chain makes of operands of T,
-// elements of as many bytes as those of C.
+// The value of one lane of the chunk [begin, end): the fold C of the values that the chain computes
+// from operands of T. Elements of T and of C have the same size.
 //
 // loaded: shared memory for two batches of rows.
 template <class C, class T, bool kSaves, class Shape>
@@ -48,7 +48,7 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
   constexpr int kRows = Shape::kRows;
   static_assert(kTreeSegmentRows % kRows == 0);
   const std::int64_t first = begin + lane * V;
-  // Rows with an element of this lane, and those that have all V of them.
+  // Rows with an element of this lane, and rows with all V of its elements.
   const int rows = first >= end ? 0 : static_cast<int>((end - 1 - first) / kRow) + 1;
   const int whole = end - first < V ? 0 : static_cast<int>((end - V - first) / kRow) + 1;
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
     return Batch{reinterpret_cast<chained::Group<T>*>(loaded) +
                  i * chain.inputs * kRows * chained::kMostThreads + threadIdx.x};
   };
-  // Of groups that begin behind the end nothing is loaded.
+  // Groups that begin behind the end are not loaded.
   const auto load = [&](int row, const Batch& to) {
     const std::int64_t at = first + std::int64_t{row} * kRow;
     const bool full = row + kRows <= whole;
@@ -173,7 +173,7 @@ void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const T
               stream);
 }
 
-// Operations that there are kernels for, of what is folded as T.
+// Whether there is a kernel for the operation on values that are folded as T.
 template <ReduceOp op, class T>
 constexpr bool kIsMapped = [] {
   switch (op) {
@@ -191,8 +191,8 @@ constexpr bool kIsMapped = [] {
   }
 }();
 
-// Sums, norms and extremes of floating-point numbers, and sums of the truth values of F32, which
-// are folded as I32: how many elements pass a comparison.
+// Handles sums, norms and extremes of floating-point numbers. It also counts the elements of F32
+// that pass a comparison: sums of truth values, which are folded as I32.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream) {

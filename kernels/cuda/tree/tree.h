@@ -1,5 +1,5 @@
-// Folds along the tree of kernels/same_bits/fixed_tree.h on a GPU, as the strategies single_pass,
-// fixed_tree and compensated do: what they ask for, and the chunks of single_pass.
+// Folds along the tree of kernels/same_bits/fixed_tree.h on a GPU, for the strategies single_pass,
+// fixed_tree and compensated: the parameters of their launches, and the chunks of single_pass.
 #pragma once
 
 #include <algorithm>
@@ -12,25 +12,26 @@
 
 namespace tessera {
 
-// Vectors that a thread has in flight, of all operands together.
+// Vectors that a thread has in flight, for all operands together.
 inline constexpr int kBatchVectors = 4;
 
-// What a strategy asks for. grid, block: 0 for a block a chunk of 256 threads.
+// The parameters of a strategy's launch. grid 0: a block for each chunk. block 0: 256 threads.
 struct TreeLaunch {
   Tree tree;
   std::uint32_t grid = 0;
   std::uint32_t block = 0;
 };
 
-// Block sizes of the strategies: lanes are shared out to whatever threads there are.
+// Block sizes that the strategies accept. The lanes are divided among the threads of a block.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// Chunks of single_pass at most.
+// The largest number of chunks of single_pass.
 inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
 
-// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
-// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
-// fewer rows than a thread loads at once. On every device no fewer chunks than with no SMs.
+// The tree of single_pass. It has launch.grid_size chunks if that is set. Otherwise it has as many
+// chunks as `multiprocessors` SMs hold blocks at the same time, times 7 for long arrays, which
+// evens out the end of the launch. A chunk has at least as many rows as a thread loads at a time.
+// No device has fewer chunks than `multiprocessors` = 0 gives.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
   constexpr std::int64_t kLeast = 32, kMost = kSinglePassChunks / 4;
@@ -45,8 +46,8 @@ inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& laun
   return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
 }
 
-// The additions of single_pass on any device: of the fewest chunks inside them, of the most
-// between.
+// A tree with at least the additions of single_pass on any device: as many within a chunk as with
+// the fewest chunks, and as many between chunks as with the most.
 inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
   Tree tree = SinglePassTree(n, size, launch, 0);
   if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kSinglePassChunks;
@@ -59,8 +60,9 @@ void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStre
 template <class T, bool kCompensated>
 void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
 
-// The same with chunks shared out: each stream folds those of its share and sends their values to
-// the mailbox of `own`, which receives all. Two shares at least.
+// Like the functions above, with the chunks divided into shares. Each stream folds the chunks of
+// its share and sends their values to the mailbox of `own`, which receives all of them. REQUIRES:
+// at least two shares.
 template <class T, bool kCompensated>
 void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
                             std::span<const TeamShare> shares, CudaStream& own);

@@ -1,13 +1,13 @@
-// WindowSum from running sums that start anew in every segment: a handful of additions per element,
-// whatever the radius.
+// WindowSum from running sums that restart in every segment. It takes a handful of additions per
+// element, whatever the radius.
 //
-// Against `shared`, whose additions grow with the radius. The tempting way is one running sum over
-// the whole array and the difference of two of its values: window = sum[end] - sum[begin]. But then
-// every element ever passed leaves its rounding error in every later window, and after one large
-// value nothing is left of small ones. So nothing is subtracted here. Put `radius` zeros before the
-// array and cut it into segments as wide as a window, w = 2 radius + 1. Result i is the sum of
-// positions i to i + w - 1, which are the end of one segment and the beginning of the next (van
-// Herk, 1992, and Gil and Werman, 1993, for maxima):
+// Compared with `shared`, the additions do not grow with the radius. The tempting way is one
+// running sum over the whole array and the difference of two of its values: window = sum[end] -
+// sum[begin]. Then, however, every earlier element leaves its rounding error in every later window,
+// and after one large value nothing is left of small ones. For this reason nothing is subtracted
+// here. Put `radius` zeros before the array and cut it into segments as wide as a window, w = 2
+// radius + 1. Result i is the sum of positions i to i + w - 1, which are the end of one segment and
+// the beginning of the next (van Herk, 1992, and Gil and Werman, 1993, for maxima):
 //
 //     segments   |. . . . . . .|. . . . . . .|. . . . . . .|
 //     window            |<--------- w ------>|
@@ -15,26 +15,30 @@
 //
 //     out[i] = suffix[i] + prefix[i + w - 1],    or, where the window is a segment, prefix alone
 //
-// Suffixes and prefixes are scans that start anew with each segment, one from the right and one
-// from the left. Segments may be one element long or longer than any block can hold, so blocks do
-// not take segments but chunks of kChunk positions, and hand on what crosses from one to the next:
-// 1. ChunkTotals: for each chunk the sum of its last positions, from where its last segment begins
-//    (or from its own beginning). For short segments that is next to nothing to read.
-// 2. ScanTotals: what crosses from each chunk into the next: its total, plus what crosses into it
-//    if its last segment is older than itself. One block, since there are few chunks.
-// 3. ScanChunks, from the right: every position's suffix.
-// 4. ScanChunks, from the left: every position's prefix, plus the suffix from step 3.
-// Each kernel starts while the one before still runs, and reads the array until that has ended.
-// Inside a block the scan goes by threads of kItems positions, warps, and the block, each time
-// asking how far back the segment reaches: no flags travel with the values (ScanSegments).
+// Suffixes and prefixes are scans that restart in each segment, one from the right and one from the
+// left. Segments may be one element long or longer than any block can hold, so blocks take chunks
+// of kChunk positions instead of segments. The sums that cross from one chunk into the next are
+// passed on:
+// 1. ChunkTotals computes the sum of each chunk's last positions, from the beginning of its last
+//    segment (or of the chunk). For short segments it reads very little.
+// 2. ScanTotals computes the sum that crosses from each chunk into the next. That is the chunk's
+//    total, plus the sum that crosses into it if its last segment begins before the chunk. There is
+//    one block for each direction, because there are few chunks.
+// 3. ScanChunks, from the right, computes every position's suffix.
+// 4. ScanChunks, from the left, computes every position's prefix and adds the suffix from step 3.
+// Each kernel starts while the previous one still runs, and reads the array until that has ended.
+// Within a block the scan first covers the kItems positions of a thread, then a warp, then the
+// block. Each level tests how far back the segment reaches, so that no flags accompany the values
+// (ScanSegments).
 //
 // Cost at n = 2^20, radius 8, f32: 12 MiB read, 8 MiB written, 256 chunks, about 8 * 2^20
-// additions; 4 launches; depth under 100. At n = 2^28 and any radius that is 5.4 to 7.5 GB, the
-// long segments being read twice more by step 1: 1.2 to 1.8 ms at 4.3 TB/s.
+// additions; 4 launches; depth under 100. At n = 2^28 the traffic is 5.4 to 7.5 GB, depending on
+// the radius, because step 1 reads long segments twice more. That takes 1.2 to 1.8 ms at 4.3 TB/s.
 //
-// Right for any n and radius: positions beyond the array count as zeros, and the chunks as going on
-// for ever, so that no chunk is shorter than another. For any alignment: loads are scalar. All sums
-// are Fold::Wide; suffixes are kept as Fold::Acc, in the result itself where it is as wide.
+// The kernels are correct for any n and radius: positions beyond the array count as zeros and
+// continue without end, so that all chunks have the same length. They are correct for any
+// alignment, because loads are scalar. All sums are Fold::Wide. Suffixes are kept as Fold::Acc, in
+// the result itself if that is as wide.
 #include <algorithm>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -50,7 +54,7 @@ constexpr int kChunk = kThreads * kItems;
 constexpr int kScanThreads = 1024;  // of the block that scans totals
 
 // The positions in the order of a scan, from the left or from the right. length is a multiple of
-// width, so that segments begin at multiples of width either way.
+// width, so that segments begin at multiples of width in both directions.
 template <class T>
 struct Positions {
   const T* x;
@@ -65,18 +69,18 @@ struct Positions {
   }
 };
 
-// What a scan needs for the results that are wanted: it makes those of chunks [begin, end), into
-// which totals cross from no further back than chunk `lead`.
+// The chunks of a scan for the requested results. It scans chunks [begin, end), and totals cross
+// into them from chunk `lead` at the earliest.
 struct Chunks {
   std::int64_t lead, begin, end;
 };
-// One from the left, one from the right.
+// The scan from the left and the scan from the right.
 struct BothWays {
   Chunks left, right;
 };
 
-// Of the totals of all chunks from the left and, behind them, from the right, those that are
-// needed, a block each.
+// Computes the required totals, with a block for each. totals has those of all chunks from the
+// left, followed by those from the right.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ChunkTotals(Positions<T> positions, BothWays needed, std::int64_t chunks, WideOf<T>* totals) {
@@ -94,30 +98,30 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) totals[chunk + (backward ? chunks : 0)] = total;
 }
 
-// What the threads of a block hand from warp to warp.
+// The values that the threads of a block pass from warp to warp.
 template <class A>
 struct WarpValues {
   A values[kWarpSize];
   int reaches[kWarpSize];
 };
 
-// How far back a segment reaches, as far as a block asks.
+// How far back a segment reaches, capped at the positions that a block scans.
 __device__ int Reach(std::int64_t positions) {
   return static_cast<int>(min(positions, std::int64_t{kScanThreads} * kChunk + 1));
 }
 
-// Adds to a thread's value those of the threads before it, as far back as its segment goes. A value
-// stands for `unit` positions; reach: how many positions of the segment there are up to the last of
-// them. A value over d threads has to grow by the one that ends d threads before if and only if the
-// segment is longer than their d units:
+// Adds to a thread's value those of earlier threads, as far back as the thread's segment goes. A
+// value stands for `unit` positions. reach: the number of positions of the segment up to the last
+// of these. A sum over d threads grows by the value that ends d threads earlier if and only if the
+// segment is longer than d units:
 //
 //     thread          t-3       t-2       t-1        t
 //     positions    . . . .|. . . .|. . | . .|. . . .      unit 4; a segment begins at |
-//                                   reach = 6 ^      6 > 1 * 4: add t - 1, the sum of what of its
-//                                                    4 belongs to the segment
-//                                                    6 <= 2 * 4: and no more
+//                                   reach = 6 ^      6 > 1 * 4: add t - 1, the sum of those of its
+//                                                    4 positions that belong to the segment
+//                                                    6 <= 2 * 4: add no more
 //
-// The block has full warps, and meets at a barrier before it calls this again.
+// REQUIRES: the block has full warps, and there is a barrier between two calls.
 template <class A>
 __device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -132,7 +136,7 @@ __device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
     shared.values[warp] = value;
     shared.reaches[warp] = reach;
   }
-  __syncthreads();  // every warp's last value is there
+  __syncthreads();  // every warp's last value is stored
   if (warp == 0) {
     A warp_value = lane < warps ? shared.values[lane] : 0;
     const int warp_reach = lane < warps ? shared.reaches[lane] : 0;
@@ -144,13 +148,14 @@ __device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
     }
     shared.values[lane] = warp_value;
   }
-  __syncthreads();  // they are scanned
+  __syncthreads();  // the warps' values are scanned
   if (warp > 0 && reach > (lane + 1) * unit) value = WrapAdd(shared.values[warp - 1], value);
   return value;
 }
 
-// totals[c] becomes what crosses from chunk c into the next, wherever no more is needed for it than
-// the totals from `lead` on. Block 0 for the scan from the left, block 1 for that from the right.
+// totals[c] becomes the sum that crosses from chunk c into the next, if that depends only on the
+// totals from `lead` on. Block 0 does the scan from the left, and block 1 does the one from the
+// right.
 template <class A>
 __global__ void __launch_bounds__(kScanThreads)
     ScanTotals(std::int64_t width, BothWays needed, std::int64_t chunks, A* totals) {
@@ -171,24 +176,24 @@ __global__ void __launch_bounds__(kScanThreads)
     if (reach > (static_cast<int>(threadIdx.x) + 1) * kChunk) value = WrapAdd(crossing, value);
     if (counts) totals[chunk] = value;
     if (threadIdx.x == kScanThreads - 1) last = value;
-    __syncthreads();  // the round's last value is there
-    crossing = last;  // and is not overwritten before the barriers of the next ScanSegments
+    __syncthreads();  // the round's last value is stored
+    crossing = last;  // not overwritten before the barriers of the next ScanSegments
   }
 }
 
-// (offset + distance) % width for an offset below width and a distance within a chunk. A division
-// of 64 bits, which a GPU does in a routine of many instructions, would be the longest part of a
-// short scan.
+// (offset + distance) % width for an offset below width and a distance within a chunk. A 64-bit
+// division is a routine of many instructions on a GPU, and would be the longest part of a short
+// scan.
 __device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int64_t width) {
   const std::int64_t sum = offset + distance;
   if (width > kChunk) return sum < width ? sum : sum - width;
   return static_cast<std::uint32_t>(sum) % static_cast<std::uint32_t>(width);
 }
 
-// Of the results [begin, end), the first of which suffixes and out begin with, in chunks from
-// first_chunk on. From the right (kBackward): suffixes[q] is what of the window at q lies before
-// the end of q's segment, and 0 where the window is the segment. From the left: out = suffix +
-// prefix.
+// Scans the chunks from first_chunk on and stores the results [begin, end). suffixes and out begin
+// with result `begin`. From the right (kBackward): suffixes[q] is the sum of those positions of the
+// window at q that lie before the end of q's segment, or 0 if the window is the segment. From the
+// left: out = suffix + prefix.
 template <bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
     ScanChunks(Positions<T> positions, std::int64_t first_chunk, std::int64_t begin,
@@ -196,7 +201,8 @@ __global__ void __launch_bounds__(kThreads)
                typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
   using Wide = WideOf<T>;
-  // After the items of each thread a gap, so that the threads of a warp meet in different banks.
+  // A gap after the items of each thread puts the accesses of a warp's threads into different
+  // banks.
   __shared__ Wide cells[kChunk + kThreads];
   __shared__ WarpValues<Wide> shared;
   __shared__ Wide sums[kThreads];
@@ -212,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) chunk_offset = first % width;
   __syncthreads();  // the chunk is complete
 
-  // The sum of the thread's last positions, from where their segment begins.
+  // The sum of the thread's last positions, from the beginning of their segment.
   Wide* const mine = cells + thread * (kItems + 1);
   const std::int64_t first_offset = OffsetAfter(chunk_offset, thread * kItems, width);
   std::int64_t offset = first_offset;
@@ -224,26 +230,26 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int reach = Reach(offset == 0 ? width : offset);
   sum = ScanSegments<Wide>(sum, reach, kItems, shared);
-  WaitForKernelBefore();  // up to here only x was read, which no kernel of these writes
+  WaitForKernelBefore();  // until here only x was read, and none of these kernels writes it
   const Wide crossing = chunk == 0 ? 0 : crossings[chunk - 1];
   if (reach > (thread + 1) * kItems) sum = WrapAdd(crossing, sum);
   sums[thread] = sum;
-  __syncthreads();  // what crosses from every thread is there
+  __syncthreads();  // the sums that cross from all threads are stored
 
-  // The same again from what crosses into the thread, for every position.
+  // Scans again for every position, from the sum that crosses into the thread.
   offset = first_offset;
   sum = thread == 0 ? crossing : sums[thread - 1];
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
     sum = offset == 0 ? mine[j] : WrapAdd(sum, mine[j]);
     offset = offset + 1 == width ? 0 : offset + 1;
-    // From the right, the last position of a segment begins a window that is the segment.
+    // Seen from the right, the last position of a segment begins a window that is the segment.
     mine[j] = kBackward && offset == 0 ? 0 : sum;
   }
   __syncthreads();  // the chunk is scanned
 
-  // Places count from the first result that is wanted, so that one comparison tells whether theirs
-  // is.
+  // Places are relative to the first requested result, so that one comparison tells whether a place
+  // is requested.
   const std::int64_t place_of_first =
       kBackward ? positions.Mirrored(true, first) - begin : first - (width - 1) - begin;
   const auto places = static_cast<std::uint64_t>(end - begin);
@@ -256,8 +262,8 @@ __global__ void __launch_bounds__(kThreads)
       if (is_wanted(place)) suffixes[place] = static_cast<typename F::Acc>(cells[c + c / kItems]);
     }
   } else {
-    // All loads before the first store, which might change what they load for all the compiler
-    // knows.
+    // All loads come before the first store, because the compiler must assume that a store changes
+    // what they load.
     typename F::Acc before[kItems];
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
@@ -281,8 +287,9 @@ std::int64_t Length(const WindowSumProblem& p) {
   return CeilDiv(p.n + 2 * p.radius, width) * width;
 }
 
-// For the results at positions [first, end) of a scan. A segment, of `width` positions, that
-// reaches into the first chunk of theirs begins no more chunks before it.
+// The chunks for the results at positions [first, end) of a scan. A segment of `width` positions
+// that reaches into the first of these chunks begins at most 1 + ceil(width / kChunk) chunks before
+// it.
 Chunks ChunksFor(std::int64_t first, std::int64_t end, std::int64_t width) {
   const std::int64_t begin = first / kChunk;
   return {std::max<std::int64_t>(0, begin - 1 - CeilDiv(width, kChunk)), begin,
@@ -328,13 +335,14 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
                     stream, positions, needed.left.begin, begin, end, totals, suffixes, out);
 }
 
-// Rounds of ScanTotals.
+// The number of rounds of ScanTotals.
 std::int64_t Rounds(const WindowSumProblem& p) {
   return CeilDiv(CeilDiv(Length(p), kChunk), kScanThreads);
 }
 
-// Steps of a term: the items of a thread and the fold of a block in ChunkTotals; 11 and the rounds
-// in ScanTotals; the items of a thread twice, 11 and the crossing in ScanChunks; the sum of both.
+// The number of steps that a term goes through: the items of a thread and the fold of a block in
+// ChunkTotals; 11 and the rounds in ScanTotals; twice the items of a thread, 11 and the crossing in
+// ScanChunks; and the sum of suffix and prefix.
 std::int64_t Steps(const WindowSumProblem& p) {
   return kItems + ShuffleDepth(kThreads) + 11 + Rounds(p) + 2 * kItems + 12 + 1;
 }
@@ -344,7 +352,7 @@ double Roundoff(const WindowSumProblem& p) { return SumRoundoff(p.dtype, {1, Ste
 
 Cost CostOf(const WindowSumProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.n);
-  // Step 1 reads of every chunk no more than a segment, from both sides.
+  // Step 1 reads at most a segment of every chunk, once for each direction.
   const auto totals =
       static_cast<std::uint64_t>(std::min(p.n, CeilDiv(Length(p), kChunk) * WindowWidth(p)));
   const std::uint64_t suffix =

@@ -1,28 +1,30 @@
-// WindowSum from shared memory: a block fetches what its windows cover, once, and adds up there.
+// WindowSum from shared memory: a block fetches the elements of its windows once and adds them
+// there.
 //
-// Against `simple`: windows of neighbours overlap in all but two elements. A block of B threads
-// needs B + 2 radius elements; its threads fetch them together, wait for each other, and then read
-// each window from shared memory. So 1 + 2 radius / B loads per element from memory instead of
-// 2 radius + 1. The additions stay as many as they were.
+// Compared with `simple`, the block loads shared elements once. Windows of neighbours overlap in
+// all but two elements, so a block of B threads needs only B + 2 radius elements. Its threads fetch
+// them together, wait for each other, and then read each window from shared memory. That makes 1 +
+// 2 radius / B loads per element from memory instead of 2 radius + 1. The number of additions stays
+// the same.
 //
 //     x     ..........[ radius |        B         | radius ]..........
 //     cells           [        |        B         |        ]   B + 2 radius, fetched together
 //     out                      [        B         ]            a window of cells per thread
 //
-// The kernel of the notes, which says so itself, is right only for the picture it draws: it wants
-// the input padded, 2 radius <= B, and n a multiple of B. Here:
+// The kernel of the notes is correct only under conditions that it states: the input is padded, 2
+// radius <= B, and n is a multiple of B. Here:
 // - Elements beyond the ends of the array are not fetched, and windows end where the array does.
-// - A thread fetches as many cells as it takes, B apart.
-// - Where B + 2 radius elements do not fit kCellBytes, they come in pieces, one after the other,
-// and
-//   every thread adds what of its window lies in the piece. With one piece, that is the above.
+// - A thread fetches as many cells as necessary, B apart.
+// - If B + 2 radius elements do not fit in kCellBytes, they are fetched in pieces, one after the
+//   other, and every thread adds the part of its window that lies in the piece.
 //
-// Cost at n = 2^20, radius 8, f32, B = 256: 4.25 MiB read, 4 MiB written, 17 * 2^20 additions and
+// Cost at n = 2^20, radius 8, f32, B = 256: 4.25 MiB read, 4 MiB written; 17 * 2^20 additions and
 // as many loads from shared memory; 2 barriers per block; depth 17. Moving 8.25 MiB takes 2 us at
 // 4.3 TB/s.
 //
-// Right for any block size: cells are dynamic. For any alignment: loads are scalar. Sums of floats
-// move to double every kMaxChain elements and from piece to piece.
+// The kernel is correct for any block size, because the number of cells is dynamic. It is correct
+// for any alignment, because loads are scalar. Sums of floats are moved to double every kMaxChain
+// elements and after each piece.
 #include <algorithm>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -32,11 +34,11 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// Of shared memory a block, so that an SM has room for several.
+// Shared memory of a block, so that an SM has room for several blocks.
 constexpr std::int64_t kCellBytes = 32 << 10;
 
-// Places count from the first block's: the array is [lowest, end_x), the results that are wanted
-// [begin_result, end_result).
+// Positions are relative to the first block's first position. The array is [lowest, end_x), and the
+// requested results are [begin_result, end_result).
 template <class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     WindowSumShared(const T* x, std::int64_t lowest, std::int64_t end_x, std::int64_t radius,
@@ -47,13 +49,13 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   const std::int64_t i = GridThread();
   const std::int64_t first = max(i - radius, lowest);
   const std::int64_t end = min(i + radius + 1, end_x);
-  // What the windows of the block cover together.
+  // The elements that the windows of the block cover together.
   const std::int64_t block_first = max(i - threadIdx.x - radius, lowest);
   const std::int64_t block_end = min(i - threadIdx.x + blockDim.x + radius, end_x);
   auto sum = F::template Identity<typename F::Wide>();
   for (std::int64_t piece = block_first; piece < block_end; piece += capacity) {
     const int count = static_cast<int>(min(block_end - piece, std::int64_t{capacity}));
-    __syncthreads();  // everybody is done with the piece before
+    __syncthreads();  // all threads are done with the previous piece
     for (int cell = static_cast<int>(threadIdx.x); cell < count;
          cell += static_cast<int>(blockDim.x))
       cells[cell] = x[piece + cell];
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   if (i >= begin_result && i < end_result) out[i] = F::FinishAxis(sum, end - first);
 }
 
-// Cells of a block.
+// The number of cells of a block.
 std::int64_t Capacity(const WindowSumProblem& p, std::uint32_t block_size) {
   return std::min(std::int64_t{block_size} + 2 * p.radius,
                   kCellBytes / static_cast<std::int64_t>(SizeOf(p.dtype)));
@@ -79,7 +81,7 @@ std::uint32_t BlockSize(const WindowSumProblem& p) {
 template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
-  // Blocks are those of the whole array, so that pieces begin where they do there.
+  // Blocks are aligned as for the whole array, so that pieces begin at the same positions.
   const std::int64_t before = p.first / BlockSize(p) * BlockSize(p);
   const std::int64_t begin = p.first - before, end = p.results_end() - before;
   const Grid grid = MakeGrid(end, p.launch, kBlock, 1);
@@ -93,7 +95,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
 
 double Roundoff(const WindowSumProblem& p) {
   const std::int64_t pieces = CeilDiv(BlockSize(p) + 2 * p.radius, Capacity(p, BlockSize(p)));
-  // A piece may begin a chain of its own.
+  // A piece may begin a separate chain.
   return WindowLoopRoundoff(p, 2 * pieces);
 }
 
@@ -115,7 +117,7 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 extern constexpr Strategy<WindowSumProblem> kWindowSumShared = {
     .name = "shared",
-    .summary = "a block fetches what its windows cover into shared memory, and adds up there",
+    .summary = "a block fetches the elements of its windows into shared memory and adds there",
     .source = "window sum of the notes on hardware acceleration, for every n and radius",
     .backend = Backend::kCuda,
     .deterministic = true,

@@ -1,15 +1,15 @@
 // WindowSum by the definition: one thread per element of the result, a loop over its window.
 //
 // Neighbouring threads read neighbouring elements in every step of their loops, so that loads
-// coalesce; but each element is loaded by all 2 radius + 1 windows that hold it. The L1 cache
-// serves most of that, and has to be asked every time.
+// coalesce. However, each element is loaded for each of the 2 radius + 1 windows that contain it.
+// The L1 cache serves most of these loads, but each one costs an access.
 //
 // Cost at n = 2^20, radius 8, f32: 17 * 2^20 loads, 68 MiB, of which 4 MiB come from memory; 4 MiB
 // written; 17 * 2^20 additions; no barriers; depth 17. Moving 8 MiB takes 2 us at 4.3 TB/s.
 //
-// Right for any n and radius: a window ends where the array does. For any block size and alignment:
-// threads do not meet, and loads are scalar. Sums of floats move to double every kMaxChain
-// elements.
+// The kernel is correct for any n and radius: a window ends where the array does. It is correct for
+// any block size and alignment: threads do not communicate, and loads are scalar. Sums of floats
+// are moved to double every kMaxChain elements.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/window_sum/window.cuh"
 
@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::uint32_t kBlock = 256;
 
-// Places count from the first result that is wanted: the array is [lowest, end_x). kWhole: all
-// results are, so that lowest is 0.
+// Positions are relative to the first requested result, and the array is [lowest, end_x). kWhole:
+// all results are requested, so lowest is 0.
 template <bool kWhole, class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     WindowSumSimple(const T* x, std::int64_t lowest, std::int64_t end_x, std::int64_t radius,

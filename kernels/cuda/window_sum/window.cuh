@@ -1,4 +1,4 @@
-// What the strategies of WindowSum share: accumulators, and figures.
+// The accumulators of WindowSum and the numbers that its strategies share.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ using WindowFold = Fold<ReduceOp::kSum, T>;
 // Elements of a whole window.
 constexpr std::int64_t WindowWidth(const WindowSumProblem& p) { return 2 * p.radius + 1; }
 
-// Results that are wanted.
+// The number of requested results.
 constexpr std::int64_t WindowResults(const WindowSumProblem& p) {
   return p.results_end() - p.first;
 }
@@ -24,7 +24,7 @@ constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
   return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// Of a window added up by one thread in FoldThreadInTurn, in `pieces` pieces.
+// The roundoff of a window that one thread adds in FoldThreadInTurn, in `pieces` pieces.
 constexpr double WindowLoopRoundoff(const WindowSumProblem& p, std::int64_t pieces) {
   const std::int64_t width = WindowWidth(p);
   return SumRoundoff(p.dtype,

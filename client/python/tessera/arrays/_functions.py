@@ -1,6 +1,6 @@
-"""NumPy's functions that are no ufuncs, on arrays of the server; and those of the package itself.
+"""NumPy's functions other than ufuncs, on arrays of the server, and functions of this package.
 
-Arguments may be arrays of the server or what they take as operands: numbers, NumPy's arrays, lists.
+Arguments may be arrays of the server, or numbers, NumPy's arrays and lists, as for operands.
 """
 
 from typing import Any, Callable, Dict, Tuple
@@ -19,24 +19,24 @@ MISSING: Any = object()  # An argument that was not given.
 
 
 def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
-    """The result of an operation on terms, as an array or expression."""
+    """Returns the result of an operation on terms, as an array or expression."""
     one = next((array for array in arrays if hasattr(array, "_session")), arrays[0])
     _own(one)
     return one._make(op(*(one._operand(array) for array in arrays), **options))
 
 
 def _own(x: Any) -> Any:
-    """x, which has to be on a server. TypeError."""
+    """Returns x, which has to be on a server. TypeError."""
     if not hasattr(x, "_session"):
         raise TypeError(f"a {type(x).__name__} is not on a server: client.put(x) brings it there")
     return x
 
 
-# --- the package's own
+# --- functions of this package
 
 
 def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The sum of the squares of the elements, of all or along axes; of integers as i64."""
+    """The sum of the squares of the elements, of all or along axes; i64 for integers."""
     return _own(x)._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
 
 
@@ -57,9 +57,9 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """The norm of vectors along one axis, of any order, or of matrices along two axes, of order
-    "fro", 1, -1, inf or -inf. Without an axis it is the norm of all of x; without an order as well,
-    it is the square root of the sum of the squares. Integers give f64. Unsupported: an order that
-    needs singular values."""
+    "fro", 1, -1, inf or -inf. Without an axis it is the norm of the whole of x; without an order as
+    well, it is the square root of the sum of the squares. Integers give f64. Unsupported: an order
+    that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -101,10 +101,11 @@ def window_sum(x: Any, radius: int) -> Any:
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any]:
-    """(values, indices) of the k largest elements along an axis, from the largest on, or of the k
-    smallest, from the smallest on. Equal elements come in the order of their indices; NaN is larger
-    than all else, as where NumPy sorts. The indices are i64. Both are results of one step:
-    t.compute(values, indices) is one call. BadK: k is below 1, above 4096 or above the extent."""
+    """Returns (values, indices) of the k largest elements along an axis, in descending order, or of
+    the k smallest, in ascending order. Equal elements are in the order of their indices. NaN is
+    larger than all other elements, as in NumPy's sort. The indices are i64. Both are results of one
+    step: t.compute(values, indices) is one call. BadK: k is below 1, above 4096 or above the
+    extent."""
     values, indices = _ops.topk(_own(x)._term(), k, axis, largest)
     return x._make(values), x._make(indices)
 
@@ -114,14 +115,14 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return _made(lambda *terms: e.apply("fma", *terms), a, b, c)
 
 
-# --- NumPy's functions. Arguments are passed by name: names and defaults of parameters are NumPy's.
+# --- NumPy's functions. Arguments are passed by name: parameters have NumPy's names and defaults.
 
 
 def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
     if (x is MISSING) != (y is MISSING):
         raise ValueError("np.where takes a condition, or a condition and two values")
     if x is MISSING:
-        raise Unsupported("np.where(condition) has a length that only the elements tell: .numpy()")
+        raise Unsupported("np.where(condition) has a length that depends on the elements: .numpy()")
     return _made(lambda *terms: e.apply("where", *terms), condition, x, y)
 
 
@@ -136,13 +137,13 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def round_(a: Any, decimals: int = 0) -> Any:
-    """The elements rounded to a number of decimals, halves to even, as NumPy does it: scaled,
-    rounded and scaled back."""
+    """The elements rounded to a number of decimals, halves to even, as NumPy does: scaled, rounded
+    and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
     if decimals and not _dtypes.is_float(a.dtype):
-        raise Unsupported("decimals of integers: round .astype('f8') of them")
+        raise Unsupported("decimals of integers: round x.astype('f8')")
     scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale
@@ -166,7 +167,7 @@ def isclose(
         bound = e.apply("abs", e.apply("multiply", y, e.constant(float(rtol))))
         bound = e.apply("add", bound, e.constant(float(atol)))
         near = e.apply("less_equal", e.apply("abs", e.apply("subtract", x, y)), bound)
-        # Infinities are close to themselves alone.
+        # An infinity is close only to itself.
         found = e.apply("and", near, _ufuncs.isfinite(y))
         found = e.apply("or", found, e.apply("equal", x, y))
         if equal_nan:
@@ -198,7 +199,7 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     if not _dtypes.is_float(x.dtype):
         return x
-    # NumPy has no limits of bf16, whose numbers have 8 significant bits.
+    # NumPy has no limits for bf16, whose numbers have 8 significant bits.
     most = (2 - 2**-7) * 2.0**127 if x.dtype == _dtypes.bfloat16 else float(np.finfo(x.dtype).max)
     high = most if posinf is None else posinf
     low = -most if neginf is None else neginf
@@ -209,7 +210,7 @@ def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -
 # --- reductions
 
 
-# All parameters that NumPy's reductions have; each reduction has some of them.
+# All parameters of NumPy's reductions; each reduction has some of them.
 _FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
@@ -288,7 +289,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
 
 def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     if a.dtype.kind == "b":
-        raise TypeError("subtract of truth values: they have no peak to peak")
+        raise TypeError("subtract of truth values: they have no peak-to-peak range")
     return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 
@@ -296,7 +297,7 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def dot(a: Any, b: Any) -> Any:
-    """As numpy.dot of numbers, vectors, matrices and stacks of them."""
+    """Like numpy.dot of numbers, vectors, matrices and stacks of them."""
     b = a._lifted(b, "np.dot")
     ranks = a.ndim, b.ndim
     if 0 in ranks:
@@ -326,9 +327,9 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def _matrix_power(a: Any, n: int) -> Any:
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise BadShape(f"a power of shape {a.shape}: it is of a square matrix")
+        raise BadShape(f"a power of shape {a.shape}: the matrix must be square")
     if index_of(n, "a power of a matrix") < 0:
-        raise Unsupported("powers of matrices from 0 on: the server inverts none")
+        raise Unsupported("powers of matrices must be 0 or more: the server does not invert")
     found: Any = None if n else a._like(np.eye(len(a), dtype="i1")).astype(a.dtype)
     square = a
     while n:

@@ -1,4 +1,4 @@
-"""What a notebook shows of an array: what is known of it, and its proportions. Reads no data."""
+"""What a notebook shows of an array: its properties and its proportions. Reads no data."""
 
 import datetime
 import html
@@ -20,16 +20,17 @@ _LINE = 16  # Pixels that the name of a device takes.
 
 
 def _drawing(shape: Any, shards: Any) -> str:
-    """A rectangle, or one for each shard, which share the array's rows in this order."""
+    """Draws a rectangle, or one for each shard, stacked in the order in which the shards share the
+    rows."""
     if not shape or 0 in shape:
         return ""
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
-    # Sides by the fourth root of their ratio: long arrays stay visible.
+    # The ratio of the sides is the fourth root of the array's, so that long arrays stay visible.
     ratio = max(min((columns / rows) ** 0.25, 4.0), 0.25)
     width, height = (100.0, 100.0 / ratio) if ratio > 1 else (100.0 * ratio, 100.0)
     if shards:
         width, height = max(width, 60.0), max(height, 2.0 * _LINE * len(shards))
-    # Each has room for its name; what is left they share by their bytes.
+    # Each rectangle has room for its name; the rest of the height is divided by bytes.
     total, free = sum(s.end - s.begin for s in shards), height - _LINE * len(shards)
     parts = [(_LINE + free * (s.end - s.begin) / total, s.device) for s in shards]
     top, drawn = 1.0, ""
@@ -62,7 +63,7 @@ def card(array: Any) -> str:
             seconds = buffer.expire_time.seconds
             when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
             rows.append(("expires", f"{when:%Y-%m-%d %H:%M:%S} UTC"))
-    # A view's elements may be of any of them.
+    # A view's elements may be on any of the shards.
     shards = buffer.shards if buffer is not None and array._view == array._source.whole else ()
     cells = "".join(
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows

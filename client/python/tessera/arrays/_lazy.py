@@ -1,6 +1,6 @@
 """Arrays and expressions as NumPy users write them; nothing here talks to the server.
 
-The blocking and the asyncio classes add what computes: numpy(), save() and the like.
+The blocking and the asyncio classes add the methods that compute: numpy(), save() and the like.
 """
 
 import numbers
@@ -29,14 +29,14 @@ Self = TypeVar("Self", bound="Lazy")
 
 
 class Lazy(Operators):
-    """A view of a buffer (Array), or of what an expression will give (Expr): shape and dtype are
-    known, the elements are on the server, or nowhere yet. Immutable; what makes another one sends
-    nothing.
+    """A view of a buffer (Array), or the future result of an expression (Expr): shape and dtype are
+    known, but the elements are on the server, or not computed yet. Objects are immutable; making
+    another one sends nothing.
 
-    Operators work element by element, broadcast and promoted as in NumPy 2, with other arrays of
-    the connection, numbers, NumPy's arrays and lists up to 1 MiB: + - * / // % ** divmod, == != <
-    <= > >=, & | ^ ~ of truth values; @ multiplies matrices. NumPy's functions work on them where
-    the server has what they take; np.asarray raises TypeError.
+    Operators work element by element, with broadcasting and promotion as in NumPy 2, on other
+    arrays of the connection, numbers, NumPy's arrays and lists up to 1 MiB: + - * / // % ** divmod,
+    == != < <= > >=, & | ^ ~ of truth values; @ multiplies matrices. NumPy's functions work on them
+    as far as the server has the operations for it; np.asarray raises TypeError.
 
     BadShape: shapes that do not go together. Unsupported: the server does not compute it.
     OverflowError: a number of Python that the array's type cannot hold.
@@ -50,18 +50,18 @@ class Lazy(Operators):
         self._source = source
         self._view = view
         self._stats: _plan.Cost = None
-        self._prepared: Any = None  # Of Core.prepare.
+        self._prepared: Any = None  # From Core.prepare.
 
-    # --- what is known
+    # --- properties
 
     @property
     def shape(self) -> Shape:
-        """Extents, outermost first; () of a number."""
+        """Extents, outermost first; () for a number."""
         return self._view.shape
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """NumPy's type of the elements; of bf16 that of ml_dtypes where it is installed, else
+        """NumPy's type of the elements; for bf16 the type of ml_dtypes where it is installed, else
         ts.bfloat16."""
         return self._source.dtype  # type: ignore[no-any-return]
 
@@ -94,20 +94,21 @@ class Lazy(Operators):
         return plan.stats(answers)
 
     def explain(self) -> str:
-        """The program that computing it would send, a line for each step. Sends nothing."""
+        """Returns the program that computing it would send, one line for each step. Sends
+        nothing."""
         if not isinstance(self._source, Node):
             return "no program: the elements are on the server"
         return _plan.Plan([self._source]).explain()
 
     def with_(self: Self, strategy: str = "", timing: bool = False) -> Self:
-        """The same expression, its last step by the strategy named (`tessera strategies` lists
-        them), or timed by the device (Stats.kernel_us). UnknownStrategy, StrategyUnsupported: when
-        it is computed."""
+        """Returns the same expression with its last step computed by the named strategy (`tessera
+        strategies` lists them), or timed by the device (Stats.kernel_us). UnknownStrategy,
+        StrategyUnsupported: when it is computed."""
         if not isinstance(self._source, Node):
-            raise Unsupported("with_() is for expressions: an array is there already")
+            raise Unsupported("with_() is for expressions: an array is computed already")
         return self._make((self._source.using(strategy, timing), self._view))
 
-    # --- making others
+    # --- conversion of operands
 
     def _term(self) -> Term:
         return self._source, self._view
@@ -129,7 +130,8 @@ class Lazy(Operators):
         return None
 
     def _operand(self, value: Any, name: str = "an operation") -> Term:
-        """Returns the term of what NumPy's functions accept as an array. TypeError: it is none."""
+        """Returns the term of an argument that NumPy's functions accept as an array, else raises
+        TypeError."""
         term = self._other(value)
         if term is None and hasattr(value, "__array__"):
             term = lift(_dtypes.to_numpy(value))
@@ -154,8 +156,8 @@ class Lazy(Operators):
         return self._make((self._source, view))
 
     def __getitem__(self: Self, key: Any) -> Self:
-        """A view by NumPy's basic indexing: integers, slices with any step, None, `...`. BadView
-        (an IndexError); Unsupported: arrays and lists as indices."""
+        """Returns a view by NumPy's basic indexing: integers, slices with any step, None, `...`.
+        BadView (an IndexError); Unsupported: arrays and lists as indices."""
         return self._seen(self._view.at(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -188,16 +190,16 @@ class Lazy(Operators):
         return self.swapaxes(-1, -2)
 
     def swapaxes(self: Self, axis1: int, axis2: int) -> Self:
-        """Two axes exchanged, as a view."""
+        """Exchanges two axes, as a view."""
         order = list(range(self.ndim))
         a, b = normalize_axis(axis1, self.ndim), normalize_axis(axis2, self.ndim)
         order[a], order[b] = order[b], order[a]
         return self._seen(self._view.transpose(order))
 
     def reshape(self: Self, *shape: Any, order: str = "C") -> Self:
-        """The same elements, in row-major order, in another shape; one extent may be -1. A view
-        where strides can express it; otherwise an expression that copies. Unsupported: another
-        order than "C"."""
+        """Returns the same elements, in row-major order, in another shape; one extent may be -1.
+        The result is a view where strides can express it; otherwise an expression that copies.
+        Unsupported: an order other than "C"."""
         _row_major(order)
         wanted = shape[0] if len(shape) == 1 else shape
         return self._make(_ops.reshaped(self._term(), extents(wanted)))
@@ -232,9 +234,10 @@ class Lazy(Operators):
         subok: bool = True,
         copy: bool = True,
     ) -> Self:
-        """Each element as one of another type, rounded to nearest. Floats beyond the range of an
-        integer type give its nearest number, NaN gives 0; of bool whether it is not 0. casting: as
-        NumPy's; TypeError if it forbids the conversion. order, subok and copy have no effect."""
+        """Converts each element to another type, rounded to nearest. Floats beyond the range of an
+        integer type give its nearest number, and NaN gives 0; bool says whether the element is not
+        0. casting: like NumPy's; TypeError if it forbids the conversion. order, subok and copy have
+        no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
             raise TypeError(f"{self.dtype} to {to} is not allowed by casting={casting!r}")
@@ -255,7 +258,7 @@ class Lazy(Operators):
         return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
-        """The diagonal of two axes, as the last axis of a view."""
+        """Returns the diagonal of two axes, as the last axis of a view."""
         return _manipulation.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
 
     def trace(
@@ -271,12 +274,12 @@ class Lazy(Operators):
         return _functions.trace(self, offset, axis1, axis2, dtype)  # type: ignore[no-any-return]
 
     def ptp(self: Self, axis: Any = None, out: None = None, keepdims: bool = False) -> Self:
-        """The largest element less the smallest, of all or along axes."""
+        """The largest element minus the smallest, of all or along axes."""
         _no_out(out)
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """The elements themselves: none are complex. Truth values give int8."""
+        """Returns the elements themselves: none are complex. Truth values give int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
@@ -287,13 +290,13 @@ class Lazy(Operators):
         return self
 
     def dot(self: Self, b: Any, out: None = None) -> Self:
-        """As numpy.dot of numbers, vectors, matrices and stacks of them: of two vectors the sum of
-        products (of integers as i64)."""
+        """Like numpy.dot of numbers, vectors, matrices and stacks of them: for two vectors the sum
+        of products (i64 for integers)."""
         _no_out(out)
         return _functions.dot(self, b)  # type: ignore[no-any-return]
 
     def _typed(self: Self, dtype: Any) -> Self:
-        """Converts as NumPy's functions with dtype= do: integers wrap. None: no conversion."""
+        """Converts like NumPy's functions with dtype=: integers wrap. None: no conversion."""
         if dtype is None:
             return self
         return self._make(converted(self._term(), _dtypes.dtype_of(dtype)))
@@ -302,31 +305,31 @@ class Lazy(Operators):
         return self._make(_ops.reduce(op, self._term(), axis, keepdims))
 
     def _mask(self, where: Any) -> Term:
-        """A mask of the elements."""
+        """Returns a mask of the elements."""
         mask = self._other(where)
         dtype = None if mask is None else common_dtype([mask])
         if mask is None or dtype != np.dtype(bool):
             kind = dtype or type(where).__name__
-            raise TypeError(f"where is an array of truth values, not {kind}")
+            raise TypeError(f"where must be an array of truth values, not {kind}")
         source, view = mask
         if isinstance(source, Constant):
             return _ops.full(source.value, self.shape, np.dtype(bool))
         return source, view.broadcast_to(self.shape)
 
     def _where(self: Self, where: Any, rest: Any) -> Self:
-        """The elements where a mask is true, and a number elsewhere."""
+        """Returns the elements where a mask is true, and a number elsewhere."""
         if where is None or where is True:
             return self
         number = _number(rest, self.dtype)
         return self._make(apply("where", self._mask(where), self._term(), number))
 
     def _count(self: Self, where: Any, axis: Any, keepdims: bool, less: float = 0) -> Self:
-        """The number of elements that a mask picks, less a correction, at least 0."""
+        """Returns the number of elements that a mask selects, less a correction, at least 0."""
         count = self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
         return np.maximum(count - less, 0) if less else count  # type: ignore[return-value]
 
     def _from(self: Self, function: str, initial: Any) -> Self:
-        """A reduction's result that has begun with a number."""
+        """Includes an initial number in a reduction's result."""
         if initial is None:
             return self
         return self._make(apply(function, self._term(), _number(initial, self.dtype)))
@@ -340,8 +343,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The sum of all elements or along axes, or of those where a mask is true; of integers and
-        truth values as i64. dtype: the type to which elements are converted first, and that of the
+        """The sum of all elements or along axes, or of those where a mask is true; i64 for integers
+        and truth values. dtype: the type to which elements are converted first, and the type of the
         result. initial: a number to begin with."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
@@ -356,7 +359,7 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The product, as sum(); of integers as i64. Of no elements 1."""
+        """The product, like sum(); i64 for integers. The product of no elements is 1."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 1)
         return picked._reduce("product", axis, keepdims)._from("multiply", initial)._typed(dtype)
@@ -366,7 +369,7 @@ class Lazy(Operators):
     ) -> Self:
         if initial is None:
             if where is not None and where is not True:
-                raise ValueError(f"{op} of what a mask picks needs an initial value")
+                raise ValueError(f"{op} of elements under a mask needs an initial value")
             return self._reduce(op, axis, keepdims)
         picked = self._where(where, initial)
         shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
@@ -383,8 +386,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The smallest element, NaN if there is any; with an initial number at most that, and then
-        of those where a mask is true. EmptyInput."""
+        """The smallest element, or NaN if there is any NaN. With an initial number, the result is
+        at most that number, and a mask may select the elements. EmptyInput."""
         _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
@@ -396,27 +399,27 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The largest element, NaN if there is any; with an initial number at least that, and then
-        of those where a mask is true. EmptyInput."""
+        """The largest element, or NaN if there is any NaN. With an initial number, the result is at
+        least that number, and a mask may select the elements. EmptyInput."""
         _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
     def argmin(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """The index, i64, of the first smallest element or NaN: along one axis, or of all in
-        row-major order. EmptyInput."""
+        """The index, i64, of the first smallest element or NaN: along one axis, or of all elements
+        in row-major order. EmptyInput."""
         _no_out(out)
         return self._reduce("argmin", axis, keepdims)
 
     def argmax(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """As argmin, of the largest."""
+        """Like argmin, for the largest element."""
         _no_out(out)
         return self._reduce("argmax", axis, keepdims)
 
     def _real_of(self: Self, dtype: Any, out: None) -> Self:
-        """Returns the array whose mean a mean with dtype= is."""
+        """Converts to the type in which a mean with dtype= is computed."""
         _no_out(out)
         if dtype is not None and not _dtypes.is_float(_dtypes.dtype_of(dtype)):
-            raise Unsupported("means are floats: dtype= is one of them")
+            raise Unsupported("means are floats: dtype= must be a float type")
         return self._typed(dtype)
 
     @property
@@ -432,8 +435,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean, or that of the elements where a mask is true; of integers and truth values as
-        f64. dtype: as for sum(), a float type. NaN of no elements."""
+        """The mean, or that of the elements where a mask is true; f64 for integers and truth
+        values. dtype: as for sum(), a float type. The mean of no elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -451,9 +454,9 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The mean squared deviation from the mean; divided by n - ddof rather than n. correction:
-        another name of ddof. where: a mask of the elements that count. dtype: as for mean(). NaN of
-        no elements."""
+        """The mean squared deviation from the mean, divided by n - ddof rather than n. correction:
+        another name for ddof. where: a mask of the elements that count. dtype: as for mean(). The
+        variance of no elements is NaN."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
@@ -472,12 +475,12 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var(), also where var() itself is beyond the range of the type."""
+        """The square root of var(), even where var() itself is beyond the range of the type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
-        # Squares of the deviations fit when these are divided by the largest one.
+        # The squares of the deviations fit when the deviations are divided by the largest one.
         most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
         apart = apart / np.where(most > 0, most, 1)
         total = (apart * apart).sum(axis, keepdims=True, where=where)
@@ -487,12 +490,12 @@ class Lazy(Operators):
         return found.astype(x._mean_dtype)  # type: ignore[return-value]
 
     def _apart(self: Self, axis: Any, where: Any) -> Self:
-        """The deviations, f64, from the means of the elements that a mask picks."""
+        """Returns the deviations, f64, from the mean of the elements that a mask selects."""
         wide = self.astype("f8")
         return wide - wide.mean(axis, keepdims=True, where=where)
 
     def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
-        """A variance or standard deviation that is divided by n - less rather than n."""
+        """Returns a variance or standard deviation that is divided by n - less rather than n."""
         found = self._reduce(op, axis, keepdims)
         if not less:
             return found
@@ -508,7 +511,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether all elements are nonzero, or those where a mask is true; NaN is."""
+        """Whether all elements are nonzero, or those where a mask is true; NaN counts as
+        nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, True)
         return found._reduce("all", axis, keepdims)
@@ -521,13 +525,15 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether any element is nonzero, or any of those where a mask is true; NaN is."""
+        """Whether any element is nonzero, or any of those where a mask is true; NaN counts as
+        nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, False)
         return found._reduce("any", axis, keepdims)
 
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
-        """(values, indices) of the k largest or smallest elements along an axis: ts.topk."""
+        """Returns (values, indices) of the k largest or smallest elements along an axis: see
+        ts.topk."""
         values, indices = _ops.topk(self._term(), k, axis, largest)
         return self._make(values), self._make(indices)
 
@@ -547,7 +553,7 @@ class Lazy(Operators):
         def __getattr__(self, name: str) -> Any:
             return _numpy.attribute(self, name)
 
-    # What never changes is its own copy; copy() makes another buffer.
+    # An object that never changes is its own copy; copy() makes another buffer.
 
     def __copy__(self: Self) -> Self:
         return self
@@ -556,8 +562,9 @@ class Lazy(Operators):
         return self
 
     def __dask_tokenize__(self) -> Any:
-        # Dask calls this when it takes an array into a graph. Sent to another process, such a graph
-        # would break the connection to the scheduler, and all persisted arrays would be lost.
+        # Dask calls this when it takes an array into a graph. If such a graph were sent to another
+        # process, it would break the connection to the scheduler, and all persisted arrays would be
+        # lost.
         distributed = sys.modules.get("distributed")
         if distributed is not None and distributed.client._get_global_client() is not None:
             raise Unsupported(
@@ -582,11 +589,12 @@ class Lazy(Operators):
 
 
 def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
-    """A number as one of a type. TypeError, ValueError, OverflowError: there is none of it."""
+    """Returns a number as a constant of a type. TypeError, ValueError, OverflowError: it does not
+    fit."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"a number, not {type(value).__name__}")
+        raise TypeError(f"expected a number, not {type(value).__name__}")
     source, view = cast(constant(value), dtype)
     assert isinstance(source, Constant)
     return source, view
@@ -613,7 +621,7 @@ def picked(array: Self, place: Tuple[Any, ...]) -> Self:
     if len(place) == 1 and array.ndim != 1:
         at = index_of(place[0], "a place")
         if not -array.size <= at < array.size:
-            raise BadView(f"place {at} is out of range for {array.size} elements")
+            raise BadView(f"position {at} is out of range for {array.size} elements")
         place = np.unravel_index(at + array.size if at < 0 else at, array.shape)
     if len(place) != array.ndim:
         raise ValueError(f"{len(place)} indices for {array.ndim} axes")
@@ -621,7 +629,7 @@ def picked(array: Self, place: Tuple[Any, ...]) -> Self:
 
 
 def terms_of(session: Any, values: Sequence[Any]) -> List[Term]:
-    """Of arrays and expressions of one connection."""
+    """Returns the terms of arrays and expressions of one connection."""
     for value in values:
         if not isinstance(value, Lazy):
             star = ": spread it with *" if isinstance(value, (list, tuple)) else ""

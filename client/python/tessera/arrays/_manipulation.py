@@ -77,7 +77,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
 
 
 def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
-    """Repeats what follows the first `before` axes; the extent of `axis` grows `times` times."""
+    """Repeats the axes after the first `before` ones; the extent of `axis` grows `times` times."""
     if times == 1:
         return a
     if times < 0:
@@ -162,7 +162,8 @@ MANIPULATIONS: Dict[Any, Callable[..., Any]] = {}
 def add(
     table: Dict[Any, Callable[..., Any]], space: Any, functions: Dict[str, Callable[..., Any]]
 ) -> None:
-    """Adds what stands for NumPy's functions, by their names in `space`; versions lack some."""
+    """Adds the replacements for NumPy's functions, by their names in `space`; versions lack
+    some."""
     for name, call in functions.items():
         if hasattr(space, name):
             table[getattr(space, name)] = call

@@ -1,7 +1,7 @@
-"""What NumPy's functions do with arrays of the server: np.add, np.sum... for what it computes.
+"""What NumPy's functions do with arrays of the server, such as np.add and np.sum.
 
-The arguments of a call are bound by the signature of NumPy's function, and handed on by its names.
-The rest is Unsupported, never a download.
+The arguments of a call are bound to the signature of NumPy's function, and passed on by its
+parameter names. Everything else is Unsupported, never a download.
 """
 
 import functools
@@ -26,7 +26,7 @@ _LOG = "np.log(x) times a factor is close"
 _EXP = "np.exp(x) and np.exp(-x) make it"
 
 
-# What NumPy's arrays have, and what to do instead here; of what is not listed: .numpy().
+# Attributes of NumPy's arrays, and what to use here instead; for all others: .numpy().
 _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
     **dict.fromkeys(
@@ -36,9 +36,9 @@ _INSTEAD = {
     **dict.fromkeys(("take", "choose", "compress"), _ROWS),
     "view": ".astype() converts",
     "flat": ".ravel()",
-    "nonzero": "how many they are says np.count_nonzero(x)",
+    "nonzero": "np.count_nonzero(x) gives their number",
 }
-# The same for NumPy's functions and ufuncs.
+# The alternatives to NumPy's functions and ufuncs.
 _INSTEAD_OF = {
     **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
     **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
@@ -60,7 +60,7 @@ _INSTEAD_OF = {
     "bincount": "(x[:, None] == np.arange(k)).sum(0)",
     "isposinf": "x == np.inf",
     "isneginf": "x == -np.inf",
-    "nonzero": "how many they are says np.count_nonzero(x)",
+    "nonzero": "np.count_nonzero(x) gives their number",
     "sliding_window_view": "ts.window_sum sums windows",
     "convolve": "ts.window_sum sums windows",
     "multi_dot": "a @ b @ c",
@@ -76,7 +76,7 @@ _INSTEAD_OF = {
     "degrees": "x * (180 / np.pi)",
     "rad2deg": "x * (180 / np.pi)",
 }
-# What makes arrays of no others; with like= it comes here.
+# Functions that make arrays without taking any; with like= they are handled here.
 _FROM_NOTHING = {
     getattr(np, name)
     for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
@@ -86,11 +86,11 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """__getattr__, for what NumPy's arrays have and those of the server lack. Raises NoAttribute,
-    an AttributeError, which names an alternative."""
+    """Implements __getattr__ for what NumPy's arrays have and those of the server lack. Raises
+    NoAttribute, an AttributeError, which names an alternative."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
-        raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has")
+        raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has it")
     if name.startswith("_") or not hasattr(np.ndarray, name):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     instead = f"{_INSTEAD[name]}, or " if name in _INSTEAD else ""
@@ -101,7 +101,7 @@ def attribute(array: Any, name: str) -> Any:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """Returns the first array of the server among arguments, also in lists; None without one."""
+    """Returns the first array of the server among arguments, including those in lists, or None."""
     for value in values:
         if hasattr(value, "_session"):
             return value
@@ -116,9 +116,9 @@ def _first(values: Iterable[Any]) -> Any:
 
 
 class _Signature(NamedTuple):
-    """A signature of a function of NumPy's: the defaults of parameters by name, the names of those
-    that may be given by position, of the one that has all further positions, and of those that must
-    be given."""
+    """The signature of a NumPy function: the defaults of parameters by name, the names of those
+    that may be given by position, the name of the one that takes all further positions, and the
+    names of those that must be given."""
 
     signature: inspect.Signature
     defaults: Dict[str, Any]
@@ -136,7 +136,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
 }
-# Other names that NumPy has for a parameter, in some versions.
+# Other names that NumPy has for a parameter in some versions.
 _SAME = {"newshape": "shape", "a_min": "min", "a_max": "max"}
 
 
@@ -161,7 +161,7 @@ def _names(call: Callable[..., Any]) -> Sequence[str]:
 
 
 def _bound(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns the arguments by the names that NumPy's function has for them, without those that are
+    """Returns the arguments by the parameter names of NumPy's function, without those that are
     defaults. TypeError: NumPy's function does not accept such a call."""
     taken = _signature(function)
     given = dict(zip(taken.positional, args))
@@ -184,14 +184,14 @@ _NO_VALUE = np._NoValue  # type: ignore[attr-defined]
 
 
 def _says_nothing(value: Any, default: Any) -> bool:
-    """Whether an argument has the value that it has by default."""
+    """Returns whether an argument has its default value."""
     if value is default or value is _NO_VALUE:
         return True
     plain = type(value) in (bool, int, float, str, tuple)
     return plain and type(value) is type(default) and bool(value == default)
 
 
-# Arguments that matter for arrays in memory only: these values are accepted, and have no effect.
+# Arguments that matter only for arrays in memory: these values are accepted, and have no effect.
 _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
     "out": (None,),
     "order": ("C", "K", "A", None),
@@ -215,14 +215,14 @@ def _refused(name: str, key: str, value: Any) -> None:
             "out": "buffers are immutable: take the result, or ",
             "order": "elements are in row-major order, x.T.ravel() has the other one, or ",
         }.get(key, "")
-        raise Unsupported(f"{name} with {key}=: the server has no such thing; {first}{_WAY_OUT}")
+        raise Unsupported(f"{name} with {key}=: the server does not support it; {first}{_WAY_OUT}")
 
 
 # --- NumPy's protocols
 
 
 def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[Term, ...]]:
-    """Returns the terms of a ufunc's operands; None if another library has to handle one."""
+    """Returns the terms of a ufunc's operands, or None if another library has to handle one."""
     for value in inputs:
         theirs = not isinstance(value, (np.ndarray, np.generic)) and array._other(value) is None
         if theirs and hasattr(value, "__array_ufunc__"):
@@ -231,7 +231,7 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
 
 
 def _stand_in(term: Term, value: Any, rank: int) -> Any:
-    """Returns an empty array or a number, by which NumPy is asked about an operand's type."""
+    """Returns an empty array or a number, with which NumPy is asked about an operand's type."""
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
@@ -241,8 +241,9 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
-    """Returns operands in the type that a ufunc with dtype= computes in, and its result's type.
-    NumPy itself tells both, for arrays without elements. TypeError: NumPy has no such loop."""
+    """Returns operands in the type that a ufunc with dtype= computes in, and the type of its
+    result. Both come from NumPy itself, for arrays without elements. TypeError: NumPy has no such
+    loop."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
     types = [e.common_dtype([term]) for term in terms]
@@ -260,7 +261,7 @@ def _typed(
 
 
 def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
-    """__array_ufunc__."""
+    """Implements __array_ufunc__."""
     name = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
     array = _first(inputs)
     given = {key: value for key, value in options.items() if value is not _NO_VALUE}
@@ -292,7 +293,7 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
 
 
 def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
-    """ufunc.reduce."""
+    """Implements ufunc.reduce."""
     given = {"axis": 0 if array.ndim else None, **given}
     known = ("axis", "dtype", "keepdims", "initial", "where")
     for key in [key for key in given if key not in known]:
@@ -308,7 +309,7 @@ def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
 
 
 def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
-    """__array_function__."""
+    """Implements __array_function__."""
     module = getattr(function, "__module__", None) or "numpy"
     own = getattr(function, "__name__", str(function))
     name = f"{module.replace('numpy', 'np', 1)}.{own}"

@@ -1,5 +1,5 @@
-"""Python's operators of arrays and expressions: what they compute, element by element, broadcast
-and promoted as in NumPy 2. No I/O."""
+"""Python's operators of arrays and expressions, computed element by element, with broadcasting and
+promotion as in NumPy 2. No I/O."""
 
 import numbers
 from typing import Any, Callable, Optional, TypeVar
@@ -13,7 +13,7 @@ Self = TypeVar("Self", bound="Operators")
 
 
 class Operators:
-    """What Lazy inherits; a subclass has _term, _other and _make."""
+    """The base class of Lazy; a subclass has _term, _other and _make."""
 
     __slots__ = ()
 
@@ -21,7 +21,8 @@ class Operators:
         raise NotImplementedError
 
     def _other(self, value: Any) -> Optional[Term]:
-        """A term of another array of the connection, a number or a NumPy array; None: neither."""
+        """Returns a term of another array of the connection, a number or a NumPy array; else
+        None."""
         raise NotImplementedError
 
     def _make(self: Self, term: Term) -> Self:
@@ -42,7 +43,9 @@ class Operators:
     def _logic(self: Self, name: str, other: Any) -> Self:
         def op(a: Term, b: Term) -> Term:
             if e.common_dtype([a, b]).kind != "b":
-                raise Unsupported(f"bits of integers: the server has `{name}` of truth values only")
+                raise Unsupported(
+                    f"bits of integers: the server has `{name}` only for truth values"
+                )
             return e.apply(name, a, b)
 
         return self._binary(op, other)
@@ -128,7 +131,7 @@ class Operators:
     def __ge__(self: Self, other: Any) -> Self:
         return self._elementwise("greater_equal", other)
 
-    # A class with comparisons of its own has no hash unless it says so.
+    # A class that defines comparisons has no hash unless it sets one.
     __hash__ = object.__hash__
 
     def __and__(self: Self, other: Any) -> Self:
@@ -164,7 +167,8 @@ class Operators:
 
 
 def power(a: Term, b: Term) -> Term:
-    """a ** b; as NumPy, squares, square roots and reciprocals of floats for these exponents."""
+    """a ** b; like NumPy, it computes squares, square roots and reciprocals of floats for these
+    exponents."""
     exponent = getattr(b[0], "value", None)
     dtype = e.common_dtype([a, b])
     if isinstance(exponent, numbers.Real) and b[0].dtype is None:
@@ -181,5 +185,5 @@ def power(a: Term, b: Term) -> Term:
 
 def invert(a: Term) -> Term:
     if a[0].dtype.kind != "b":
-        raise Unsupported("bits of integers: the server has `not` of truth values alone")
+        raise Unsupported("bits of integers: the server has `not` only for truth values")
     return e.apply("not", a)

@@ -21,14 +21,14 @@ def _named(name: str) -> Function:
 
 
 def _of_truth(name: str) -> Function:
-    """Logic of whether the elements are nonzero."""
+    """Makes a logical operation on whether the elements are nonzero."""
     return lambda *terms: e.apply(name, *(e.cast(term, e.BOOL) for term in terms))
 
 
 def _bits(name: str) -> Function:
     def apply(a: Term, b: Term) -> Term:
         if e.common_dtype([a, b]).kind != "b":
-            raise Unsupported(f"bits of integers: the server has `{name}` of truth values alone")
+            raise Unsupported(f"bits of integers: the server has `{name}` only for truth values")
         return e.apply(name, a, b)
 
     return apply
@@ -40,7 +40,7 @@ def isnan(a: Term) -> Term:
 
 def isinf(a: Term) -> Term:
     if not _dtypes.is_float(e.common_dtype([a])):
-        return e.apply("not_equal", a, a)  # No integer is.
+        return e.apply("not_equal", a, a)  # Integers are always finite.
     return e.apply("equal", e.apply("abs", a), e.constant(float("inf")))
 
 
@@ -51,7 +51,7 @@ def isfinite(a: Term) -> Term:
 
 
 def _skipping_nan(name: str) -> Function:
-    """np.fmax and np.fmin: NaN loses against a number."""
+    """Implements np.fmax and np.fmin: a number wins over NaN."""
 
     def apply(a: Term, b: Term) -> Term:
         most = e.apply(name, a, b)
@@ -67,7 +67,7 @@ def _reciprocal(a: Term) -> Term:
 
 
 def _real(a: Term) -> Term:
-    """Integers as floats, as NumPy's functions of reals convert them."""
+    """Converts integers to floats, as NumPy's functions of reals do."""
     dtype = e.common_dtype([a])
     if dtype.kind in "biu":
         dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
@@ -75,7 +75,7 @@ def _real(a: Term) -> Term:
 
 
 def _number(a: Term) -> Term:
-    """Truth values as int8, as NumPy's functions of numbers convert them."""
+    """Converts truth values to int8, as NumPy's functions of numbers do."""
     dtype = e.common_dtype([a])
     return e.cast(a, np.dtype("i1") if dtype.kind == "b" else dtype)
 
@@ -162,7 +162,7 @@ def _divmod(a: Term, b: Term) -> Any:
     return e.apply("floor_divide", a, b), e.apply("remainder", a, b)
 
 
-# Of two results.
+# Ufuncs with two results.
 PAIRS: Dict[Any, Callable[..., Any]] = {np.divmod: _divmod}
 REDUCTIONS: Dict[Any, str] = {
     np.add: "sum",

@@ -1,5 +1,5 @@
-"""Dask arrays whose chunks stay on Tessera servers, one beside each worker. Needs dask; with
-distributed, workers of several hosts.
+"""Dask arrays whose chunks stay on Tessera servers, one next to each worker. Needs dask, and
+distributed for workers on several hosts.
 
     import dask.array as da, distributed, tessera.dask
 
@@ -8,9 +8,8 @@ distributed, workers of several hosts.
     x = tessera.dask.put(da.random.random((10**6, 1000), chunks=(10**5, 1000))).persist()
     total = (x @ x[0]).sum().compute()
 
-Tasks compute on the server of their worker. What travels between workers are handles; a server
-fetches a chunk that it lacks from the server that has it, which both servers have to allow
-(--import-from).
+Tasks compute on the server of their worker. Workers exchange only handles; a server fetches a chunk
+that it lacks from the server that has it, which both servers have to allow (--import-from).
 
 Sums of several chunks add the sums of the chunks, as Dask does: their last bits depend on the
 chunks.

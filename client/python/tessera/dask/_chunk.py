@@ -1,4 +1,4 @@
-"""A part of a Dask array that is on a server, and how it travels."""
+"""A chunk of a Dask array that is on a server, and how it is sent."""
 
 import concurrent.futures
 import secrets
@@ -14,12 +14,12 @@ from ..wire._connect import duration
 from ..wire._errors import Error
 from . import _servers
 
-# How long a handle that has been sent keeps its array, and for how long after it has arrived.
+# How long a handle that has been sent keeps its array, and how long after it has arrived.
 TICKET_TTL = "10m"
 ARRIVED_TTL = "30s"
 
 _fetches = concurrent.futures.ThreadPoolExecutor(4, "tessera-fetch")
-# What NumPy's functions do with chunks where that is not the server's business alone.
+# Implementations of NumPy's functions on chunks, where the server alone cannot compute them.
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {}
 
 
@@ -27,7 +27,7 @@ _S = TypeVar("_S", bound="Shaped")
 
 
 class Shaped(NDArrayOperatorsMixin):
-    """What follows from a shape and a type, and operators."""
+    """Members that follow from a shape and a type, and operators."""
 
     shape: Tuple[int, ...]
     dtype: "np.dtype[Any]"
@@ -57,7 +57,7 @@ class Shaped(NDArrayOperatorsMixin):
         raise TypeError("no silent download: tessera.dask.numpy(x), or .numpy() of a chunk")
 
     def chunk(self) -> "Chunk":
-        """All of it as one chunk."""
+        """Returns its elements as one chunk."""
         raise NotImplementedError
 
     def reshape(self, *shape: Any) -> "Chunk":
@@ -84,15 +84,16 @@ class Shaped(NDArrayOperatorsMixin):
 
 
 class Chunk(Shaped):
-    """An array on a server, as Dask takes a part of an array: NumPy's operations on it are computed
-    there at once, and give others. Without elements it is empty, and needs no server. Immutable.
+    """An array on a server as a chunk of a Dask array: NumPy's operations on it are computed there
+    immediately, and give other chunks. A chunk without elements is empty, and needs no server.
+    Chunks are immutable.
 
     A reduction whose result has at most 1 MiB gives a NumPy array."""
 
     __array_priority__ = 2000
 
     def __init__(self, array: Any, address: str = "") -> None:
-        """array: of a server, or one of NumPy, which stays in this process."""
+        """array: an array of a server, or one of NumPy, which stays in this process."""
         self._array = array
         self._address = address
         self._arriving: Any = None
@@ -105,14 +106,14 @@ class Chunk(Shaped):
 
     @property
     def array(self) -> Any:
-        """The ts.Array; waits for one that is on its way. Errors of Client.import_from."""
+        """The ts.Array; waits for one that is being fetched. Errors of Client.import_from."""
         if self._arriving is not None:
             self._array = self._arriving.result()
             self._arriving = None
         return self._array
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The elements as an array of this process."""
+        """Returns the elements as an array of this process."""
         array = self.array
         if isinstance(array, np.ndarray):
             return array
@@ -153,7 +154,7 @@ class Chunk(Shaped):
     def __int__(self) -> int:
         return int(self.numpy().item())
 
-    # --- travelling
+    # --- pickling
 
     def __reduce__(self) -> Any:
         array = self.array
@@ -175,8 +176,8 @@ class Chunk(Shaped):
 
 
 def _arrived(address: str, ticket: str, version: int, shape: Any, dtype: str) -> Chunk:
-    """The chunk of a handle. Fetching begins at once, and whoever needs the array waits for it: the
-    thread that reads handles has others to read."""
+    """Returns the chunk of a handle. Fetching begins immediately, and a caller that needs the array
+    waits for it: the thread that reads handles has others to read."""
     chunk = Chunk(np.empty(0, dtype), _servers.own_address() or address)
     chunk.shape = tuple(shape)
     chunk.dtype = np.dtype(dtype)
@@ -192,7 +193,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
         found: Array = there._wrap(leaf, leaf.whole)  # type: ignore[assignment]
     else:
         found = _servers.own().import_from(address, ticket, version=version)
-    try:  # Others may have got the same handle.
+    try:  # Other processes may have received the same handle.
         there.call("UpdateBuffer", name=ticket, ttl=duration(ARRIVED_TTL))
     except Error:
         pass
@@ -200,7 +201,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
 
 
 def _whole(values: Any) -> Any:
-    """What is in parts as one chunk, in lists and tuples too."""
+    """Returns parts as one chunk, in lists and tuples too."""
     if isinstance(values, Shaped):
         return values.chunk()
     if isinstance(values, (list, tuple)):
@@ -209,7 +210,7 @@ def _whole(values: Any) -> Any:
 
 
 def _opened(values: Any) -> Any:
-    """Chunks as what they hold, in lists and tuples too."""
+    """Returns the contents of chunks, in lists and tuples too."""
     if isinstance(values, Chunk):
         return values.array
     if isinstance(values, (list, tuple)):
@@ -233,7 +234,7 @@ def _first_remote(values: Any) -> Optional[Chunk]:
 
 
 def wrapped(value: Any, address: str) -> Any:
-    """What an operation has given, as chunks; expressions are computed."""
+    """Wraps the result of an operation in chunks; expressions are computed."""
     if isinstance(value, tuple):
         return tuple(wrapped(one, address) for one in value)
     if isinstance(value, np.ndarray):
@@ -248,7 +249,7 @@ def wrapped(value: Any, address: str) -> Any:
 def _computed(work: Callable[[], Any], args: Any, options: Dict[str, Any]) -> Any:
     remote = _first_remote([*args, *options.values()])
     result = work()
-    if remote is None:  # Nothing but empty arrays: NumPy knows what comes of them.
+    if remote is None:  # All arrays are empty: NumPy knows their result.
         return Chunk(np.asarray(result)) if isinstance(result, np.generic) else wrapped(result, "")
     return wrapped(result, remote._address)
 

@@ -1,4 +1,4 @@
-"""Reductions of chunks, and chunks one behind the other."""
+"""Reductions of chunks, and concatenated chunks."""
 
 import functools
 from typing import Any, Callable, Dict, List
@@ -9,12 +9,12 @@ import numpy.typing as npt
 from . import _servers
 from ._chunk import FUNCTIONS, Chunk, Shaped, wrapped
 
-# Results of reductions up to so many bytes come to the worker with the answer.
+# Results of reductions up to this number of bytes come to the worker immediately.
 SMALL = 1 << 20
 
 
 def _reduction(function: Any) -> Callable[..., Any]:
-    """NumPy's function of one chunk, whose small result comes home."""
+    """Returns NumPy's function of one chunk, whose small result comes to this process."""
 
     def reduce(x: Any, axis: Any = None, dtype: Any = None, **options: Any) -> Any:
         if isinstance(x, Joined):
@@ -66,7 +66,8 @@ def _method(function: Any) -> Callable[..., Any]:
 
 
 def _asarray(value: Any, *_: Any, **options: Any) -> Any:
-    """np.asarray(value, like=chunk): how Dask makes a small array of a chunk's kind."""
+    """Implements np.asarray(value, like=chunk), by which Dask makes a small array of a chunk's
+    kind."""
     if isinstance(value, Chunk):
         return value
     options.pop("like", None)
@@ -74,7 +75,8 @@ def _asarray(value: Any, *_: Any, **options: Any) -> Any:
 
 
 def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) -> Any:
-    """Of no elements, or Dask's way to find out that there are no structured arrays here."""
+    """Makes an array without elements, with which Dask finds out that structured arrays are
+    unsupported."""
     dtype = np.dtype(prototype.dtype if dtype is None else dtype)
     if dtype.names:
         raise TypeError("servers have no structured arrays")
@@ -82,9 +84,9 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
 
 
 class Joined(Shaped):
-    """Chunks one behind the other along an axis, wherever they are: what Dask concatenates before
-    it reduces them. Sums, products, minima and maxima along the axis are computed part by part;
-    other operations make one chunk of it, through this process."""
+    """Chunks that Dask concatenates along an axis before it reduces them, wherever they are. Sums,
+    products, minima and maxima along the axis are computed part by part; other operations make one
+    chunk of them, through this process."""
 
     __array_priority__ = 2001
 
@@ -97,11 +99,11 @@ class Joined(Shaped):
         self.shape = tuple(shape)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The elements as an array of this process."""
+        """Returns the elements as an array of this process."""
         return np.concatenate([numpy_of(part) for part in self.parts], self.axis)
 
     def chunk(self) -> Chunk:
-        """One chunk on this process's server."""
+        """Returns one chunk on this process's server."""
         return Chunk(_servers.own().put(self.numpy()), _servers.own_address())
 
     def reduce(self, function: Any, axis: Any, dtype: Any, options: Dict[str, Any]) -> Any:
@@ -154,7 +156,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         b.array if isinstance(b, Chunk) else b, np.ndarray
     ):
         return Chunk(np.asarray(np.tensordot(numpy_of(a), numpy_of(b), axes)))
-    if isinstance(axes, tuple):  # The server takes integers of Python.
+    if isinstance(axes, tuple):  # The server takes Python's integers.
         axes = tuple(tuple(int(i) for i in np.atleast_1d(one)) for one in axes)
     return a._apply(_functions_tensordot, a, b, axes)
 
@@ -164,7 +166,7 @@ def _functions_tensordot(a: Any, b: Any, axes: Any) -> Any:
 
 
 def numel(x: Any, **options: Any) -> Any:
-    """How many elements each element of a reduction stands for."""
+    """Returns how many elements each element of a reduction stands for."""
     axis, keepdims = options.get("axis"), options.get("keepdims", True)
     dtype = options.get("dtype", np.float64)
     axes = _axes_of(x, axis)

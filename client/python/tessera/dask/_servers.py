@@ -1,4 +1,4 @@
-"""The servers that a process of Dask computes on: its own, and those that it has handles from."""
+"""The servers that a process of Dask uses: its own, and those from which it has handles."""
 
 import threading
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
@@ -13,8 +13,9 @@ _options: Dict[str, Any] = {}
 
 
 def use(address: str, **options: Any) -> Client:
-    """Makes the server at host:port, by which other servers reach it as well, that of this process:
-    its chunks are made and computed there. options: of connect(), for this and other servers."""
+    """Makes the server at host:port the one of this process: its chunks are made and computed
+    there. Other servers have to reach it at this address as well. options: those of connect(), for
+    this and other servers."""
     global _own, _own_address
     client = connect(address, **options)
     with _lock:
@@ -25,7 +26,7 @@ def use(address: str, **options: Any) -> Client:
 
 
 def client_of(address: str) -> Client:
-    """A client of any server. Unreachable."""
+    """Returns a client of any server. Unreachable."""
     with _lock:
         client = _clients.get(address)
     if client is None:
@@ -36,12 +37,12 @@ def client_of(address: str) -> Client:
 
 
 def own_address() -> str:
-    """Empty: this process has no server."""
+    """Returns the address of this process's server. Empty: there is none."""
     return _own_address
 
 
 def own() -> Client:
-    """The client of this process's server. RuntimeError: it has none."""
+    """Returns the client of this process's server. RuntimeError: it has none."""
     if _own is None:
         raise RuntimeError(
             "this process has no server: register tessera.dask.Servers for the workers, or call"
@@ -51,8 +52,8 @@ def own() -> Client:
 
 
 class Servers:
-    """A plugin of workers that gives each its server: of a list by the worker's number, taken
-    round; of a dict by the worker's name or its host. options: of connect()."""
+    """A plugin of workers that gives each worker its server: from a list by the worker's number,
+    modulo its length; from a dict by the worker's name or host. options: those of connect()."""
 
     name = "tessera-servers"
 
@@ -66,7 +67,7 @@ class Servers:
         use(self.server_of(str(worker.name), worker.address), **self._options)
 
     def server_of(self, name: str, address: str) -> str:
-        """The address of a worker's server. KeyError: the dict has neither its name nor its
+        """Returns the address of a worker's server. KeyError: the dict has neither its name nor its
         host."""
         if self._by_number:
             digits = "".join(c for c in name if c.isdigit())

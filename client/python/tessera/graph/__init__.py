@@ -1,1 +1,1 @@
-"""Expressions that nobody has computed yet, and the requests that are made of them."""
+"""Expressions that are not computed yet, and the requests that are made from them."""

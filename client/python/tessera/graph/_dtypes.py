@@ -34,7 +34,7 @@ _NAMES: Tuple[Tuple[int, str, "np.dtype[Any]"], ...] = (
 )
 _WIRE: Dict["np.dtype[Any]", int] = {dtype: wire for wire, _, dtype in _NAMES}
 _NUMPY: Dict[int, "np.dtype[Any]"] = {wire: dtype for wire, _, dtype in _NAMES}
-# "u8" and "i8" are NumPy's, of eight bytes.
+# "u8" and "i8" are NumPy's names of types of eight bytes.
 _BY_NAME: Dict[str, "np.dtype[Any]"] = {
     name: dtype for _, name, dtype in _NAMES if name not in ("u8", "i8")
 }
@@ -48,7 +48,8 @@ def argument_of(dtype: "np.dtype[Any]") -> str:
 
 
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
-    """The server's type that `dtype` (NumPy's, or "f32", "bf16"...) names; Unsupported if none."""
+    """Returns the server's type that `dtype` (NumPy's, or "f32", "bf16"...) names. Unsupported: it
+    has none."""
     found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
     if found is None:
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
@@ -73,9 +74,9 @@ def from_wire(wire: int) -> "np.dtype[Any]":
 
 
 def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
-    """The type of both together, as NumPy promotes types; bfloat16 with an integer of more than a
-    byte gives float64, with another float the larger one, float32 with float16. Unsupported if the
-    server lacks it."""
+    """Returns the type of both together, as NumPy promotes types. bfloat16 gives float64 with an
+    integer of more than a byte, float32 with float16, and the larger type with another float.
+    Unsupported: the server lacks the type."""
     if a == b:
         return a
     if bfloat16 in (a, b):
@@ -90,7 +91,7 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
 
 
 def is_float(dtype: "np.dtype[Any]") -> bool:
-    """bf16 is of another kind in NumPy's eyes."""
+    """Returns whether a type is a float. For NumPy, bf16 is of another kind."""
     return dtype.kind == "f" or dtype == bfloat16
 
 
@@ -99,17 +100,17 @@ def is_integer(dtype: "np.dtype[Any]") -> bool:
 
 
 def is_byte(dtype: "np.dtype[Any]") -> bool:
-    """An integer of a byte."""
+    """Returns whether a type is an integer of one byte."""
     return dtype.itemsize == 1 and dtype.kind != "b"
 
 
 def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Nearest bf16 values, ties to even, as the server rounds; NaN stays NaN."""
+    """Rounds to the nearest bf16 values, ties to even, as the server does; NaN stays NaN."""
     wide = np.asarray(array)
     if HAVE_ML_DTYPES and wide.dtype == np.float32:
         return wide.astype(bfloat16)
-    # Through float32 once, towards odd: rounding twice to nearest, as ml_dtypes does, would move
-    # ties.
+    # Goes through float32 with one rounding to odd: rounding twice to nearest, as ml_dtypes does,
+    # would move ties.
     wide, shape = wide.reshape(-1), wide.shape
     single = wide.astype(np.float32)
     bits = single.view(np.uint32)
@@ -126,7 +127,7 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What a caller gets for bytes of the server: float32 for bf16 without ml_dtypes."""
+    """Converts the server's bytes for a caller: to float32 for bf16 without ml_dtypes."""
     if HAVE_ML_DTYPES or array.dtype.kind != "V":
         return array
     bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32)
@@ -146,9 +147,9 @@ def is_pandas(value: Any) -> bool:
 
 
 def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
-    """Returns columns, also of types that allow missing values, as an array of NumPy's types;
-    missing values become NaN where floats are wanted. Unsupported: the type has no number for
-    them."""
+    """Returns columns, including those of types that allow missing values, as an array of NumPy's
+    types; missing values become NaN where floats are wanted. Unsupported: the type has no number
+    for them."""
     columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
     types = [getattr(column, "numpy_dtype", column) for column in columns]
     if types == columns or not all(isinstance(one, np.dtype) for one in types):
@@ -165,8 +166,8 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
 
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
-    """As np.asarray, and also for arrays of other libraries, on a device or of types that NumPy
-    lacks; a mask is refused, not dropped. wanted: the type that is asked for, if any."""
+    """Like np.asarray, but also takes arrays of other libraries, on a device or of types that NumPy
+    lacks; a mask is rejected, not dropped. wanted: the requested type, if any."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
     if isinstance(value, np.ndarray):
@@ -176,7 +177,7 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     if _library(value) == "torch":
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            torch: Any = sys.modules["torch"]  # It is loaded: it made the tensor.
+            torch: Any = sys.modules["torch"]  # It is loaded, since it made the tensor.
             bits: npt.NDArray[Any] = value.contiguous().view(torch.int16).numpy()
             return bits.view("<u2").view(bfloat16)
         return value.numpy()  # type: ignore[no-any-return]
@@ -191,19 +192,20 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
 
 
 def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[Any]:
-    """A C-contiguous array of a type that the server has; copies only if it must."""
+    """Returns a C-contiguous array of a type that the server has; copies only if necessary."""
     if wanted == bfloat16 and array.dtype != bfloat16:
         array = round_to_bf16(array)
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
     if array.dtype == wanted == bool:
-        array = array.view(np.uint8) != 0  # NumPy's may be any byte; the server accepts 0 and 1.
-    # ascontiguousarray would make a scalar an array of rank 1.
+        array = array.view(np.uint8) != 0  # NumPy allows any byte; the server accepts 0 and 1.
+    # ascontiguousarray would turn a scalar into an array of rank 1.
     return np.asarray(array, wanted, order="C")
 
 
 def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
-    """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
+    """Returns a C-contiguous little-endian array of a type that the server has; copies only if
+    necessary."""
     wanted = None if dtype is None else dtype_of(dtype)
     array = to_numpy(array, wanted)
     return _converted(array, dtype_of(array.dtype) if wanted is None else wanted)
@@ -211,9 +213,9 @@ def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
 
 class Outgoing:
     """The bytes of an array as the server takes them: little-endian, of one of its types, in
-    row-major order. A slice of them is made when it is asked for, so that no array is converted as
-    a whole, except one of Python's objects; where nothing is to be converted it is the array's
-    memory. What np.errstate says where it is made holds for all slices. Thread safe."""
+    row-major order. Slices are converted on demand, so that no array is converted as a whole,
+    except one of Python's objects; an array that needs no conversion is used in place. The settings
+    of np.errstate at construction apply to all slices. Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
         if hasattr(value, "_session"):
@@ -235,7 +237,7 @@ class Outgoing:
             self.convert()
 
     def convert(self) -> None:
-        """All of it at once, in the thread of the caller."""
+        """Converts the whole array, in the thread of the caller."""
         if self._bytes is None:
             self._array = _converted(self._array, self.dtype)
             self._bytes = _bytes_of(self._array.reshape(-1))
@@ -265,6 +267,6 @@ class Outgoing:
 
 
 def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
-    """The memory of a vector, not a copy."""
+    """Returns the memory of a vector, not a copy."""
     array: Any = flat.view(np.uint8)
     return memoryview(array)

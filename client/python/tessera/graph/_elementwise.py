@@ -1,7 +1,7 @@
-"""What is computed for each element: the functions, and NumPy 2's rules for their types. No I/O.
+"""Operations on each element: the functions, and NumPy 2's rules for their types. No I/O.
 
-The server promotes types by the same rules but for a few (bool and small integers under functions
-of reals), so casts are written out where types differ.
+The server promotes types by the same rules with a few exceptions (bool and small integers under
+functions of reals), so casts are written out where types differ.
 """
 
 import numbers
@@ -17,10 +17,10 @@ from ._views import View, broadcast_shapes
 BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
 _I64_LIMITS: Any = np.iinfo(I64)
-# NumPy's arrays beside resident ones travel with every call.
+# NumPy's arrays in expressions with resident ones are sent with every call.
 MAX_INLINE_BYTES = 1 << 20
 
-# The functions of the server (MapOp), by the types they take and give.
+# The functions of the server (MapOp), by the types that they take and return.
 _NUMBERS = (
     "add subtract multiply floor_divide remainder power minimum maximum fma clip negate abs sign"
     " floor ceil trunc round"
@@ -35,40 +35,41 @@ FUNCTIONS: Dict[str, str] = {
     **dict.fromkeys(_LOGIC, "logic"),
     "where": "select",
 }
-# Those whose results lie in the type of their arguments, of a byte as well.
+# Functions whose results fit the type of their arguments, even a type of one byte.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# Of truth values NumPy has these as logic, and refuses or widens the rest.
+# For truth values, NumPy makes these logical operations, and rejects or widens the others.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 
 
 def constant(value: Any) -> Term:
-    """A number: of Python without a type, of NumPy with its own. OverflowError, TypeError."""
+    """Makes a constant: one of Python has no type, one of NumPy has its own. OverflowError,
+    TypeError."""
     if isinstance(value, np.generic) or isinstance(value, np.ndarray):
         return Constant(value.item(), _dtypes.dtype_of(value.dtype)), _SCALAR
     return Constant(value), _SCALAR
 
 
 def lift(value: Any) -> Term:
-    """A number, a NumPy array or a list as a term. TypeError for anything else."""
+    """Makes a term of a number, a NumPy array or a list. TypeError for anything else."""
     if isinstance(value, numbers.Real) and not isinstance(value, np.generic):
         return constant(value)
     array = _dtypes.to_numpy(value)
     if array.dtype.kind not in "biuf" and array.dtype != _dtypes.bfloat16:
-        raise Unsupported(f"an operand of type {array.dtype}: the server has none of it")
+        raise Unsupported(f"an operand of type {array.dtype}: the server has no such type")
     if array.ndim == 0 and array.dtype.kind in "biuf":
         return constant(array)
     if array.nbytes > MAX_INLINE_BYTES:
         raise Unsupported(
             f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
         )
-    # A copy: the expression is what it was when it was written, whatever becomes of the array.
+    # Copies, because later changes of the array must not change the expression.
     small = Inline(_dtypes.to_server(np.array(array)))
     return small, View.whole(small.shape)
 
 
 def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
-    """The type of all together, as NumPy 2 promotes: numbers without a type give way."""
+    """Returns the common type, as NumPy 2 promotes: numbers without a type adapt to the others."""
     common: Any = None
     weak: List[Any] = []
     typed: List[Any] = []
@@ -77,7 +78,7 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
             weak.append(source.value)
         else:
             typed.append(source.dtype)
-    # One-byte types are last, so that each meets a larger type, if any, and not another byte.
+    # One-byte types come last, so that each meets a larger type, if any, and not another byte.
     for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
@@ -91,7 +92,8 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
 
 
 def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
-    """The number as one of the type. OverflowError, as NumPy, where an integer has no room."""
+    """Returns the number as one of the type. OverflowError, as in NumPy, where an integer does not
+    fit."""
     if dtype.kind == "b":
         return Constant(bool(value), dtype)
     if dtype.kind in "iu":
@@ -103,8 +105,8 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Each element as one of the type; to bool: whether it is not 0. Floats beyond an integer
-    type's range give its nearest number, NaN 0."""
+    """Converts each element to the type; bool says whether it is not 0. Floats beyond an integer
+    type's range give its nearest number, and NaN gives 0."""
     source, view = term
     if isinstance(source, Constant):
         if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
@@ -116,13 +118,13 @@ def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def copy(term: Term) -> Term:
-    """The same elements, in row-major order without gaps."""
+    """Copies the elements, in row-major order without gaps."""
     node = Node("map", (term,), term[1].shape, term[0].dtype, {"fn": "copy"})
     return node, View.whole(node.shape)
 
 
 def apply(name: str, *terms: Term) -> Term:
-    """A function of FUNCTIONS of terms that are broadcast."""
+    """Applies a function of FUNCTIONS to terms, which are broadcast."""
     rule = FUNCTIONS[name]
     arguments = list(terms)
     if rule == "select":
@@ -161,7 +163,7 @@ def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any
 
 
 def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
-    """What NumPy makes of a function of numbers where all arguments are truth values."""
+    """Returns NumPy's version of a function of numbers where all arguments are truth values."""
     if name in _OF_BOOL:
         return _OF_BOOL[name], dtype
     if name in _NOT_OF_BOOL:
@@ -178,7 +180,8 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
 
 
 def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """NumPy computes functions of small integers in small types."""
+    """Returns the result type of a function of reals: small integers give a small float in
+    NumPy."""
     if name == "divide" or dtype.itemsize > 1:
         return F64
     return np.dtype("<f2")
@@ -206,7 +209,7 @@ def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """As cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions
+    """Like cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions
     with dtype=."""
     own = term[0].dtype
     constant_ = isinstance(term[0], Constant)

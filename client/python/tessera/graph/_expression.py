@@ -7,7 +7,7 @@ from . import _dtypes
 from ._fuse import Instruction
 from ._graph import Constant
 
-# The names of operands in texts, as the command line has them.
+# The names of operands in texts, as on the command line.
 OPERANDS = "abcdefgh"
 # Operators and how strongly they bind.
 _INFIX: Dict[str, Tuple[str, int]] = {
@@ -39,7 +39,7 @@ def _constant_fields(constant: Constant) -> Dict[str, Any]:
 
 
 def expression_message(code: Sequence[Instruction]) -> Any:
-    """The Expression of a step's code."""
+    """Returns the Expression message of a step's code."""
     nodes = []
     for fn, args, value, dtype in code:
         if fn == "operand":
@@ -55,7 +55,7 @@ def expression_message(code: Sequence[Instruction]) -> Any:
 
 
 def expression_text(code: Sequence[Instruction]) -> str:
-    """The expression as the command line reads it (tessera map); a long one is cut."""
+    """Returns the expression as the command line reads it (tessera map); a long one is cut."""
     texts: List[Tuple[str, int]] = []
     for fn, args, value, dtype in code:
         if fn == "operand":
@@ -69,7 +69,7 @@ def expression_text(code: Sequence[Instruction]) -> str:
 
 
 def _function_text(fn: str, args: List[Tuple[str, int]], dtype: Any) -> Tuple[str, int]:
-    # Long texts are cut anyway; without this, what occurs twice would double them at each step.
+    # Long texts are cut anyway; without this, a text that occurs twice would double at each step.
     args = [(text[: _LONGEST + 1], strength) for text, strength in args]
     if fn in _INFIX:
         sign, strength = _INFIX[fn]

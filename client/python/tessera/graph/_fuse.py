@@ -1,10 +1,11 @@
-"""From the nodes of expressions to the steps of a program: neighbours that work element by element
-become one expression. No I/O.
+"""Turns the nodes of expressions into the steps of a program: neighbours that work element by
+element become one expression. No I/O.
 
-An expression is a Map, or part of a Reduce that folds what it makes, or of a Matmul whose product
-nothing else reads. A step takes an operand each for what it reads, at most MAX_OPERANDS, and has at
-most MAX_NODES nodes, loads and constants included. Larger expressions are cut where the larger part
-is. What several steps need is computed in each of them, unless it has to be stored anyway.
+An expression is a Map, the input of a Reduce that folds it, or the epilogue of a Matmul whose
+product nothing else reads. A step has an operand for each array that it reads, at most
+MAX_OPERANDS, and at most MAX_NODES nodes, including loads and constants. Larger expressions are cut
+where the larger part is. A value that several steps need is computed in each of them, unless it
+must be stored anyway.
 """
 
 import bisect
@@ -14,12 +15,12 @@ from ._graph import Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-MAX_NODES = 64 - MAX_OPERANDS - 1  # Room for casts of what ALL and ANY give, and a last load.
+MAX_NODES = 64 - MAX_OPERANDS - 1  # Room for casts of results of ALL and ANY, and a last load.
 
 
 class Instruction(NamedTuple):
     """A node of an expression: "operand" (value: its index), "constant" (value: a Constant), or a
-    function of earlier instructions; dtype is the type that a cast makes."""
+    function of earlier instructions; dtype is the result type of a cast."""
 
     fn: str
     args: Tuple[int, ...] = ()
@@ -28,10 +29,10 @@ class Instruction(NamedTuple):
 
 
 class Step:
-    """One operation of a program. node: what it computes; operands: what it reads, where a source
-    that is a Node means the step that `number` says; code: the expression of a map, or of a reduce
-    or a matmul that has one. Of the last, operand 0 of the expression is the product, and operands
-    from the third on are the expression's others."""
+    """One operation of a program. node: what it computes. operands: what it reads, where a source
+    that is a Node means the step that `number` returns. code: the expression of a map, or of a
+    reduce or a matmul that has one. In a matmul, operand 0 of the expression is the product, and
+    operands from the third on are the expression's others."""
 
     __slots__ = ("node", "operands", "code")
 
@@ -42,7 +43,7 @@ class Step:
 
 
 class _Tree(NamedTuple):
-    """What a node's expression consists of."""
+    """The parts of a node's expression."""
 
     members: FrozenSet[int]  # positions of nodes
     operands: Dict[Hashable, Term]
@@ -84,13 +85,13 @@ class Fuser:
         self.outputs = [(self.number(node), node.output) for node in outputs]
 
     def number(self, node: Node) -> int:
-        """The step that computes a node."""
+        """Returns the number of the step that computes a node."""
         return self._step_of[self._position[id(node)]]
 
     # --- nodes in order, each once
 
     def _walk(self, root: Node) -> None:
-        # A stack of its own: expressions of thousands of steps are deeper than Python recurses.
+        # An explicit stack: expressions of thousands of steps are deeper than Python recurses.
         stack = [root]
         while stack:
             node = stack[-1]
@@ -114,7 +115,7 @@ class Fuser:
     def _key(self, node: Node) -> Hashable:
         inputs = tuple(self._term_key(term) for term in node.inputs)
         params = tuple(sorted(node.params.items()))
-        # The results of one top_k are of two types.
+        # The two results of a top_k have different types.
         dtype = None if node.op == "top_k" else node.dtype
         return node.op, inputs, params, dtype, node.strategy, node.timing
 
@@ -134,7 +135,7 @@ class Fuser:
     # --- expressions
 
     def _find_stored(self, outputs: Sequence[Node]) -> Set[int]:
-        """Positions of nodes that other steps, or callers, need as arrays."""
+        """Returns the positions of nodes that other steps, or callers, need as arrays."""
         stored = {self._position[id(node)] for node in outputs}
         for position, node in enumerate(self._nodes):
             if node.strategy or node.timing:
@@ -149,7 +150,7 @@ class Fuser:
         return stored
 
     def _inlined(self, source: Source) -> Optional[int]:
-        """The position of a node whose expression becomes part of another one."""
+        """Returns the position of a node whose expression becomes part of another one."""
         if not isinstance(source, Node) or source.op != "map":
             return None
         position = self._position[id(source)]
@@ -187,12 +188,12 @@ class Fuser:
         self.steps.append(step)
 
     def _emit(self, position: int) -> None:
-        """The node's expression as a step."""
+        """Emits the node's expression as a step."""
         operands = list(self._trees[position].operands.values())
         self._add(position, Step(self._nodes[position], operands, self._code(position)))
 
     def _folding(self, position: int) -> Optional[Step]:
-        """The step of a reduce that folds what an expression makes; None: it folds an array."""
+        """Returns the step of a reduce that folds an expression, or None if it folds an array."""
         node = self._nodes[position]
         made = self._inlined(node.inputs[0][0]) if node.op == "reduce" else None
         if made is None:
@@ -200,7 +201,7 @@ class Fuser:
         return Step(node, list(self._trees[made].operands.values()), self._code(made))
 
     def _code(self, position: int) -> List[Instruction]:
-        """The expression of a node, whose operands are those of its tree."""
+        """Returns the expression of a node, whose operands are those of its tree."""
         tree = self._trees[position]
         code: List[Instruction] = []
         place: Dict[Hashable, int] = {}  # of operands and constants by key, of nodes by position
@@ -240,7 +241,8 @@ class Fuser:
         return len(code) - 1
 
     def _absorb_products(self, outputs: Sequence[Node]) -> None:
-        """Products that one Map alone reads, element by element, become one step with it."""
+        """Merges products that only one Map reads, element by element, into one step with that
+        Map."""
         kept = {self._position[id(node)] for node in outputs}
         readers: Dict[int, int] = {}
         for step in self.steps:
@@ -269,7 +271,7 @@ class Fuser:
 
 
 def _with_product(product: Step, step: Step, operand: int) -> Step:
-    """A matmul with the expression of a map that reads its product as an operand."""
+    """Returns a matmul with the expression of a map that reads its product as an operand."""
     matmul, node = product.node, step.node
     others = [term for i, term in enumerate(step.operands) if i != operand]
     # The product comes first.

@@ -1,4 +1,4 @@
-"""What an expression is made of: buffers, small arrays that travel, and operations. No I/O."""
+"""The parts of an expression: buffers, small arrays that are sent along, and operations. No I/O."""
 
 import collections
 from typing import Any, Dict, Optional, Tuple, Union
@@ -13,8 +13,8 @@ from ._views import Shape, View, size_of
 
 
 class Dead(collections.deque):  # type: ignore[type-arg]
-    """Names and versions of buffers that nothing refers to any more. wake: a function that has them
-    deleted soon, and takes no lock; a client's calls delete them as well."""
+    """Names and versions of buffers without references. wake: a function that has them deleted
+    soon, and takes no lock; a client's calls delete them as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class Dead(collections.deque):  # type: ignore[type-arg]
 
 
 class Leaf:
-    """A READY buffer of one version. With `dead`, it has no name that a caller knows: its name and
-    version go there with the last reference, for the client to delete."""
+    """A READY buffer of one version. With `dead`, callers do not know its name: when the last
+    reference is gone, its name and version are added to `dead`, and the client deletes it."""
 
     __slots__ = (
         "buffer",
@@ -46,18 +46,18 @@ class Leaf:
         self.whole = View.whole(self.shape)
         self.operand = p.Operand(buffer=self.name, version=self.version)
         operand = self.operand.SerializeToString()
-        # As a field of a message, behind its tag.
+        # The field of a message that follows its tag.
         self.operand_field: bytes = varint(len(operand)) + operand
         self.dead = dead
 
     @property
     def devices(self) -> "Tuple[str, ...]":
-        """Where it is, in the order of its shards."""
+        """The devices that it is on, in the order of its shards."""
         shards = self.buffer.shards
         return tuple(s.device for s in shards) if shards else (self.buffer.device,)
 
     def __del__(self) -> None:
-        # Only an append: a collection may come in the middle of a call of gRPC.
+        # Only append: a garbage collection may come in the middle of a call of gRPC.
         dead = getattr(self, "dead", None)
         if dead is not None:
             dead.append((self.name, self.version))
@@ -66,7 +66,7 @@ class Leaf:
 
 
 class Inline:
-    """A small array that travels with the request."""
+    """A small array that is sent with the request."""
 
     __slots__ = ("array", "shape", "dtype")
 
@@ -77,8 +77,8 @@ class Inline:
 
 
 class Constant:
-    """A number inside an expression. Without a type it takes that of what it meets, as a number of
-    Python does in NumPy 2."""
+    """A number inside an expression. Without a type it takes the type of the other operand, as a
+    number of Python does in NumPy 2."""
 
     __slots__ = ("value", "dtype")
     shape: Shape = ()
@@ -89,10 +89,11 @@ class Constant:
 
 
 class Node:
-    """An operation: op is the name of a step of the protocol ("dot", "reduce"...), params are the
-    other fields of its request. Of a "map", params["fn"] is what it does to each element;
-    neighbours become one step (_fuse.py). output: which of the results of the operation it is; of a
-    "top_k" 0 are the values and 1 the indices. Nodes that differ in that alone are one step."""
+    """An operation: op is the name of a step of the protocol ("dot", "reduce"...), and params are
+    the other fields of its request. For a "map", params["fn"] is the function of each element;
+    neighbours become one step (_fuse.py). output: which of the operation's results it is; a "top_k"
+    has the values as 0 and the indices as 1. Nodes that differ only in their output are one step.
+    """
 
     __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing", "output")
 
@@ -128,12 +129,12 @@ class Node:
 
     @property
     def gives_integers(self) -> bool:
-        """Whether the server's elements of it are i32 and stand for truth values."""
+        """Whether the server's elements are i32 and stand for truth values."""
         return self.op == "reduce" and self.dtype.kind == "b"
 
     @property
     def answer_bytes(self) -> int:
-        """What its elements take in an answer."""
+        """The bytes of its elements in a response."""
         return size_of(self.shape) * (4 if self.gives_integers else self.dtype.itemsize)
 
     def using(self, strategy: str, timing: bool) -> "Node":

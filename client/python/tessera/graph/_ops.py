@@ -1,5 +1,5 @@
-"""The operations that are not computed element by element: shapes and types as NumPy has them, and
-Unsupported where the server has none. Terms are a source and a view of it.
+"""The operations that are not computed element by element, with shapes and types as in NumPy. An
+operation that the server lacks is Unsupported. Terms are a source and a view of it.
 """
 
 import math
@@ -15,7 +15,7 @@ from ._views import View, index_of, is_true, normalize_axes, normalize_axis, siz
 
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
-MAX_K = 4096  # The server's.
+MAX_K = 4096  # The server's limit.
 _I64, _I32, _F64 = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
 _BOOL = np.dtype(bool)
 
@@ -39,7 +39,7 @@ _ARRAYS = (Leaf, Node, Inline)
 
 
 def array(a: Term) -> Term:
-    """A term that an operation takes: a number becomes an array."""
+    """Returns a term that an operation takes: a number becomes an array."""
     source, view = a
     if not isinstance(source, Constant):
         return a
@@ -48,7 +48,7 @@ def array(a: Term) -> Term:
 
 
 def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
-    """The terms with the type of all together; elements of a byte become int32 beforehand."""
+    """Converts the terms to their common type; elements of one byte become int32 first."""
     terms = (a, *others)
     dtype = a[0].dtype
     for source, _ in terms:
@@ -56,7 +56,7 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
             break
     else:
         if dtype in _PLAIN:
-            return terms  # The usual case, which has to be quick.
+            return terms  # The usual case, which must be fast.
     common = common_dtype(list(terms))
     if common.itemsize == 1:
         common = _I32
@@ -64,7 +64,7 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
 
 
 def _are_truth(a: Term, b: Term) -> bool:
-    """Whether NumPy's product of them is of truth values: whether any two meet."""
+    """Returns whether NumPy's product of them has truth values: each says whether any two meet."""
     return a[0].dtype == b[0].dtype == _BOOL
 
 
@@ -86,13 +86,13 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
     if min(ranks) > 2:
-        raise Unsupported("the server does not multiply two stacks: take them out, x[i] @ y[i]")
+        raise Unsupported("the server does not multiply two stacks: multiply pairs, x[i] @ y[i]")
     if ranks[0] > 2:
         return tensordot(a, b, (-1, -ranks[1]), out_dtype)
     if ranks[1] > 2:
         source, stack = tensordot(a, b, (-1, -2), out_dtype)
         order = list(range(len(stack.shape)))
-        if ranks[0] == 2:  # Its rows come after the axes of the stack.
+        if ranks[0] == 2:  # The matrix's rows come after the axes of the stack.
             order.insert(len(order) - 2, order.pop(0))
         return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
@@ -107,7 +107,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if k != k2:
         raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
-    if a[0].dtype == _I64:  # Matmul lacks i64: these are sums of products, which wrap as NumPy's.
+    if a[0].dtype == _I64:  # Matmul lacks i64: use sums of products, which wrap as in NumPy.
         rows = left[0], left[1].at((slice(None), None))
         columns = right[0], right[1].transpose().at(None)
         return reshaped(reduce("sum", apply("multiply", rows, columns), -1), shape)
@@ -122,7 +122,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
 def tensordot(
     a: Term, b: Term, axes: Any = 2, out_dtype: "Optional[np.dtype[Any]]" = None
 ) -> Term:
-    """As numpy.tensordot: a Matmul between transposes and reshapes."""
+    """Implements numpy.tensordot: a Matmul between transposes and reshapes."""
     a, b = array(a), array(b)
     rank_a, rank_b = len(a[1].shape), len(b[1].shape)
     if not isinstance(axes, Iterable):
@@ -146,7 +146,7 @@ def tensordot(
     return reshaped(matmul(left, right, out_dtype), [*shape_a, *shape_b])
 
 
-# What the server folds truth values by.
+# The operations with which the server folds truth values.
 _OF_TRUTH = ("all", "any", "sum", "mean")
 
 
@@ -164,14 +164,14 @@ def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
 
 
 def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
-    """The axes that NumPy's argument means, in [0, rank). BadAxes."""
+    """Returns the axes that NumPy's argument means, in [0, rank). BadAxes."""
     if axis is None:
         return tuple(range(rank))
     return normalize_axes(axis, rank)
 
 
 def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[int, ...]:
-    """The shape of a reduction's result."""
+    """Returns the shape of a reduction's result."""
     return tuple(
         1 if i in axes else extent
         for i, extent in enumerate(shape)
@@ -180,8 +180,9 @@ def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[i
 
 
 def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
-    """A fold of all elements, or along axes. Of truth values min, max, all and any give truth
-    values. Of no elements mean and variance are NaN, and the server refuses what has no value."""
+    """Folds all elements, or those along axes. For truth values, min, max, all and any give truth
+    values. Mean and variance of no elements are NaN; the server rejects other reductions that have
+    no value."""
     rank = len(a[1].shape)
     axes = axes_of(axis, rank)
     keepdims = is_true(keepdims, "keepdims")
@@ -212,16 +213,16 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
 
 def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
     """Returns (times, over), by which a "variance" or "std" of n elements is multiplied and divided
-    in f64, so that n - less counts rather than n."""
+    in f64, so that n - less replaces n."""
     left = max(n - less, 0.0)
     if op == "std":
         return (n / left) ** 0.5 if left else float("inf"), 1.0
-    power = 2.0 ** -math.frexp(n)[1]  # Keeps both in the range.
+    power = 2.0 ** -math.frexp(n)[1]  # Keeps both within range.
     return n * power, left * power
 
 
 def _of_each(op: str, a: Term) -> Term:
-    """A reduction over no axes: the result for each element alone."""
+    """A reduction over no axes: the result for each element separately."""
     own = a[0].dtype
     if op in ("min", "max"):
         return a
@@ -234,7 +235,7 @@ def _of_each(op: str, a: Term) -> Term:
 
 
 def window_sum(a: Term, radius: int) -> Term:
-    """y[i] = the sum of x[j] for |j - i| <= radius, of a vector x."""
+    """y[i] = the sum of x[j] for |j - i| <= radius, for a vector x."""
     if len(a[1].shape) != 1:
         raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
     radius = index_of(radius, "a radius")
@@ -246,8 +247,8 @@ def window_sum(a: Term, radius: int) -> Term:
 
 
 def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, Term]:
-    """(values, indices) of the k largest or smallest elements along an axis: two results of one
-    step."""
+    """Returns (values, indices) of the k largest or smallest elements along an axis: two results of
+    one step."""
     shape = list(a[1].shape)
     axis = normalize_axis(axis, len(shape))
     limit = min(MAX_K, shape[axis])
@@ -280,7 +281,7 @@ def diagonal(a: Term, offset: int = 0) -> Term:
 
 
 def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
-    """An array of one value, which every element reads, or of values that are broadcast."""
+    """An array of one value that every element reads, or of values that are broadcast."""
     values = Inline(_dtypes.to_server(np.asarray(value), dtype))
     return values, View.whole(values.shape).broadcast_to(shape)
 

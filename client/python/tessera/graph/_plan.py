@@ -1,7 +1,7 @@
-"""From expressions to one request, and from its answer to arrays. No I/O.
+"""Turns expressions into one request, and its response into arrays. No I/O.
 
-Equal parts of the expressions become one step. A program of one step is sent as the call of its
-own, which is shorter.
+Equal parts of the expressions become one step. A program of one step is sent as that step's own
+call, which is shorter.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ _METHOD = {
     "window_sum": "WindowSum",
     "top_k": "TopK",
 }
-# Conversions of what lies within take no care of overflow, which takes NumPy longer than they do.
+# Numbers within these limits are converted without NumPy's treatment of overflow, which takes
+# longer than the conversion.
 _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
 _FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
-# A result of a step, by the numbers of the step and, of those that it has, of the result.
+# A result: the number of its step, and its number among the results of that step.
 Output = Tuple[int, int]
 
 
@@ -43,12 +44,12 @@ Output = Tuple[int, int]
 class Stats:
     """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
-    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|;
-    of a map that of each of its nodes alone, |error| <= roundoff * |value|), queue_us that it
-    waited, total_us from the call's acceptance to its answer, moved_bytes of operands that were
-    copied from other devices, prepared_bytes of copies and parts of operands that an earlier call
-    or step had made, and how many devices worked. kernel_us is 0 unless the expression was made by
-    with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
+    flops by the strategy's model, its roundoff (|error| <= roundoff * sum of the |terms|; for a map
+    the bound of each node, |error| <= roundoff * |value|), queue_us that it waited, total_us from
+    the acceptance of the call to its response, moved_bytes of operands that were copied from other
+    devices, prepared_bytes of copies and parts of operands that an earlier call or step had made,
+    and the number of devices that worked. kernel_us is 0 unless the expression was made by
+    with_(timing=True); queue_us and total_us are 0 for the steps of a program."""
 
     operation: str
     strategy: str
@@ -69,16 +70,16 @@ def view_message(view: View) -> Any:
 
 
 def _transposed(view: View) -> bool:
-    """Whether it reads a row-major matrix by columns, which Matmul does without a copy."""
+    """Returns whether it reads a row-major matrix by columns, which Matmul does without a copy."""
     return view.strides[0] == 1 and view.strides[1] >= view.shape[0] and view.shape[0] > 1
 
 
-# What an expression's last computation cost: the plan and the answers that tell.
+# The cost of an expression's last computation: the plan, and the responses that report it.
 Cost = Optional[Tuple["Plan", Sequence[Any]]]
 
 
 class Plan:
-    """The steps of one program, in order; later steps use earlier ones alone."""
+    """The steps of one program, in order; steps use only earlier ones."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step]
@@ -94,8 +95,8 @@ class Plan:
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-        # Whether it is the call of its own step: a result that nobody wants is scratch, which only
-        # a program has.
+        # Whether it is sent as its step's own call: an unused result is scratch, which only a
+        # program has.
         self._alone = len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
 
     def _operand(self, source: Source, view: View) -> Any:
@@ -115,7 +116,8 @@ class Plan:
         return p.Operand(tensor=tensor, view=window)
 
     def request(self, number: int, results: Dict[int, Any]) -> Any:
-        """The request of a step; results: where those of its results go that are not inline."""
+        """Returns the request of a step. results: the places of those of its results that are not
+        inline."""
         step, fields, operands = self._request(number, results)
         of_nodes = _FIELDS[step.node.op]
         for name, term in zip(of_nodes, operands):
@@ -127,8 +129,8 @@ class Plan:
         return p.METHODS[_METHOD[step.node.op]].request(**fields)
 
     def request_bytes(self, number: int, results: Dict[int, Any]) -> bytes:
-        """The same, serialised. Operands, fields 1 and 2 of most operations, are put behind the
-        rest: building messages of messages takes longer than all else."""
+        """The same, serialised. Operands, fields 1 and 2 of most operations, are put after the
+        rest: building nested messages takes longer than everything else."""
         step, fields, operands = self._request(number, results)
         if step.code:
             return self.request(number, results).SerializeToString()  # type: ignore[no-any-return]
@@ -146,7 +148,7 @@ class Plan:
     def _request(
         self, number: int, results: Dict[int, Any]
     ) -> Tuple[Step, Dict[str, Any], List[Term]]:
-        """A step, the fields of its request that are no operands, and its operands."""
+        """Returns a step, the fields of its request other than operands, and its operands."""
         step = self.steps[number]
         node = step.node
         fields: Dict[str, Any] = {} if node.op == "map" else dict(node.params)
@@ -164,17 +166,18 @@ class Plan:
             fields["timing"] = True
         if node.op == "top_k":
             fields.update({("values", "indices")[i]: result for i, result in results.items()})
-        # A number always comes back, and stays for later steps.
+        # A number is always returned, and stays available to later steps.
         elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
             fields["result"] = results[0]
         return step, fields, operands
 
     def _results_of(self, number: int) -> int:
-        """How many results the step of this number has."""
+        """Returns how many results the step of this number has."""
         return 2 if self.steps[number].node.op == "top_k" else 1
 
     def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
-        """The method and its request, serialised; results: where those go that are not inline."""
+        """Returns the method and its request, serialised. results: the places of those that are not
+        inline."""
         if self._alone:
             mine = {output: result for (_, output), result in results.items()} if results else {}
             return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
@@ -192,10 +195,10 @@ class Plan:
         return "Execute", program.SerializeToString()
 
     def answers(self, method: str, response: Any) -> List[Any]:
-        """A response for every step. Raises the first error, which is no other one's
-        consequence."""
+        """Returns a response for every step. Raises the first error, which is not a consequence of
+        another."""
         if method != "Execute":
-            return [response]  # Perhaps of p.UNREAD: bytes.
+            return [response]  # The bytes of it, if the method is in p.UNREAD.
         errors: List[Error] = []
         found = []
         for i, result in enumerate(response.results):
@@ -210,9 +213,9 @@ class Plan:
             raise damaged("lacks results of steps")
         if errors:
             try:
-                raise errors[0]  # What failed because of it comes later.
+                raise errors[0]  # Its consequences come later.
             finally:
-                del errors  # It would keep this frame alive, and that all its arrays.
+                del errors  # It would keep this frame and all its arrays alive.
         return found
 
     def stats(self, answers: Sequence[Any]) -> List[Stats]:
@@ -238,7 +241,7 @@ class Plan:
         return found
 
     def explain(self) -> str:
-        """A line for each step."""
+        """Returns a line for each step."""
         how = _METHOD[self.steps[0].node.op] if self._alone else "Execute"
         count = f"{len(self.steps)} steps" if len(self.steps) > 1 else "1 step"
         return "\n".join([f"one {how} of {count}", *map(self._line, range(len(self.steps)))])
@@ -278,20 +281,20 @@ class Plan:
 
 
 def _read(node: Node, answer: Any) -> Any:
-    """The message of an answer."""
+    """Returns the message of a response."""
     if type(answer) is bytes:
         return read(p.METHODS[_METHOD[node.op]].response, answer)
     return answer
 
 
-# What answers of Dot and Reduce begin with: a Scalar, field 1, of a double, field 1 of it.
+# Responses of Dot and Reduce begin with field 1, a Scalar, whose field 1 is a double.
 _REAL = b"\x0a\x09\x09"
 _REAL_BYTES = len(_REAL) + 8
 _double = struct.Struct("<d").unpack_from
 
 
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
-    """The array, or rank-0 array, that an answer without a buffer carries."""
+    """Returns the array, or rank-0 array, in a response without a buffer."""
     dtype = node.dtype
     if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
         argument = node.params and node.params["op"] in ("argmin", "argmax")
@@ -313,25 +316,25 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
         tensor = answer.indices if node.output else answer.values
     else:
         tensor = answer.tensor
-    # Bytes belong to Python and cannot change: the caller gets an array to write to.
+    # Bytes belong to Python and cannot change, but the caller gets a writable array.
     data = bytearray(tensor.data)
-    # ALL and ANY give integers.
+    # ALL and ANY return integers.
     stored = np.frombuffer(data, _dtypes.from_wire(tensor.dtype)).reshape(node.shape)
     return stored.astype(dtype, copy=False)
 
 
 def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
-    """A rank-0 array of a number, rounded to the type."""
+    """Returns a rank-0 array of a number, rounded to the type."""
     if abs(value) <= _LARGEST.get(dtype.char, -1):
         return np.array(value, dtype)
     if dtype == _dtypes.bfloat16:
         return _dtypes.round_to_bf16(np.asarray(value))
-    with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
+    with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as in NumPy.
         return np.asarray(value).astype(dtype)
 
 
 def buffer_of(node: Node, answer: Any) -> Any:
-    """The buffer that an answer describes."""
+    """Returns the buffer that a response describes."""
     answer = _read(node, answer)
     if node.op == "top_k":
         return answer.indices_buffer if node.output else answer.values_buffer
@@ -339,8 +342,8 @@ def buffer_of(node: Node, answer: Any) -> Any:
 
 
 def stored_node(term: Term) -> Node:
-    """A node whose result can be a buffer with the elements of the term: numbers of whole
-    reductions, what ALL and ANY give, and views of results are copied by a Map."""
+    """Returns a node whose result can be a buffer with the elements of the term: a Map copies
+    numbers of whole reductions, results of ALL and ANY, and views of results."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
         is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)
@@ -352,13 +355,13 @@ def stored_node(term: Term) -> Node:
 
 
 def on_host(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
-    """The view of an array in row-major order."""
+    """Applies the view to an array in row-major order."""
     found = window(array, view)
     return found if view.contiguous else found.copy()
 
 
 def window(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
-    """The view of an array, where its elements are."""
+    """Returns the view of an array, where its elements are."""
     if view.size == 0:
         return np.empty(view.shape, array.dtype)
     flat = array.reshape(-1)[view.offset :]

@@ -47,7 +47,7 @@ class View(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements follow each other in memory, in row-major order."""
+        """Whether its elements are adjacent in memory, in row-major order."""
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides)):
             if extent != 1 and stride != expected:
@@ -66,7 +66,7 @@ class View(NamedTuple):
         return low, high + 1
 
     def at(self, key: Any) -> "View":
-        """NumPy's basic indexing: integers, slices, None, `...`."""
+        """Applies NumPy's basic indexing: integers, slices, None, `...`."""
         items = list(key) if isinstance(key, tuple) else [key]
         taken = sum(1 for item in items if item is not None and item is not Ellipsis)
         dots = sum(1 for item in items if item is Ellipsis)
@@ -103,7 +103,7 @@ class View(NamedTuple):
             except TypeError:
                 raise Unsupported(
                     f"an index of type {type(item).__name__}: views take integers, slices, None and"
-                    " ...; for picked rows use .numpy()[rows], for what a mask picks np.where and"
+                    " ...; for picked rows use .numpy()[rows], for masked elements np.where and"
                     " sum(where=mask)"
                 ) from None
             if not -extent <= i < extent:
@@ -135,7 +135,8 @@ class View(NamedTuple):
         return View(self.offset, shape, tuple(strides)).checked()
 
     def reshape(self, shape: Sequence[int]) -> Optional["View"]:
-        """The same elements, in row-major order, in another shape; None where no strides can."""
+        """Returns the same elements, in row-major order, in another shape; None where no strides
+        can."""
         wanted = list(extents(shape))
         if wanted.count(-1) == 1:
             known = size_of([extent for extent in wanted if extent != -1])
@@ -146,7 +147,7 @@ class View(NamedTuple):
                 f"{self.size} elements of shape {self.shape} do not fill {extents(shape)}")
         if self.size == 0:
             return View(0, tuple(wanted), row_major(wanted)).checked()
-        # Runs of axes that one stride walks through, outermost first: [elements, innermost stride].
+        # Runs of axes that share one stride, outermost first: [elements, innermost stride].
         runs: list[list[int]] = []
         for extent, stride in zip(self.shape, self.strides):
             if extent == 1:
@@ -176,7 +177,8 @@ class View(NamedTuple):
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
-    """Returns an integer of Python or NumPy as an int. TypeError: it is none, or a truth value."""
+    """Returns an integer of Python or NumPy as an int. TypeError: it is another type, or a truth
+    value."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
     return operator.index(value)
@@ -190,7 +192,7 @@ def is_true(value: Any, what: str) -> bool:
 
 
 def extents(shape: Any) -> Shape:
-    """Returns a shape that is given as integers or, as in NumPy, as a single one."""
+    """Returns a shape that is given as integers or, as in NumPy, as a single integer."""
     return tuple(index_of(one, "an extent") for one in _several(shape))
 
 
@@ -201,7 +203,7 @@ def _several(value: Any) -> Tuple[Any, ...]:
 
 
 def normalize_axis(axis: Any, rank: int) -> int:
-    """Returns an axis in [0, rank). BadAxes; TypeError: it is no integer."""
+    """Returns an axis in [0, rank). BadAxes; TypeError: it is not an integer."""
     at = index_of(axis)
     if not -rank <= at < rank:
         raise BadAxes(f"axis {at} is out of range for {rank} axes")

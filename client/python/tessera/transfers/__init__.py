@@ -1,1 +1,1 @@
-"""Arrays on their way to the server and back."""
+"""Uploads and downloads of arrays."""

@@ -1,5 +1,4 @@
-"""Messages of transfers, taken apart and put together by hand: protobuf would copy their data twice
-more."""
+"""Messages of transfers, built and parsed by hand: protobuf would copy their data twice more."""
 
 import threading
 import time
@@ -11,7 +10,7 @@ from ..wire import _protocol as p
 from ..wire._errors import damaged
 
 CHUNK = 1 << 20
-# Transfers of so many bytes and more go through several connections.
+# Transfers of at least this number of bytes use several connections.
 DIVIDED = 64 << 20
 UPLOADS = 2
 DOWNLOADS = 4
@@ -19,7 +18,7 @@ Range = Tuple[int, int]
 
 
 def divided(begin: int, end: int, streams: int) -> List[Range]:
-    """The ranges of bytes [begin, end) that go through connections of their own."""
+    """Returns the ranges of bytes [begin, end) that go through separate connections."""
     chunks = -(-(end - begin) // CHUNK)
     count = streams if end - begin >= DIVIDED else 1
     bounds = [min(begin + chunks * i // count * CHUNK, end) for i in range(count + 1)]
@@ -38,7 +37,7 @@ def _read_varint(data: bytes, at: int) -> Tuple[int, int]:
 
 
 def data_of(message: bytes) -> Tuple[int, memoryview]:
-    """offset and data of a DownloadResponse."""
+    """Returns offset and data of a DownloadResponse."""
     at, offset, found = 0, 0, memoryview(b"")
     try:
         while at < len(message):
@@ -62,11 +61,11 @@ def data_of(message: bytes) -> Tuple[int, memoryview]:
 
 
 class Tally:
-    """The bytes that all streams of a transfer have moved. Whoever waits for one of them sees by it
-    that the transfer does not stand still.
+    """The bytes that all streams of a transfer have moved. A thread that waits for one of them sees
+    here that the transfer is not stalled.
 
-    report: the caller's function of them, if there is one. tell: what is called after each message.
-    moved: when the last of them did, or when the transfer began, by time.monotonic().
+    report: the caller's progress function, if there is one. tell: called after each message.
+    moved: when the last bytes moved, or when the transfer began, by time.monotonic().
     """
 
     def __init__(self, report: Any, done: int = 0, since: Optional[float] = None) -> None:
@@ -85,14 +84,15 @@ class Tally:
                 tell(self.done)
 
     def anew(self, done: int) -> "Tally":
-        """One for what is left: threads that still carry streams of this one tell nothing more."""
+        """Returns a Tally for the rest: threads that still carry streams of this one report nothing
+        more."""
         self.tell = None
         return Tally(self.report, done)
 
 
 class Patience:
-    """Tells a transfer that moves from one that has stood still for so many seconds. Whoever waits
-    for it looks again after `step` of them."""
+    """Tells whether a transfer has stalled for this number of seconds. A thread that waits for it
+    checks again after `step` seconds."""
 
     def __init__(self, tally: Tally, seconds: float) -> None:
         self.step = seconds / 8
@@ -104,8 +104,8 @@ class Patience:
 
 
 class Stream:
-    """One call that moves a range of bytes, through the client's connection of a number. It may be
-    stopped by another thread before or after it has begun."""
+    """One call that moves a range of bytes, through the client's connection of a number. Another
+    thread may stop it before or after it has begun."""
 
     connection = 0
     _call: Any = None
@@ -126,9 +126,9 @@ class Stream:
 
 
 class Upload(Stream):
-    """The messages of one stream: of bytes [begin, end) of a draft, or with a spec of an array.
+    """The messages of one stream: bytes [begin, end) of a draft, or of an array if it has a spec.
 
-    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what a
+    data: slices of it are bytes. sent: the end of the bytes that gRPC has taken. failure: what a
     slice or the caller's progress function raised, which ends the stream.
     """
 
@@ -154,7 +154,7 @@ class Upload(Stream):
         try:
             yield from self._messages()
         except GeneratorExit:
-            raise  # gRPC wants no more of them.
+            raise  # gRPC wants no more messages.
         except BaseException as error:
             self.failure = error
             raise
@@ -163,7 +163,7 @@ class Upload(Stream):
         head = self._head
         while not self._stopped:
             chunk = self._data[self.sent : min(self.sent + CHUNK, self._end)]
-            # Field 4, data; a message is its fields one after the other.
+            # Field 4 is data; a message is its fields one after the other.
             yield b"".join((head, b"\x22", p.varint(len(chunk)), chunk)) if chunk else head
             head = b""
             self.sent += len(chunk)
@@ -173,7 +173,8 @@ class Upload(Stream):
 
 
 class Download(Stream):
-    """Bytes [begin, begin + len(out)) of a buffer into an array of uint8; `done` have come."""
+    """Downloads bytes [begin, begin + len(out)) of a buffer into an array of uint8; `done` have
+    arrived."""
 
     def __init__(self, name: str, version: int, begin: int, out: Any, tally: Tally) -> None:
         super().__init__(tally)
@@ -187,7 +188,7 @@ class Download(Stream):
         return len(self._out)
 
     def request(self) -> bytes:
-        """Of what is missing."""
+        """Returns the request for the missing bytes."""
         request = p.METHODS["Download"].request(
             offset=self._begin + self.done, limit=len(self._out) - self.done, **self._fields
         )
@@ -198,16 +199,17 @@ class Download(Stream):
         if len(data) == 0:
             return
         if offset != self._begin + self.done or self.done + len(data) > len(self._out):
-            raise damaged("has bytes that nobody asked for")
-        # NumPy copies without the interpreter's lock, so that gRPC reads on meanwhile.
+            raise damaged("has bytes that were not requested")
+        # NumPy copies without the interpreter's lock, so that gRPC reads on in the meantime.
         self._out[self.done : self.done + len(data)] = np.frombuffer(data, np.uint8)
         self.done += len(data)
         self.tally.add(len(data))
 
 
 class Several:
-    """Streams of one transfer, at the same time and through as many connections. When one fails the
-    others end as well, unless the server only had no room for it; the outcome is that failure."""
+    """Streams of one transfer that run at the same time, each through its own connection. When one
+    fails the others end as well, unless the server only had no room for it; the outcome is that
+    failure."""
 
     def __init__(self, streams: Sequence[Union[Upload, Download]]) -> None:
         self.streams = streams
@@ -221,5 +223,5 @@ class Several:
 
     @staticmethod
     def over(failure: Optional[BaseException]) -> bool:
-        """Whether a failure, if there is one, ends the other streams too."""
+        """Returns whether a failure, if there is one, ends the other streams too."""
         return failure is not None and getattr(failure, "code", "") != "RESOURCE_EXHAUSTED"

@@ -1,7 +1,7 @@
 """Transfers through memory that a server on the same host shares (proto/tessera/v1/
 shared_memory.proto).
 
-Linux alone. A client has one region of SLOTS parts; a transfer takes at most two of them, so that
+Linux only. A client has one region of SLOTS parts; a transfer takes at most two of them, so that
 the server copies one while the client fills or reads the other.
 """
 
@@ -22,28 +22,29 @@ from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4
-# Below it a stream's messages cost no more than the calls.
+# For smaller transfers, a stream's messages cost no more than the calls.
 LEAST = 4 << 20
-# Seconds: how long a server that shares no memory is not asked again, and how long one that does
-# may take to answer.
+# Seconds: how long until a server without shared memory is asked again, and how long a server may
+# take to answer.
 ASK_AGAIN_S = 60.0
 _HANDSHAKE_S = 10.0
 _LONGEST_ANSWER = 64 << 10
-# Of linux/fcntl.h; Python names them from 3.8 on where the C library does.
+# From linux/fcntl.h; Python has names for them from 3.8 on where the C library does.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4
 
 
 class Region:
-    """Memory that the server has mapped as well; the server forgets it with the socket's end."""
+    """Memory that the server has mapped as well, until the socket ends."""
 
     def __init__(self, path: str, seconds: float) -> None:
-        """path: of the server's socket. OSError, Error: no memory can be shared within so many
-        seconds."""
+        """path: that of the server's socket. OSError, Error: no memory can be shared within this
+        number of seconds."""
         size = SLOT * SLOTS
         file = os.memfd_create("tessera", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(file, 0, size)
-            # Before the server gets the file, which forbids further mappings to write.
+            # Mapped before the server gets the file, because it then forbids further writable
+            # mappings.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._memory = mmap.mmap(file, size, flags=flags)
             fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
@@ -70,15 +71,17 @@ class Region:
 
     @property
     def connected(self) -> bool:
-        """The server says nothing more on the socket but its end."""
+        """The only thing that the server still sends on the socket is its end."""
         return self._socket.fileno() >= 0 and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
-        """Ends it. The memory goes with the last reference: the server may still be writing."""
+        """Closes the socket. The memory goes with the last reference: the server may still be
+        writing."""
         self._socket.close()
 
     def take(self, size: int) -> List[int]:
-        """Parts for a transfer of so many bytes; none if others have all."""
+        """Returns parts for a transfer of this number of bytes, or none if other transfers have
+        all."""
         with self._lock:
             count = min(1 if size <= SLOT else 2, len(self._free))
             return [self._free.pop() for _ in range(count)]
@@ -92,8 +95,8 @@ class Region:
 
 
 def share(path: str, seconds: float) -> Optional[Region]:
-    """A region; None: the server is in a container of its own, another user's, has no room, or does
-    not answer within so many seconds."""
+    """Returns a region, or None: the server is in another container, belongs to another user, has
+    no room, or does not answer within this number of seconds."""
     try:
         return Region(path, seconds)
     except (OSError, _errors.Error):
@@ -101,11 +104,11 @@ def share(path: str, seconds: float) -> Optional[Region]:
 
 
 class Transfer:
-    """One array's way through a region, part by part and in order: begin() gives the next call as
-    long as there is a slot and something left, finish() takes an answer, in the order of begin().
+    """One array's transfer through a region, part by part and in order: begin() gives the next call
+    as long as there is a slot and something left; finish() takes a response, in the same order.
 
-    done: bytes that have arrived, from the start. moved: when the last ones did, by
-    time.monotonic(); None: there are none.
+    done: bytes that have arrived, from the start. moved: when the last ones arrived, by
+    time.monotonic(); None: none have arrived.
     """
 
     method = ""
@@ -127,7 +130,7 @@ class Transfer:
         self.moved: Optional[float] = None
 
     def begin(self) -> Optional[bytes]:
-        """The request of the next call; None: nothing can begin now."""
+        """Returns the request of the next call, or None if none can begin now."""
         size = min(SLOT, len(self._data) - self._begun)
         if not self._free or size == 0:
             return None
@@ -156,8 +159,8 @@ class Transfer:
             self._report(self.done)
 
     def end(self) -> None:
-        """A part that a call has not answered for may still be written to: its region is no more
-        used."""
+        """A part for which a call has no response may still be written to, so its region is
+        abandoned."""
         if self._under_way:
             self.region.close()
         else:
@@ -165,7 +168,7 @@ class Transfer:
 
 
 class SharedUpload(Transfer):
-    """Into a draft."""
+    """A transfer into a draft."""
 
     method = "UploadShared"
 
@@ -182,7 +185,7 @@ class SharedUpload(Transfer):
 
 
 class SharedDownload(Transfer):
-    """Of a buffer of a version."""
+    """A transfer from a buffer of a version."""
 
     method = "DownloadShared"
 
@@ -194,13 +197,13 @@ class SharedDownload(Transfer):
 
     def _take(self, slot: int, begin: int, size: int, answer: Any) -> None:
         if answer.size != size:
-            raise _errors.damaged("has bytes that nobody asked for")
+            raise _errors.damaged("has bytes that were not requested")
         self._data[begin : begin + size] = self.region.part(slot, size)
 
 
 class Pool:
-    """The region of a client, made when it is first wanted. Thread safe: where two threads make
-    one each, the first is kept."""
+    """The region of a client, made when it is first needed. Thread safe: if two threads make one
+    each, the first is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -217,7 +220,7 @@ class Pool:
         self._ask_at = time.monotonic() + ASK_AGAIN_S
 
     def made(self, region: Region) -> Region:
-        """The region to use."""
+        """Returns the region to use."""
         with self._lock:
             kept = self.region()
             if kept is None:

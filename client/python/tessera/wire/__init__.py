@@ -1,1 +1,1 @@
-"""What the server understands: the protocol, addresses and options, errors, retries."""
+"""The interface to the server: the protocol, addresses and options, errors, retries."""

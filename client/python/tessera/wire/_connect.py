@@ -1,4 +1,4 @@
-"""Where a server is and how callers prove who they are: options, credentials, channel settings."""
+"""How to reach a server and authenticate: options, credentials, channel settings."""
 
 import dataclasses
 import datetime
@@ -19,7 +19,7 @@ Ttl = Union[None, str, float, int, datetime.timedelta]
 Placement = Union[str, Sequence[str]]
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PING = "/grpc.health.v1.Health/Check"
-# What a server may say to it.
+# Error codes that only a server sends.
 _ANSWERS = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -27,29 +27,31 @@ _ANSWERS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND,
 )
-# Timeout, in seconds, of the call that asks why there is no connection.
+# Timeout, in seconds, of the call that finds out why there is no connection.
 WHY_S = 1.0
-# Before another one, in seconds, where a server went away.
+# Pause, in seconds, before another such call where a server went away.
 PAUSE_S = 0.1
-# Seconds: how long the end of a client waits for calls whose outcomes do not matter.
+# Seconds that the end of a client waits for calls whose outcomes do not matter.
 LAST_CALLS_S = 1.0
 _Duration = p.message("google.protobuf.Duration")
 
 
 def route_of(name: str) -> str:
-    """What comes before a name's last "/", or all of it: names with one route have one home."""
+    """Returns the part before a name's last "/", or the whole name: names with one route have one
+    home."""
     return name.rpartition("/")[0] if "/" in name else name
 
 
 def devices_of(placement: Placement) -> List[str]:
-    """As the fields of messages have it."""
+    """Returns devices as the fields of messages have them."""
     if isinstance(placement, str):
         return [placement] if placement else []
     return list(placement)
 
 
 def duration(ttl: Ttl) -> Any:
-    """A Duration of seconds, a timedelta or a text as "90s", "10m", "1.5h"; None for None."""
+    """Returns a Duration of seconds, a timedelta or a text such as "90s", "10m", "1.5h"; None for
+    None."""
     if ttl is None:
         return None
     if isinstance(ttl, datetime.timedelta):
@@ -67,7 +69,8 @@ def duration(ttl: Ttl) -> Any:
 
 
 def checked_token(token: str) -> str:
-    """Returns a token without surrounding whitespace. ValueError: no server accepts such a one."""
+    """Returns a token without surrounding whitespace. ValueError: no server accepts such a
+    token."""
     token = token.strip(" \t\n\v\f\r")
     if not re.fullmatch("[!-~]{1,1024}", token):
         raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
@@ -76,7 +79,7 @@ def checked_token(token: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What connect() was told; times in seconds."""
+    """The arguments of connect(); times are in seconds."""
 
     target: str
     timeout: float = 60.0
@@ -99,13 +102,13 @@ class Options:
             hosts_of(self.target)
         except (ValueError, AttributeError):
             raise ValueError(
-                f"target {self.target!r} is no address: write host:port, [IPv6 address]:port or"
+                f"target {self.target!r} is not an address: write host:port, [IPv6 address]:port or"
                 " unix:path; a port is at most 65535"
             ) from None
         for name in ("timeout", "connect_timeout", "stall_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"{name} {value!r}: a number of seconds above 0")
+                raise ValueError(f"{name} {value!r} must be a number of seconds above 0")
         duration(self.unnamed_ttl)
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
@@ -127,8 +130,8 @@ class Options:
         return bool(self.tls or self.tls_ca or self.tls_cert)
 
     def unreachable(self, why: str) -> str:
-        """Says why there is no connection. why: what gRPC reports for a call that does not wait for
-        one."""
+        """Returns why there is no connection. why: what gRPC reports for a call that does not wait
+        for one."""
         why = why.rpartition("last error: ")[2]
         if "certificate" in why and "alert" not in why:
             return (
@@ -144,7 +147,7 @@ class Options:
         return f"no server answers at {self.target} ({why}); or it speaks TLS (tls_ca, tls=True)"
 
     def credentials(self) -> Any:
-        """For a secure channel; None for a plain one."""
+        """Returns the credentials of a secure channel; None for a plain one."""
         if not self.secure:
             return None
         ca, cert, key = (
@@ -154,7 +157,8 @@ class Options:
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def metadata(self) -> Optional[Tuple[Tuple[str, str], ...]]:
-        """Of every call. A token file is read each time, since tokens are renewed."""
+        """Returns the metadata of a call. A token file is read each time, since tokens are
+        renewed."""
         token = self.token
         if self.token_file is not None:
             token = checked_token(pathlib.Path(self.token_file).read_text(encoding="utf-8-sig"))
@@ -170,44 +174,45 @@ class Options:
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
             ("grpc.max_receive_message_length", 8 << 20),
-            # What a server may send ahead, so that it does not wait for the interpreter.
+            # How much a server may send ahead, so that it does not wait for the interpreter.
             ("grpc.http2.lookahead_bytes", 8 << 20),
-            # Who waits for a message of a download reads it, rather than a thread of the channel.
+            # The thread that waits for a message of a download reads it, not a thread of the
+            # channel.
             ("SingleThreadedUnaryStream", 1),
             # Channels to one server share a connection unless each has its own pool.
             ("grpc.use_local_subchannel_pool", 1),
-            # gRPC's own pauses grow to two minutes.
+            # gRPC's default pauses grow to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # A name that has moved is looked up again before the next attempt; gRPC's 30 s are
-            # longer than callers wait.
+            # A name that has moved is looked up again before the next attempt; gRPC's default of 30
+            # s is longer than callers wait.
             ("grpc.dns_min_time_between_resolutions_ms", 500),
             # How long one attempt to connect may take.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         if self.stall_timeout < 86400:
-            # A connection whose other end acknowledges nothing for so long ends (TCP_USER_TIMEOUT):
-            # after a cut of the network, calls would wait for TCP's next attempt otherwise, which
-            # comes as late again as the cut took. A transfer says first that it stands still. gRPC
-            # sets it to the second of these where the first one asks for pings, which would begin
-            # after 24 days.
+            # A connection ends when its other end acknowledges nothing for this long
+            # (TCP_USER_TIMEOUT). Otherwise, after an outage of the network, calls would wait for
+            # TCP's next attempt, which may take as long again as the outage. Stalled transfers fail
+            # earlier. gRPC sets the option to the second of these values where the first one
+            # enables pings, which would begin after 24 days.
             silence = int(max(1.5 * self.stall_timeout, 1) * 1000)
             options.append(("grpc.keepalive_time_ms", 2**31 - 2))
             options.append(("grpc.keepalive_timeout_ms", silence))
         if not self.secure:
-            # One named by the environment would read what is not encrypted, tokens too.
+            # A proxy named by the environment would read what is not encrypted, including tokens.
             options.append(("grpc.enable_http_proxy", 0))
         if self.tls_server_name:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
         return options
 
 
-_process: Optional[int] = None  # That made the first channel.
+_process: Optional[int] = None  # The one that made the first channel.
 
 
 def check_process() -> None:
-    """RuntimeError in a fork of the process that made the first channel. It has gRPC's state and
-    not its threads: calls there may wait for ever, and may end the other process too."""
+    """Raises RuntimeError in a fork of the process that made the first channel. A fork has gRPC's
+    state but not its threads: calls there may wait for ever, and may end the other process too."""
     if os.getpid() != _process:
         raise RuntimeError(
             "gRPC does not work in a fork of a process that has connected: fork before the first"
@@ -216,7 +221,7 @@ def check_process() -> None:
 
 
 def channel(space: Any, options: Options) -> Any:
-    """A channel of grpc or of grpc.aio. RuntimeError as of check_process()."""
+    """Makes a channel of grpc or of grpc.aio. RuntimeError as in check_process()."""
     global _process
     _process = _process or os.getpid()
     check_process()
@@ -227,7 +232,7 @@ def channel(space: Any, options: Options) -> Any:
 
 
 def calls_of(made: Any) -> Dict[str, Any]:
-    """What calls each method of the protocol on a channel, with serialised requests and answers."""
+    """Returns callables for the protocol's methods, with serialised requests and responses."""
     makers = {"Download": made.unary_stream, "Upload": made.stream_unary}
     calls = {PING: made.unary_unary(PING)}
     for name, method in p.METHODS.items():
@@ -236,22 +241,22 @@ def calls_of(made: Any) -> Dict[str, Any]:
 
 
 def answer_of(method: str, answer: bytes) -> Any:
-    """The message of an answer, but of p.UNREAD the bytes."""
+    """Returns the message of a response, or its bytes if the method is in p.UNREAD."""
     kind = p.READ.get(method)
     return answer if kind is None else read(kind, answer)
 
 
 def answered(error: Any) -> Optional[bool]:
-    """What the RpcError of a PING that waits for a connection says: whether a server has answered;
-    None: it went away again, or gRPC itself failed."""
+    """Returns what the RpcError of a PING that waits for a connection means: whether a server has
+    answered; None: it went away again, or gRPC itself failed."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return False
     return True if error.code() in _ANSWERS else None
 
 
 def _host_of(address: str, scheme: str = "") -> str:
-    """Returns the host of HOST:PORT or [ADDRESS]:PORT; with the scheme ipv4 or ipv6 it has to be an
-    address of that kind. ValueError: the text is none of these."""
+    """Returns the host of HOST:PORT or [ADDRESS]:PORT; with the scheme ipv4 or ipv6 it must be an
+    address of that kind. ValueError: the text is neither."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
         raise ValueError("write host:port, [IPv6 address]:port or unix:path")
@@ -279,13 +284,13 @@ def hosts_of(target: str) -> List[str]:
         server, slash, name = rest[2:].partition("/")
         if rest.startswith("//") and server and slash:
             _host_of(name)
-            return [rest]  # The name server decides where this leads.
+            return [rest]  # The name server decides what this resolves to.
         return [_host_of(rest)]
     return [_host_of(address, scheme) for address in rest.split(",")]
 
 
 def is_loopback(target: str) -> bool:
-    """Whether what is sent to a target stays on this host for certain."""
+    """Returns whether everything that is sent to a target is certain to stay on this host."""
     try:
         hosts = hosts_of(target)
     except ValueError:

@@ -1,6 +1,7 @@
 """Errors: one class for each reason that the server or the client gives.
 
-Each is a ts.Error, and where Python has a class that people catch for such a failure, that too.
+Each is a ts.Error, and also the built-in class that Python programs catch for such a failure, if
+there is one.
 """
 
 from typing import Any, Dict, Mapping, Optional, Type
@@ -14,9 +15,9 @@ from . import _protocol as p
 class Error(Exception):
     """A call that failed.
 
-    code: of gRPC, as "NOT_FOUND". reason: stable, for programs; the class has it as well.
-    details: the figures of the server, by name. retry_after: seconds after which the server
-    suggests another attempt, or None.
+    code: gRPC's code, such as "NOT_FOUND". reason: stable, for programs; the class has it as well.
+    details: the server's numbers, by name. retry_after: seconds after which the server suggests
+    another attempt, or None.
     """
 
     reason = ""
@@ -43,7 +44,7 @@ class Error(Exception):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        # KeyError would show the text's repr.
+        # KeyError would show the repr of the text.
         kind = "/".join(part for part in (self.code, self.reason) if part)
         return f"{self.text} [{kind}]" if kind else self.text
 
@@ -52,7 +53,7 @@ class Error(Exception):
 
 
 # fmt: off
-# --- requests that make no sense
+# --- invalid requests
 class BadArgument(Error, ValueError): """INVALID_ARGUMENT of any reason."""
 class BadShape(BadArgument): reason = "BAD_SHAPE"
 class BadView(BadArgument, IndexError): reason = "BAD_VIEW"
@@ -114,7 +115,7 @@ class RegionsUnsupported(Error, RuntimeError): reason = "REGIONS_UNSUPPORTED"
 class SharedMemoryExhausted(Error, MemoryError): reason = "SHARED_MEMORY_EXHAUSTED"
 class TooManyImports(Error, RuntimeError): reason = "TOO_MANY_IMPORTS"
 class QueueFull(Error, RuntimeError): reason = "QUEUE_FULL"
-# --- who may call
+# --- access
 class BadToken(Error, PermissionError): reason = "BAD_TOKEN"
 class RoleTooSmall(Error, PermissionError): reason = "ROLE_TOO_SMALL"
 class UserUnknown(Error, PermissionError): reason = "USER_UNKNOWN"
@@ -124,7 +125,7 @@ class SourceNotAllowed(Error, PermissionError): reason = "SOURCE_NOT_ALLOWED"
 class SourceRefused(Error, RuntimeError): reason = "SOURCE_REFUSED"
 class SourceUnreachable(Error, ConnectionError): reason = "SOURCE_UNREACHABLE"
 class SourceStalled(Error, TimeoutError): reason = "SOURCE_STALLED"
-# --- the server and the way to it
+# --- the server and the connection to it
 class Draining(Error, ConnectionError): reason = "DRAINING"
 class DeviceLost(Error, ConnectionError): reason = "DEVICE_LOST"
 class Unreachable(Error, ConnectionError): reason = "UNREACHABLE"
@@ -133,16 +134,17 @@ class Stalled(Error, TimeoutError): reason = "STALLED"
 class DeadlineExceeded(Error, TimeoutError): """DEADLINE_EXCEEDED."""
 class Cancelled(Error, RuntimeError): """CANCELLED."""
 class BufferChanged(Error, RuntimeError): reason = "BUFFER_CHANGED"
-# --- the client alone
+# --- errors of the client
 # fmt: on
 
 
 class Unsupported(Error, TypeError, NotImplementedError):
-    """The server does not compute this; the text names a way out."""
+    """The server does not compute this; the text names an alternative."""
 
 
 class NoAttribute(Unsupported, AttributeError):
-    """NumPy's arrays have this, and the server does not compute it; the text names a way out."""
+    """NumPy's arrays have this, but the server does not compute it; the text names an
+    alternative."""
 
 _OF_CODE: Dict[str, Type[Error]] = {
     "INVALID_ARGUMENT": BadArgument,
@@ -152,8 +154,8 @@ _OF_CODE: Dict[str, Type[Error]] = {
 }
 
 
-# What grpcio's asyncio makes of a message that it could not hand to gRPC any more, because the call
-# has ended: the status that the call ended with is lost.
+# grpcio's asyncio reports this for a message that it could not hand to gRPC because the call has
+# ended: the status with which the call ended is lost.
 _WRITE_FAILED = ("INTERNAL", "Internal error from Core")
 
 
@@ -164,32 +166,34 @@ def make(
     details: Optional[Mapping[str, str]] = None,
     retry_after: Optional[float] = None,
 ) -> Error:
-    """An error of the class that stands for the reason, else for the code, else an Error."""
+    """Makes an error of the class for the reason, else of the class for the code, else an Error."""
     kind = Error._of_reason.get(reason, _OF_CODE.get(code, Error))
     return kind(text, code, reason, details, retry_after)
 
 
 def closed() -> Error:
-    """Of every call of a client that is closed."""
+    """Returns the error of every call of a closed client."""
     return Error("the client is closed", "CANCELLED", "CLOSED")
 
 
 def damaged(what: str) -> Error:
-    """Of an answer that is not what the protocol says."""
+    """Returns the error of a response that violates the protocol."""
     return Error(f"the server's answer {what}", "DATA_LOSS")
 
 
 def read(kind: Any, data: bytes) -> Any:
-    """The message of a class that came as bytes. Not by gRPC: its asyncio gives None for one that
-    is damaged."""
+    """Parses the bytes of a message of a class. gRPC does not do it, because its asyncio gives None
+    for a damaged one."""
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise damaged(f"is no {kind.DESCRIPTOR.name}: it is damaged, or was cut short") from None
+        raise damaged(
+            f"is not a valid {kind.DESCRIPTOR.name}: it is damaged, or was cut short"
+        ) from None
 
 
 def from_rpc(error: Any) -> Error:
-    """Of a grpc.RpcError."""
+    """Makes the error of a grpc.RpcError."""
     code = error.code().name
     text = error.details() or code
     reason, details, retry_after = "", {}, None
@@ -209,8 +213,8 @@ def from_rpc(error: Any) -> Error:
         pass  # The code and the text are there without them.
     broken = code in ("UNAVAILABLE", "CANCELLED") or (code, text) == _WRITE_FAILED
     if broken and not reason:
-        # The server gives every refusal of its own a reason; without one the connection failed, or
-        # gRPC cancelled a call that met the server's end.
+        # The server gives every refusal a reason; without one the connection failed, or gRPC
+        # cancelled a call because the server was stopping.
         what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
         code, reason, text = "UNAVAILABLE", "CONNECTION_LOST", f"the connection {what}: {text}"
     return make(text, code, reason, details, retry_after)
@@ -220,7 +224,7 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def from_step(error: Any) -> Error:
-    """Of a StepError."""
+    """Makes the error of a StepError."""
     return make(
         error.message, _CODES.get(error.code, "UNKNOWN"), error.reason, dict(error.metadata)
     )
@@ -232,4 +236,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = "tessera"  # Where callers find them.
+    globals()[_name].__module__ = "tessera"  # The module where callers find them.

@@ -1,7 +1,7 @@
 """The protocol's messages and methods, made from descriptors when the package is imported.
 
 No generated code: it would tie the package to the version of protobuf that generated it. The
-descriptors live in a pool of their own, so that a program may have stubs of the same files.
+descriptors live in a separate pool, so that a program may have stubs of the same files.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ else:
 
 
 def message(name: str) -> Any:
-    """The class of a message, by its full name."""
+    """Returns the class of a message, by its full name."""
     return _class_of(_pool.FindMessageTypeByName(name))
 
 
@@ -70,8 +70,8 @@ def _methods() -> Dict[str, Method]:
 
 
 METHODS = _methods()
-# Their answers are read by whoever needs more than the number at their beginning: making a message
-# takes longer than all else that is done with a number.
+# Callers parse these responses only if they need more than the number at the beginning: making a
+# message takes longer than everything else that is done with a number.
 UNREAD = ("Dot", "Reduce")
 READ = {name: method.response for name, method in METHODS.items() if name not in UNREAD}
 Tensor = message("tessera.v1.Tensor")
@@ -102,7 +102,7 @@ def varint(value: int) -> bytes:
 
 
 def _values(enum: str, prefix: str) -> Dict[str, int]:
-    """The values of an enum by their names in lower case, without the prefix."""
+    """Returns the values of an enum by their names in lower case, without the prefix."""
     values = _pool.FindEnumTypeByName(f"tessera.v1.{enum}").values
     return {value.name[len(prefix) :].lower(): value.number for value in values}
 

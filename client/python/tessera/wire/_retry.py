@@ -12,9 +12,9 @@ LONGEST_DELAY_S = 10.0
 
 
 class Retry:
-    """A refusal for want of room (it has a RetryInfo) is tried again as long as `patience`
-    lasts, in seconds: the server has done nothing. A broken connection is, for what may run twice,
-    up to MAX_FAILURES times in a row."""
+    """A refusal for want of room (it has a RetryInfo) is retried as long as `patience` lasts, in
+    seconds: the server has done nothing. A broken connection is retried only for calls that may run
+    twice, up to MAX_FAILURES times in a row."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class Retry:
         self._failures = 0
 
     def left(self) -> float:
-        """Seconds of patience."""
+        """Returns the remaining seconds of patience."""
         return self._patience - (time.monotonic() - self._since)
 
     def moved(self) -> None:
-        """Patience begins anew."""
+        """Starts the patience again."""
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """The failures before it do not count any more, either."""
+        """Starts the patience again and forgets earlier failures."""
         self._failures = 0
         self.moved()
 
     def pause(self, error: Error) -> Optional[float]:
-        """Seconds to wait before the next attempt; None: the failure is final."""
+        """Returns the seconds to wait before the next attempt, or None if the failure is final."""
         self._failures += 1
         pause = min(0.1 * 2 ** min(self._failures - 1, 10), 2.0) * random.uniform(0.5, 1)
         if error.code == "RESOURCE_EXHAUSTED" and error.retry_after is not None:
@@ -52,7 +52,8 @@ class Retry:
                 return None
             pause = max(pause, min(error.retry_after, LONGEST_DELAY_S) * random.uniform(1, 1.25))
         else:
-            # A server that stops has done nothing; one that got damaged bytes has dropped them.
+            # A server that is stopping has done nothing; one that got damaged bytes has dropped
+            # them.
             safe = self._idempotent or isinstance(error, (Draining, BadChecksum))
             transient = isinstance(error, (ConnectionLost, Draining, BadChecksum))
             if not (safe and transient) or self._failures >= MAX_FAILURES:

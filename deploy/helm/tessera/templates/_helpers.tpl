@@ -1,4 +1,4 @@
-{{/* The name of everything: that of the release, with "tessera" in it. */}}
+{{/* The name of all objects: the name of the release, with "tessera" in it. */}}
 {{- define "tessera.name" -}}
 {{- $name := .Values.nameOverride | default "tessera" -}}
 {{- if contains $name .Release.Name -}}
@@ -31,7 +31,7 @@ tessera-client: "true"
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
-{{/* What every container of the chart runs with. */}}
+{{/* The restrictions of every container of the chart. */}}
 {{- define "tessera.restricted" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -85,7 +85,7 @@ tolerations:
 /etc/tessera/{{ ternary "tls-client" "tls" (ne .Values.tls.clientSecretName "") }}
 {{- end -}}
 
-{{/* The environment of a pod that calls the server. It gets no GPU, whatever image and runtime give by default. */}}
+{{/* The environment of a pod that calls the server. The pod gets no GPU, whatever the image and the runtime give by default. */}}
 {{- define "tessera.clientEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- with include "tessera.client" . }}
@@ -121,7 +121,7 @@ tolerations:
 {{- if eq (int .Values.gpus) 1 }}cuda{{ else }}{{ $names | join "," | default "cpu" | quote }}{{ end -}}
 {{- end -}}
 
-{{/* The options in .Values.env. Those that other values set are refused: the container would have the variable twice. */}}
+{{/* The options in .Values.env. Options that other values set are rejected: the container would have the variable twice. */}}
 {{- define "tessera.env" -}}
 {{- $taken := dict "TESSERA_LISTEN" "port" "TESSERA_DEVICE" "gpus"
       "TESSERA_DRAIN_DELAY" "drain.delaySeconds" "TESSERA_DRAIN_TIMEOUT" "drain.timeoutSeconds"
@@ -140,7 +140,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* A probe of a service, or of the process with "". Kubernetes cannot probe gRPC by TLS, so there the command line asks. */}}
+{{/* A probe of a service, or of the process with "". Kubernetes cannot probe gRPC over TLS, so the command line does it there. */}}
 {{- define "tessera.probe" -}}
 {{- if .root.Values.tls.secretName -}}
 exec:

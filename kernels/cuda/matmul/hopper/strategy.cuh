@@ -1,5 +1,5 @@
-// What the strategies of the tensor kernel share: what they refuse, their bounds and costs, and a
-// run.
+// Code that the strategies of the tensor kernel share: their refusals, error bounds and costs, and
+// the launch of a plan.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,26 @@
 namespace tessera {
 
 inline std::string TensorMissing(const Device& device) {
-  return device.info().compute_capability == 90
-             ? ""
-             : "compute capability 9.0: wgmma is of that one alone";
+  return device.info().compute_capability == 90 ? "" : "compute capability 9.0: no other has wgmma";
 }
 
-// TMA counts in 32 bits with a sign.
+// TMA takes signed 32-bit coordinates.
 inline std::string TensorRefusal(const MatmulProblem& p) {
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1024;
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
 
-// The tensor cores sum products of one instruction by aligning them and the sum so far to the
-// largest and cutting off what sticks out (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
-// of NVIDIA tensor cores", 2021): each of up to 17 terms for 16 products, or 9 for 8, costs 2 u of
-// the largest at most, and so does the result.
+// The tensor cores sum the products of one instruction by aligning them and the running sum to the
+// largest term and truncating the lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical
+// behavior of NVIDIA tensor cores", 2021). There are up to 17 terms for 16 products, or 9 for 8.
+// Each costs up to 2 u of the largest, and so does the result.
 inline double TensorSumRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }
 
-// Loads of tiles of `columns` columns, of elements of `size` bytes in `parts`, and what copies read
-// and write: of the operands that need one, and of c.
+// Returns the cost of a product with tiles of `columns` columns and operands of `parts` parts,
+// whose elements have `size` bytes. It includes what copies read and write, for c and for operands
+// that need one.
 inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
                        bool copies_a, bool copies_b) {
   const auto copy = [&](bool copies, std::int64_t rows) {
@@ -42,32 +41,32 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   const std::size_t out_size = SizeOf(p.out_dtype);
   const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(out_size));
   Cost cost = MatmulCost(p, 0);
-  cost.depth = static_cast<std::uint64_t>(p.k / 16 + 1);  // an instruction adds up as many steps
+  cost.depth = static_cast<std::uint64_t>(p.k / 16 + 1);  // an instruction adds up 16 steps
   if (copies_c) cost.bytes += 2 * static_cast<std::uint64_t>(p.m * p.n) * out_size;
   cost.bytes += MatmulTileLoads(p, 128, columns) * size * static_cast<std::size_t>(parts) +
                 copy(copies_a, p.m) + copy(copies_b, p.n);
   return cost;
 }
 
-// Of sums on their way to c, at most: where TMA cannot write c, of all; where k is cut, of as many
-// as there are pieces, and where tiles come in parts, of a tile for each SM: GPUs with these units
-// have up to 160, and the largest tile is 128 x 256.
+// Returns an upper bound of the bytes of sums on their way to c. If TMA cannot write c, these are
+// all sums. If k is cut, they are all sums of each piece; if tiles come in parts, one tile for each
+// SM. GPUs with these units have up to 160 SMs, and the largest tile is 128 x 256.
 inline std::uint64_t SumsScratch(const MatmulProblem& p) {
   constexpr std::uint64_t kTiles = std::uint64_t{160} * 128 * 256 * sizeof(float);
   const std::uint64_t all = CopyScratch<float>(p.m, p.n);
   const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(SizeOf(p.out_dtype)));
-  // k is cut into pieces of 128 steps and more.
+  // k is cut into pieces of at least 128 steps.
   const auto pieces = static_cast<std::uint64_t>(p.k / 128 + 1);
   return std::max(copies_c ? all : 0, all > kTiles / pieces ? kTiles : all * pieces);
 }
 
-// Launches: by way of scratch memory where k is cut, or where TMA cannot write c. c has rows of
-// c_pitch elements, other than p.n only where TMA can write it and k is not cut.
+// Launches the plan, by way of scratch memory if k is cut or TMA cannot write c. The rows of c are
+// c_pitch elements apart, which differs from p.n only if TMA can write c and k is not cut.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
              CudaStream& stream, std::int64_t c_pitch) {
-  // S: of the sums that the tensor cores leave; O: of c.
+  // S: the type of the tensor cores' sums. O: the type of c.
   const auto run = [&](auto s, auto o) {
     using S = decltype(s);
     using O = decltype(o);
@@ -99,7 +98,7 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   run(float{}, float{});
 }
 
-// For operands of 16 bits, each either way around.
+// Launches the plan for operands of 16 bits, each in either layout.
 template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
@@ -115,8 +114,9 @@ void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>
   }
 }
 
-// What a GPU computes at a time of a share, in tiles of rows x columns for each SM:
-// ProductShare. 0, all of it, where pieces could not be written in place.
+// Returns how many elements of a share a GPU computes at a time, in tiles of rows x columns, one
+// for each SM (see ProductShare). Returns 0, which means all of it, if pieces cannot be written in
+// place.
 inline std::int64_t RoundOfTiles(const MatmulProblem& p, int multiprocessors, std::int64_t rows,
                                  std::int64_t columns) {
   const auto size = static_cast<std::int64_t>(SizeOf(p.out_dtype));

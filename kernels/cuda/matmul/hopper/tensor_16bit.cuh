@@ -1,4 +1,4 @@
-// tensor_bf16 and tensor_f16, which differ in the type alone.
+// tensor_bf16 and tensor_f16, which differ only in the type of the elements.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// A copy, if need be: of f32, and where TMA cannot read the array itself. others: of PrepareMatrix.
+// Returns the operand, copied if it is f32 or if TMA cannot read the array itself. others: see
+// PrepareMatrix.
 template <class T>
 TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                              std::int64_t pitch, bool mn_major, std::int64_t others,
@@ -34,7 +35,7 @@ inline Cost TensorCost16(const MatmulProblem& p) {
 
 inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
   const bool rounds = SizeOf(p.dtype) != 2;
-  // Both kinds of elements have one size.
+  // Both types of elements have the same size.
   const auto copy = [&](const void* data, std::int64_t rows, std::int64_t columns,
                         std::int64_t pitch) {
     return rounds || !IsBoxAligned(data, rows, pitch * 2) ? CopyScratch<Half>(rows, columns) : 0;
@@ -55,7 +56,7 @@ TensorOperand<T> HalfOperandB(const MatmulProblem& p, CudaStream& stream) {
                        : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, p.m, stream);
 }
 
-// c in rows of c_pitch.
+// The rows of c are c_pitch elements apart.
 template <class T>
 void MultiplyTensor16(const MatmulProblem& p, const TensorOperand<T>& a, const TensorOperand<T>& b,
                       bool whole_tiles, std::int64_t c_pitch, CudaStream& stream) {
@@ -73,7 +74,7 @@ void MatmulTensor16(const MatmulProblem& p, Stream& any_stream) {
   MultiplyTensor16(p, a, b, /*whole_tiles=*/false, p.n, stream);
 }
 
-// Work of LaunchProductShares.
+// The Work of LaunchProductShares.
 template <class T>
 class TensorWork16 {
  public:

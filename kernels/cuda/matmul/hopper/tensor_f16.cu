@@ -1,15 +1,15 @@
-// Matmul on the tensor cores of Hopper, operands in f16, sums in f32.
+// Matmul on Hopper's tensor cores, with operands in f16 and sums in f32.
 //
-// Against `tensor_bf16`: three more bits of precision, three of exponent fewer, and otherwise the
-// same instructions at the same speed, from the same kernel (gemm.cuh). f32 operands are not
-// taken: what is above 65504 or below 2^-14 would be lost, however exact the rest.
+// Compared with `tensor_bf16`, there are three more bits of precision and three fewer of exponent.
+// The kernel (gemm.cuh), the instructions and their speed are the same. f32 operands are refused,
+// because values above 65504 or below 2^-14 would be lost, however exact the rest.
 //
-// Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128, 48 MiB of loads; for 4096 x 4096
-// x 4096, 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most from the L2.
+// Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128 and 48 MiB of loads. Cost for 4096
+// x 4096 x 4096: 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most of them from the L2.
 //
-// Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities are those of IEEE arithmetic, subnormal numbers count; a result beyond f16 is
-// infinite.
+// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
+// infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A result beyond
+// the range of f16 is infinite.
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {

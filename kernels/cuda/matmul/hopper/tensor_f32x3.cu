@@ -1,25 +1,26 @@
-// Matmul of f32 on the tensor cores of Hopper, no less exact than plain f32.
+// Matmul of f32 on Hopper's tensor cores, no less exact than plain f32.
 //
-// Against `tensor_bf16`: an f32 has 24 bits of precision, a bf16 has 8 and the same exponents. So
-// each operand is split into three of bf16 whose sum is the f32, exactly, in a copy made first:
+// An f32 has 24 bits of precision; a bf16 has 8 and the same exponent range. So a copy first splits
+// each operand into three bf16 parts whose sum is exactly the f32, and the kernel of `tensor_bf16`
+// multiplies the parts:
 //
 //      x = x0 + x1 + x2,   x0 = bf16(x),   x1 = bf16(x - x0),   x2 = x - x0 - x1
 //
-// and of the nine products of parts the six that matter are summed up (the source below). Those
-// left out are below 2^-23 of a term. Six products are six times the arithmetic of bf16, but parts
-// that are once in shared memory are used up to three times, so that it is done at full speed; and
-// a sixth of bf16's is still more than twice what the f32 units do.
+// Of the nine products of parts, the six that matter are summed (see the source below). The others
+// are below 2^-23 of a term. Six products are six times the arithmetic of bf16, but each part in
+// shared memory is used up to three times, so the tensor cores run at full speed. A sixth of the
+// speed of bf16 is still more than twice that of the f32 units.
 //
 //              b0    b1    b2
-//        a0    3rd   2nd   1st     The order in a k-tile of 32 along k. What is small comes first,
-//        a1    2nd   1st   -       so that little is lost beside it when it is added up.
+//        a0    3rd   2nd   1st     This is the order in a k-tile of 32 steps. Small products come
+//        a1    2nd   1st   -       first, so that little of them is lost when they are added.
 //        a2    1st   -     -
 //
-// The tensor cores do not round their f32 sums, they cut them off, and that would add up. So they
-// sum no further than a k-tile, which is then added to a sum in registers; and what that addition
-// rounds away is where the next k-tile begins (MultiplyParts in mainloop.cuh), so that it is not
-// lost. Measured on an H200: largest error over 24 rows of 1024 columns, relative to the sum of
-// |terms|, for k = 64, 1024 and 8192:
+// The tensor cores truncate their f32 sums instead of rounding them, and these errors would
+// accumulate. So they sum only one k-tile, which is then added to a sum in registers. What that
+// addition rounds away becomes the initial value of the next k-tile (MultiplyParts in
+// mainloop.cuh), so that it is not lost. The table has the largest errors over 24 rows of 1024
+// columns, relative to the sum of |terms|, for k = 64, 1024 and 8192, as measured on an H200:
 //
 //                               tensor_f32x3                 cuBLAS sgemm
 //        normal                 9.1e-8   3.0e-8   1.2e-8     1.2e-7   3.8e-8   2.7e-8
@@ -27,28 +28,29 @@
 //        1e-12 to 1e12          2.6e-7   3.2e-7   2.0e-7     2.4e-7   4.6e-7   3.6e-7
 //        cancelling in pairs    4.8e-9   1.0e-9   4.2e-10    1.6e-8   3.8e-9   1.3e-9
 //
-// In one of the twelve it is off by more than the library, by a tenth.
+// In one of the twelve cases its error is larger than the library's, by a tenth.
 //
-// Elements of any size are right, which takes two things:
+// Elements of any magnitude give correct results, which takes two measures:
 //
-// - Small ones: a part of an element below 2^-109 would underflow. So elements are multiplied by
-//   2^23 before they are split, and results by 2^-46. Every f32 is a multiple of 2^-149, every part
-//   then one of 2^-126, and so is zero or a normal number. Terms too small for f32 are summed, too:
-//   a subnormal result is the sum rounded once, or twice where k is cut, where plain f32 rounds
-//   each term.
-// - Large ones: 2^23 times an element may overflow, from 2^105 on, and so may results from 2^82 on,
-//   or terms that cancel. An infinity cannot be split either (inf - inf is NaN). Each of these
-//   leaves something in c that is no finite number, which raises a flag; and a last kernel, which
-//   otherwise ends at once, computes every tile of c with such an element again in plain f32.
+// - Small elements: a part of an element below 2^-109 would underflow. So elements are multiplied
+//   by 2^23 before they are split, and results by 2^-46. Every f32 is a multiple of 2^-149, so
+//   every part is a multiple of 2^-126, and is zero or a normal number. Terms too small for f32 are
+//   summed, too. A subnormal result is the sum rounded once, or twice where k is cut, whereas plain
+//   f32 rounds each term.
+// - Large elements: the multiplication by 2^23 may overflow for elements from 2^105 on, and so may
+//   results from 2^82 on or terms that cancel. An infinity cannot be split either (inf - inf is
+//   NaN). Each of these cases leaves a value in c that is not finite, which raises a flag. If the
+//   flag is raised, a last kernel computes every tile of c with such an element again in plain f32;
+//   otherwise it ends immediately.
 //
-// Cost for 1024 x 1024 x 1024: 2^31 flops, done as 6 2^31; 96 MiB of loads of 128 x 128 tiles, and
-// 20 MiB for the copies; scratch memory of 12 MiB, one and a half times the operands. For 4096 x
-// 4096 x 4096 an H200 takes 87 us for the copies, at the speed of memory, and with them less than
-// half of cuBLAS's time in f32 (docs/measured). Where no element of c is finite at first, it
-// takes 1.7 times as long as cuBLAS.
+// Cost for 1024 x 1024 x 1024: 2^31 flops, computed as 6 x 2^31; 96 MiB of loads in 128 x 128
+// tiles, 20 MiB for the copies, and 12 MiB of scratch memory, one and a half times the operands.
+// For 4096 x 4096 x 4096, an H200 takes 87 us for the copies, which run at memory speed. Including
+// them, the product takes less than half of cuBLAS's time in f32 (docs/measured). Where no element
+// of c is finite at first, it takes 1.7 times as long as cuBLAS.
 //
-// Right for any m, n and k, all transposes, pitches and alignments: the copies have aligned rows,
-// whatever the operands' are, and bf16 may lie either way around.
+// Correct for any m, n and k, and for all transposes, pitches and alignments: the copies have
+// aligned rows even if the operands do not, and bf16 may have either layout.
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {
@@ -57,7 +59,8 @@ namespace {
 constexpr int kParts = 3;
 using T = BFloat16;
 
-// An operand, and where its parts go: rows of `pitch` and `out_pitch`. No blocks: they are there.
+// An operand and the destination of its parts, whose rows are `pitch` and `out_pitch` elements
+// apart. `blocks` is 0 if the parts are already there.
 struct Splitting {
   const float* in;
   std::int64_t rows, columns, pitch;
@@ -67,7 +70,8 @@ struct Splitting {
   unsigned blocks;
 };
 
-// Splits both operands: the first blocks a, the others b. A thread writes a vector of each part.
+// Splits both operands: the first blocks split a and the others b. Each thread writes one vector of
+// each part.
 __global__ void __launch_bounds__(256)
     SplitOperands(const __grid_constant__ Splitting a, const __grid_constant__ Splitting b,
                   unsigned* nonfinite) {
@@ -98,8 +102,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Computes every tile of c in which not all is finite again, in plain f32, as `double_buffered`
-// does.
+// Computes again, in plain f32 as in `double_buffered`, every tile of c with an element that is not
+// finite.
 constexpr int kAgainTile = 128, kAgainDepth = 8, kAgainThreads = 256;
 
 __global__ void __launch_bounds__(kAgainThreads, 2)
@@ -139,17 +143,17 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
     int stage = 0;
     for (std::int64_t k_first = 0; k_first < k; k_first += kAgainDepth, stage = 1 - stage) {
       WaitForCopies<0>();
-      __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
+      __syncthreads();  // the k-tile is complete, and the previous one is free
       copy(k_first + kAgainDepth, 1 - stage);
 #pragma unroll
       for (int l = 0; l < kAgainDepth; ++l) tile.Multiply(a_k_tiles[stage][l], b_k_tiles[stage][l]);
     }
     tile.Store(row, column, a.extent, b.extent, packable.c, c);
-    __syncthreads();  // nobody uses the last k-tile any more
+    __syncthreads();  // all threads have read the last k-tile
   }
 }
 
-// parts: room for those of as many rows and columns, or more.
+// parts: memory for the parts of at least this many rows and columns.
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                       const PreparedMemory& parts) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
@@ -164,7 +168,7 @@ Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns,
           static_cast<unsigned>(CeilDiv(threads, 256))};
 }
 
-// Into memory that may be kept. others: of PrepareMatrix.
+// Prepares an operand in memory that may be kept for later calls. others: see PrepareMatrix.
 Splitting Prepare(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                   std::int64_t others, CudaStream& stream) {
   return SplittingOf(data, rows, columns, pitch,
@@ -180,14 +184,14 @@ Splitting PrepareB(const MatmulProblem& p, CudaStream& stream) {
                        : Prepare(p.b, p.k, p.n, p.ldb, p.m, stream);
 }
 
-// At least one block, for the flag.
+// Launches at least one block, because the kernel also clears the flag.
 void EnqueueSplit(const Splitting& a, const Splitting& b, unsigned* nonfinite, CudaStream& stream) {
   const unsigned blocks = std::max(1U, a.blocks + b.blocks);
   SplitOperands<<<blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
   CUDA_CHECK_LAUNCH(SplitOperands);
 }
 
-// c in rows of c_pitch.
+// Rows of c are c_pitch elements apart.
 void EnqueueParts(const MatmulProblem& p, const Splitting& a, const Splitting& b, bool whole_tiles,
                   std::int64_t c_pitch, unsigned* nonfinite, CudaStream& stream) {
   const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
@@ -215,13 +219,13 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   EnqueueAgain(p, nonfinite, stream);
 }
 
-// Scratch memory for the parts of n columns of b.
+// Returns the bytes of scratch memory for the parts of n columns of b.
 std::uint64_t PartsOfB(const MatmulProblem& p, std::int64_t n) {
   return p.transpose_b ? CopyScratch<T>(n, p.k, kParts) : CopyScratch<T>(p.k, n, kParts);
 }
 
-// Work of LaunchProductShares. a is split once, b piece by piece in the same memory, and what has
-// left the range of the parts is computed again at the end.
+// The Work of LaunchProductShares. a is split once, and b piece by piece in the same memory. Tiles
+// in which values left the range of the parts are computed again at the end.
 class PartsWork {
  public:
   explicit PartsWork(const ProductShare& share)
@@ -242,7 +246,8 @@ class PartsWork {
     const MatmulProblem part = ColumnsOf(share_.problem(), piece);
     const Splitting b = part.transpose_b ? SplittingOf(part.b, part.n, part.k, part.ldb, b_parts_)
                                          : SplittingOf(part.b, part.k, part.n, part.ldb, b_parts_);
-    // Clears the other flag: that of the product tells of earlier pieces, too.
+    // This launch clears the second flag, because the product's flag has to keep what earlier
+    // pieces raised.
     EnqueueSplit(b, Splitting{}, flags_ + 1, share_.stream());
     EnqueueParts(part, a_, b, /*whole_tiles=*/true, share_.problem().n, nonfinite(),
                  share_.stream());
@@ -258,14 +263,14 @@ class PartsWork {
   const PreparedMemory b_parts_;
 };
 
-// In units of 2^-24, relative to the sum of |terms|: 2 for the products left out (2^-8 2^-16 of a
-// term, twice, and less). In a k-tile of 32 terms the tensor cores cut off 3 (32 + 16) of the terms
-// and 3 (5 32 + 16) of the five small products, which are together at most 2^-7 of them. 2 for the
-// additions of k-tiles, which lose at most their last bit where a k-tile outweighs all before it; 1
-// for the last addition, and as much for each of two or at most k / 128 pieces that k may be cut
-// into. A k-tile begins with what the addition before it rounded away, at most 2^-24 of all
-// before. Where that outweighs the k-tile's terms, it is cut off at 2^-23 of itself: less than
-// 2^-20 k in all.
+// The errors below are in units of 2^-24, relative to the sum of |terms|. The products left out
+// cost 2: two are up to 2^-8 2^-16 of a term, and the third is smaller. In a k-tile of 32 terms,
+// the tensor cores cut off 3 (32 + 16) of the terms and 3 (5 32 + 16) of the five small products,
+// which together are at most 2^-7 of the terms. The additions of k-tiles cost 2, since they lose at
+// most their last bit where a k-tile outweighs all earlier ones. The last addition costs 1, and so
+// does each of the two to k / 128 pieces that k may be cut into. A k-tile begins with what the
+// previous addition rounded away, at most 2^-24 of all earlier terms. Where that outweighs the
+// k-tile's own terms, it is cut off at 2^-23 of itself, which is less than 2^-20 k in all.
 double Roundoff(const MatmulProblem& p) {
   return (160 + 0.01 * static_cast<double>(p.k)) * kRoundoffF32;
 }

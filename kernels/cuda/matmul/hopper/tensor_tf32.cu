@@ -1,26 +1,28 @@
-// Matmul on the tensor cores of Hopper, operands in f32 of which 19 bits count, sums in f32.
+// Matmul on Hopper's tensor cores, with sums in f32 and operands in f32 of which 19 bits are used.
 //
-// Against `tensor_bf16`: operands stay what they are, and the tensor cores read of each the sign, 8
-// bits of exponent and 10 of the fraction. The rest is cut off: up to 2^-10 of an element, and
-// always towards zero, so that sums of one sign come out too small, by 7e-4 for uniform numbers.
-// Half the speed of bf16, since a k-tile of the same bytes is half as deep. Never the choice for
-// f32 operands unless it is asked for by name.
+// Unlike in `tensor_bf16`, operands stay as they are. The tensor cores read the sign, 8 bits of
+// exponent and 10 bits of fraction of each element. They cut off the rest, up to 2^-10 of an
+// element and always towards zero. So sums of terms of one sign are too small, by 7e-4 for uniform
+// numbers. The speed is half that of bf16, since a k-tile of the same number of bytes is half as
+// deep. f32 operands are multiplied this way only if a request names the strategy.
 //
-// wgmma wants k along the rows of f32 operands in shared memory. A b that is not transposed, as in
-// the plain product, has it across. So the plain product is computed as its transpose, c' = b' a':
-// the first operand of wgmma may also come from registers, and a thread can load what it needs of b
-// from shared memory either way around, rounded to nearest on the way (MultiplyTurned in
-// gemm.cuh). Results are turned back as they pass through shared memory. A transposed a goes
-// through a copy, also rounded to nearest. Against cuBLAS on an idle H200, in the same run:
-// 1.02 and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. A transposed
-// copy of b instead gives 0.93 and 0.97: the copy alone takes 35 of 402 us.
+// wgmma requires f32 operands in shared memory to have k along their rows. A b that is not
+// transposed, as in the plain product, has k across its rows. So the plain product is computed as
+// its transpose, c' = b' a'. The first operand of wgmma may also come from registers, so a thread
+// loads its elements of b from shared memory in either layout and rounds them to nearest on the way
+// (MultiplyTurned in mainloop.cuh). Results are transposed back as they pass through shared memory.
+// A transposed a is first copied, which also rounds it to nearest. On an idle H200, the speed at
+// 4096 and 8192 is 1.02 and 1.01 times that of cuBLAS in the same run, or 1.01 and 1.00 times with
+// b transposed. With a transposed copy of b instead, it is 0.93 and 0.97 times: the copy alone
+// takes 35 of 402 us.
 //
-// Cost for 1024 x 1024 x 1024: 2^31 flops, 48 MiB of loads in tiles of 128 x 256, 96 in those of 64
-// x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the L2.
+// Cost for 1024 x 1024 x 1024: 2^31 flops and 96 MiB of loads in the tiles of 64 x 128 that are
+// chosen (48 MiB in tiles of 128 x 256). Cost for 4096 x 4096 x 4096: 2^37 flops and 3 GiB of
+// loads, most of them from the L2.
 //
-// Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities are those of IEEE arithmetic, except that a NaN whose fraction has bits set only among
-// the 13 that are cut off counts as an infinity; no arithmetic produces such.
+// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
+// infinities follow IEEE arithmetic, with one exception. A NaN whose only fraction bits set are
+// among the 13 that are cut off counts as an infinity, but no arithmetic produces such a NaN.
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {
@@ -28,7 +30,7 @@ namespace {
 
 using T = Tf32;
 
-// A copy is rounded to nearest; in place, the tensor cores cut.
+// A copy is rounded to nearest; elements that are read in place are truncated by the tensor cores.
 TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t columns,
                           std::int64_t pitch, bool mn_major, CudaStream& stream) {
   const auto* elements = static_cast<const float*>(data);
@@ -44,7 +46,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
                      : Prepared(p.a, p.m, p.k, p.lda, false, stream);
   const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, stream)
                                : Prepared(p.b, p.k, p.n, p.ldb, true, stream);
-  // c' = b' a' where b has k across the rows.
+  // The product is c' = b' a' if b has k across its rows.
   const TensorProduct product =
       b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, stream) : ProductOf(p.m, p.n, p.k, a, b, stream);
   const auto run = [&](auto tile, const TensorPlan& plan) {
@@ -58,7 +60,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   RunBestPlan(product, tuning::kTilesTf32, run);
 }
 
-// Cutting 13 bits off costs up to 2^-10 of an element, twice what rounding to nearest does.
+// Cutting 13 bits off costs up to 2^-10 of an element, twice what rounding to nearest costs.
 double Roundoff(const MatmulProblem& p) {
   return Then(Then(0x1p-10, 0x1p-10), TensorSumRoundoff(p.k));
 }

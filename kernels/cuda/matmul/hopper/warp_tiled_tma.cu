@@ -1,47 +1,51 @@
-// Matmul as in `warp_tiled`, fetched by Hopper's TMA and arranged so that the registers keep up.
+// Matmul as in `warp_tiled`, with operands fetched by Hopper's TMA and multiply-adds arranged so
+// that the registers keep up.
 //
-// What holds `warp_tiled` up is not memory. A quarter of an SM starts one instruction a cycle, so
-// whatever is not a multiply-add takes the place of one; and its registers lie in two banks, the
-// even and the odd numbers, each of which seems to hand out one register a cycle. A multiply-add
-// reads three: alone it takes two cycles, or three if all are of one bank. One that reads, in the
-// same place, what the multiply-add before it has read gets that from a latch (".reuse" in the
-// machine code), and takes one cycle if the other two lie in different banks. Counted like this
-// over its inner loop, `warp_tiled` needs 1.42 cycles for a multiply-add, and it takes 1.41; most
-// of some twenty other arrangements took what their count says within a tenth. Hence:
+// Memory is not what limits `warp_tiled`. A quarter of an SM starts one instruction per cycle, so
+// every other instruction takes the place of a multiply-add. The registers lie in two banks, with
+// even and odd numbers, and each bank seems to deliver one register per cycle. A multiply-add reads
+// three registers: alone it takes two cycles, or three if all are in one bank. If it reads the same
+// register in the same operand position as the previous multiply-add, the value comes from a latch
+// (".reuse" in the machine code). It then takes one cycle if the other two registers lie in
+// different banks. By this count, the inner loop of `warp_tiled` needs 1.42 cycles per
+// multiply-add, and it takes 1.41. Most of some twenty other arrangements were within a tenth of
+// their counts. Hence:
 //
-// - 8 x 16 elements per thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one
-//   of a serves 16 in a row. With 128 sums per thread there is room for 8 warps per SM. They
-//   suffice, since a warp's multiply-adds do not wait for each other.
-// - No copies between the multiply-adds: a producer and TMA fetch, as in `tensor_bf16`,
-//   and each consumer, here a warp, meets them at barriers on its own. Of 2176 instructions in a
-//   k-tile of 16 steps 2048 are multiply-adds; in `warp_tiled`, 1024 of 1183.
-// - The rows of a thread's tile are computed from left to right and from right to left in turn, so
-//   that an operand stays the same at the turns, too:
+// - A thread computes 8 x 16 elements. The 24 operands of a step take 6 loads and serve 128
+//   multiply-adds, and each element of a serves 16 in a row. With 128 sums per thread there is room
+//   for 8 warps per SM. They suffice, since a warp's multiply-adds do not wait for each other.
+// - There are no copies between the multiply-adds. A producer and TMA fetch, as in `tensor_bf16`,
+//   and each consumer (here a warp) waits for them at barriers independently of the others. In a
+//   k-tile of 16 steps, 2048 of 2176 instructions are multiply-adds; in `warp_tiled` they are 1024
+//   of 1183.
+// - The rows of a thread's tile are computed alternately from left to right and from right to left,
+//   so that one operand stays the same from the end of a row to the next, too:
 //
 //            b0   b1   b2   ..  b15
 //       a0    -------------------->
 //       a1    <--------------------
 //       a2    -------------------->
 //
-// - A sum lies in the other bank than the b that it is computed with: see StorePartial.
-// - Blocks are persistent, one per SM, and none idles at the end: what whole tiles leave over is
-//   shared out evenly, see stream_k.h. Who computes the rest of a tile starts from the sums of its
-//   first part, so that each stays one chain in order.
+// - A sum and the element of b that it is computed with lie in different banks: see StorePartial.
+// - Blocks are persistent, one per SM, and none idles at the end: the tiles that remain after the
+//   last full round are shared out evenly (see stream_k.h). The block that computes the rest of a
+//   tile starts from the sums of its first part, so that each sum stays one chain in order.
 //
-// Both operands are fetched with their index along the rows, as a thread wants them. One that is
-// contiguous along k is transposed in scratch memory first, which is 128 MiB of traffic, about 1 %
-// of the time, for a side of 4096, and less for larger ones. Without, a thread would load 4 steps
-// of a row at once, whose registers then stand in the same bank for all of its rows: 0.85 to 0.90
-// of the library.
+// Both operands are fetched with their index i (along m or n) along the rows, because threads read
+// them in this order. An operand that is contiguous along k is first transposed in scratch memory.
+// For a side of 4096 that is 128 MiB of traffic, about 1 % of the time; for larger sides the
+// fraction is smaller. Without the transpose, a thread would load 4 steps of a row together, and
+// the registers of a step would lie in the same bank for all of its rows. That reaches 0.85 to 0.90
+// of the library's speed.
 //
-// Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most from the L2,
-// and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip with
-// such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
+// Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most of them from
+// the L2, and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip
+// with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
 //
-// Right for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are not
-// stored. For any pitch and alignment: TMA asks for multiples of 16 bytes; operands without are
-// copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds, in the same
-// order as in `naive`.
+// Correct for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are
+// not stored. Any pitch and alignment works: TMA requires multiples of 16 bytes, and other operands
+// are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds, in the
+// same order as in `naive`.
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
@@ -49,11 +53,11 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // for what is too small
+extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // for products that are too small
 
 namespace {
 
-// The tile of a block, and how it is fetched; the names are those of TensorPipeline.
+// The tile of a block and how it is fetched. TensorPipeline uses these names.
 struct Tile {
   static constexpr int kRows = 128, kColumns = 256;
   static constexpr int kDepth = 16;  // steps along k per k-tile
@@ -75,7 +79,7 @@ constexpr int kEachY = 8, kEachX = 16;  // elements per thread
 constexpr int kWarpRows = kLanesY * kEachY, kWarpColumns = kLanesX * kEachX;
 constexpr int kWarpsX = Tile::kColumns / kWarpColumns;
 
-// What the blocks of a launch are told.
+// The parameters of a launch.
 struct Work {
   int m, n;
   int row_tiles, column_tiles;
@@ -83,10 +87,10 @@ struct Work {
   bool c_packable;
   float* c;
   float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
-  std::uint32_t* written;  // [blocks], whether the block's partial is; zero before and after
+  std::uint32_t* written;  // [blocks], whether a partial is written; 0 before and after
 };
 
-// --- Who computes what ---
+// --- Which block computes what ---
 
 __device__ Piece PieceOf(const Work& work, int i) {
   return PieceOf(work.sharing, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), i);
@@ -99,7 +103,8 @@ __device__ TilePlace PlaceOf(const Work& work, int tile) {
 
 // --- A thread's share of a tile ---
 
-// In order with the waits for barriers, as those are volatile, too.
+// The load is volatile, so that it stays in order with the waits for barriers, which are volatile,
+// too.
 __device__ Pack<float> LoadShared(std::uint32_t from) {
   Pack<float> pack;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -108,7 +113,7 @@ __device__ Pack<float> LoadShared(std::uint32_t from) {
   return pack;
 }
 
-// Elements of one operand for a step: vectors a span of kLanes vectors apart.
+// Elements of one operand for a step, in vectors that are kLanes vectors apart.
 template <int kEach, int kLanes>
 struct Fragment {
   float v[kEach];
@@ -154,9 +159,9 @@ struct Sums {
       }
   }
 
-  // Through a block's memory for partial sums. The four registers of a store of 16 bytes are
-  // neighbours, the first of them even, as are those of a load of b. Neighbours change places here,
-  // so that the compiler keeps sum j in the other bank than b[j].
+  // StorePartial and LoadPartial use a block's memory for partial sums. The four registers of a
+  // 16-byte store are neighbours, and the first has an even number, as in a load of b. Neighbours
+  // are swapped here, so that the compiler keeps sum j and b[j] in different banks.
   __device__ void StorePartial(float* partial) const {
     auto* to = reinterpret_cast<float4*>(partial) + threadIdx.x;
 #pragma unroll
@@ -208,7 +213,7 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
   }
 }
 
-// Adds the products of so many k-tiles. at_a, at_b: the thread's first element in a k-tile.
+// Adds the products of `k_tiles` k-tiles. at_a, at_b: the thread's first element in a k-tile.
 __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::uint32_t at_b,
                                Pipeline& pipeline, Sums& sums) {
   constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;
@@ -223,14 +228,14 @@ __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::u
 #pragma unroll
     for (int l = 0; l < Tile::kDepth; ++l) {
       const int next = (l + 1) % Tile::kDepth;
-      if (next == 0 && k_tiles > 1) {  // otherwise the load below is of no use, and does no harm
+      if (next == 0 && k_tiles > 1) {  // otherwise the load below is useless but harmless
         pipeline.WaitUntilFull();
         a = pipeline.a() + at_a, b = pipeline.b() + at_b;
       }
       operands[next % 2].Load(a + next * kPitchA, b + next * kPitchB);
       sums.Multiply(operands[l % 2]);
     }
-    __syncwarp();  // all lanes have loaded the last of the k-tile
+    __syncwarp();  // all lanes have loaded the last step of the k-tile
     pipeline.Release(stage, lane);
   }
   static_assert(Tile::kDepth % 2 == 0, "the first operands of a k-tile have to be operands[0]");
@@ -259,7 +264,7 @@ __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline
     } else {
       sums.StorePartial(work.partials + blockIdx.x * kPartial);
       __threadfence();
-      NamedBarrier(kBarrier, Tile::kMultiplying);  // all have stored
+      NamedBarrier(kBarrier, Tile::kMultiplying);  // all threads have stored their sums
       if (threadIdx.x == 0) AnnouncePartial(work.written + blockIdx.x);
     }
   }
@@ -273,10 +278,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const std::uint32_t k_tiles = (SharedAddress(DynamicShared<char>()) + Tile::kAlignment - 1) /
                                 Tile::kAlignment * Tile::kAlignment;
   const Pipeline pipeline(k_tiles, SharedAddress(barriers));
-  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  // The shuffle tells the compiler that the value is the same in all lanes of a warp.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (threadIdx.x == 0) pipeline.Init();
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialized
   if (warp >= Tile::kConsumers) {
     GiveRegistersBack<40>();
     if (threadIdx.x == Tile::kMultiplying) Fetch(a_map, b_map, work, pipeline);
@@ -288,7 +293,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 // --- Launch ---
 
-// An operand with its index, `extent` values of it, along the rows; see Operand.
+// Returns an operand whose index i (see Operand), with `extent` values, is along the rows.
 TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaStream& stream) {
   if (operand.k_stride == 1)
     return Transposed<float>(operand.data, k, operand.extent, operand.stride, stream);
@@ -311,8 +316,8 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, Tile::kRows) * CeilDiv(p.n, Tile::kColumns);
 }
 
-// Whether the tiles fill most of the chip, and copies are cheap against the product: an H200 copies
-// an element in the time of about 64 multiply-adds.
+// Returns whether the tiles fill most of the chip and copies are cheap compared with the product.
+// An H200 copies an element in the time of about 64 multiply-adds.
 bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
                         (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);

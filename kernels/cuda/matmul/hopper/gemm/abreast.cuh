@@ -1,17 +1,17 @@
 // Keeps the blocks of a launch abreast along k.
 //
-// Blocks that compute tiles of neighbouring rows and columns read the same k-tiles, and all but the
-// first to come find them in the L2, as long as the others come soon enough. No block waits for
-// another, though, so that over many long tiles they drift apart, until each reads its operands
-// from device memory itself: bf16, 32768 x 32768 x 32768, takes an H200 147 ms then, and 106 where
+// Blocks that compute tiles of neighbouring rows and columns read the same k-tiles. All but the
+// first find them in the L2, as long as they come soon enough. No block waits for another, though,
+// so that over many long tiles they drift apart, until each reads its operands from device memory
+// itself. For bf16, 32768 x 32768 x 32768, an H200 then takes 147 ms, compared with 106 ms if the
 // blocks stay together (2026-11-26; docs/notebook.md, "Blocks that drift apart").
 //
-// So whoever fetches counts its steps, of some k-tiles each, in one counter for all blocks. What
-// that was before, which the addition returns, tells how far all have come on average; a block that
-// is more than kMostLead steps ahead of it waits. The answer is looked at a step later, when it has
-// long been there: a block that is not ahead waits for nothing. Since the leads of all blocks add
-// up to 0, few can be far behind when none is far ahead; one that is reads again from device memory
-// what others have read before it.
+// So each fetching thread counts its steps, of several k-tiles each, in one counter for all blocks.
+// The previous value, which the addition returns, tells how far all blocks have come on average. A
+// block that is more than kMostLead steps ahead of that average waits. The value is examined one
+// step later, when it has long arrived, so that a block that is not ahead never waits. Since the
+// leads of all blocks add up to 0, few blocks can be far behind if none is far ahead. A block that
+// is far behind reads from device memory again what the others have read before it.
 #pragma once
 
 #include <cstdint>
@@ -20,31 +20,31 @@
 
 namespace tessera {
 
-// The steps of one block, of its fetching thread's.
+// Counts the steps of one block, on behalf of its fetching thread.
 class Abreast {
  public:
   Abreast() = default;
-  // counter: of the launch, 0 before it and once all blocks have left. steps: of each block; 0: it
-  // goes its own way.
+  // counter: the launch's counter, which is 0 before the launch and once all blocks have left.
+  // steps: the number of steps of each block, or 0 if the blocks are not kept abreast.
   __device__ Abreast(std::uint32_t* counter, int steps)
       : counter_(counter), steps_(static_cast<unsigned>(steps)) {}
 
-  // Before every step; what comes after the last goes uncounted.
+  // Called before every step. Steps after the last are not counted.
   __device__ void Step() {
     if (done_ == steps_) return;
     if (done_ > kMostLead && waits_) WaitForOthers((done_ - kMostLead) * gridDim.x);
     before_ = atomicAdd(counter_, 1u);
     ++done_;
   }
-  // Once, behind all steps.
+  // Called once, after all steps.
   __device__ void Leave() const {
     if (steps_ != 0 && atomicAdd(counter_, 1u) == (steps_ + 1) * gridDim.x - 1) *counter_ = 0;
   }
 
  private:
   static constexpr unsigned kMostLead = 1;
-  // About half a millisecond. Blocks wait for speed alone, and one may be missing, whose SM another
-  // kernel has: a block that has waited in vain does not wait again.
+  // About half a millisecond. Blocks wait only to be faster, and a block may be missing because
+  // another kernel occupies its SM. So a block that has waited in vain does not wait again.
   static constexpr long long kMostCycles = 1 << 20;
 
   __device__ void WaitForOthers(std::uint32_t steps_of_all) {
@@ -60,7 +60,7 @@ class Abreast {
 
   std::uint32_t* counter_ = nullptr;
   unsigned steps_ = 0, done_ = 0;
-  std::uint32_t before_ = 0;  // the counter, when this block began its last step or later
+  std::uint32_t before_ = 0;  // the counter as this block began its last step, or later
   bool waits_ = true;
 };
 

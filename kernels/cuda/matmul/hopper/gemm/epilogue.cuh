@@ -1,4 +1,4 @@
-// The epilogue of the tensor kernel: sums from registers by way of shared memory to c.
+// The epilogue of the tensor kernel: moves sums from registers through shared memory to c.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Two sums as a register of 16-bit elements.
+// Packs two sums into a register as 16-bit elements.
 template <class T>
 __device__ std::uint32_t PackPair(float low, float high) {
   std::uint32_t bits;
@@ -23,7 +23,8 @@ __device__ std::uint32_t PackPair(float low, float high) {
   return bits;
 }
 
-// A consumer's sums of one box, 64 rows of 128 bytes, into shared memory. thread: of the warpgroup.
+// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. thread: its index in
+// the warpgroup.
 template <class O>
 __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
@@ -36,8 +37,8 @@ __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
                     PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
     }
   } else {
-    // A row's pairs at vectors 2 j and 2 j + 1. Odd rows go through them in another order, so that
-    // the four rows of half a warp meet all banks.
+    // Stores a row's pairs at vectors 2 j and 2 j + 1. Odd rows use another order, so that the four
+    // rows of half a warp cover all banks.
     const int r = warp * 16 + lane / 4;
     const bool odd = r % 2 != 0;
 #pragma unroll
@@ -53,9 +54,9 @@ __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
   }
 }
 
-// The same of two boxes of c side by side, from the sums of MultiplyTurned for 64 columns: a warp's
-// 16 rows are columns of one of the boxes. Half of its lanes go through pairs of rows of c the
-// other way around, so that all banks are met.
+// Like StageBox, for two adjacent boxes of c and the sums of MultiplyTurned for 64 columns. A
+// warp's 16 rows are columns of one of the boxes. Half of its lanes process pairs of rows of c in
+// reverse order, so that the accesses cover all banks.
 template <int kBoxBytes>
 __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize, half = lane / 16;
@@ -72,17 +73,18 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
   }
 }
 
-// Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
-// shared memory, some boxes of rows of 128 bytes at a time, from where TMA writes whole lines. O:
-// float, or C::T. kTurn: the results are those of MultiplyTurned, and stand in c at [column, row].
+// Writes the part of a consumer's 64 rows of results, at [row, column], that lies inside c. The
+// results go through shared memory, a few boxes with rows of 128 bytes at a time, and TMA writes
+// whole lines from there. O: float or C::T. kTurn: the results are those of MultiplyTurned and
+// belong at [column, row] of c.
 template <class C, class O, bool kTurn, int kCount>
 __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, std::uint32_t staging,
                           int row, int column, int split) {
   constexpr int kSize = static_cast<int>(sizeof(O));
-  constexpr int kWidth = 128 / kSize;  // of a box
+  constexpr int kWidth = 128 / kSize;  // columns of a box
   constexpr int kAll = C::kColumns / kWidth;
   constexpr int kBoxSums = kCount / kAll;
-  // Boxes lie side by side; those of a turned tile in pairs, one below the other.
+  // Boxes lie side by side. The boxes of a turned tile lie in pairs, with one pair below the other.
   static_assert(!kTurn || (kSize == 4 && C::kBoxes == 2));
   const auto box_row = [&](int box) { return kTurn ? column + box / 2 * C::kGroupRows : row; };
   const auto box_column = [&](int box) {
@@ -103,7 +105,7 @@ __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, st
         StageBox<O>(d + box * kBoxSums, thread, staging + (box - first) * C::kBoxBytes);
     }
     FenceForCopyEngine();
-    NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
+    NamedBarrier(barrier, C::kWarpgroup);  // the results are in the staging memory
     if (thread == 0) {
 #pragma unroll
       for (int box = first; box < min(first + C::kBoxes, kAll); ++box)

@@ -1,43 +1,45 @@
 // Matmul on Hopper's tensor cores: the kernel of the strategies `tensor_bf16`, `tensor_f16`,
-// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut. ptx.cuh
-// and wgmma.cuh have the instructions one by one.
+// `tensor_tf32` and `tensor_f32x3`, the preparation of its operands, and the division of the work.
+// ptx.cuh and wgmma.cuh have the individual instructions.
 //
-// Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
+// It differs from `warp_tiled`, in which every thread alternates between loading, multiplying and
+// waiting, as follows:
 //
-// - The warps of a block have different work. One warpgroup fetches: a single thread of it tells
-//   TMA which boxes of a and b to bring. The others, one for 64 rows of the tile,
-//   multiply: wgmma reads both operands from shared memory itself, so that no operand passes
-//   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
-//   thread. Since a fetching thread needs few registers and a multiplying one many, the former
+// - The warps of a block are specialized. One warpgroup fetches: a single thread of it tells TMA
+//   which boxes of a and b to load. The other warpgroups, one for each 64 rows of the tile,
+//   multiply. wgmma reads both operands from shared memory directly, so that no operand passes
+//   through registers. Almost all registers hold sums: a 64 x 256 piece takes 128 registers of each
+//   thread. Since a fetching thread needs few registers and a multiplying thread many, the former
 //   give theirs away.
-// - They meet at barriers, two for each of kStages k-tiles: "full", which the arriving bytes
+// - They synchronize at two barriers for each of kStages k-tiles: "full", which the arriving bytes
 //   complete, and "empty", at which consumers arrive when wgmma has read the k-tile. So up to
-//   kStages k-tiles are on their way, also those of the block's next tile while this one's results
-//   are being written.
+//   kStages k-tiles are in flight, including those of the block's next tile while this tile's
+//   results are being written.
 //
 //      producer   wait empty[s], fetch k-tile s --+                  +--> next round
 //                                               v                  |
 //      consumers               wait full[s], multiply k-tile s, arrive at empty[s]
 //
-// - A k-tile is 128 bytes deep, and its 16-byte vectors are swizzled in each row. TMA and tensor
-//   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
-// - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
-//   that transposes cost nothing. f32 has to lie with k along the rows, but for one operand that
+// - A k-tile is 128 bytes deep, and the 16-byte vectors of each row are swizzled. TMA and tensor
+//   cores use the same pattern, which costs nothing and avoids all bank conflicts.
+// - 16-bit operands may have either layout in shared memory, with k along the rows or across them,
+//   so that transposes cost nothing. For f32, k has to go along the rows, except that one operand
 //   may come through registers instead (MultiplyTurned).
-// - Blocks are persistent: as many as there are SMs, each computing tile after tile, in the order
-//   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns. The
-//   way to the first multiplication is short: a small product takes little longer than that.
-// - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
-//   for both.
-// - Results take the way back through shared memory, a consumer's box by box, from where the copy
-//   engine writes whole lines.
-// - When the tiles are too few for the SMs, they are smaller, or k is cut into pieces
-//   whose sums a second kernel adds, always in the same order. When they are many, but not a
-//   multiple of the SMs, some of them are cut in two: see stream_k.h.
+// - Blocks are persistent: there are as many as SMs, and each computes tile after tile, in the
+//   order of `warp_tiled`'s picture, so that tiles computed at the same time share rows and
+//   columns. The path to the first multiplication is short, since a small product takes little
+//   longer than that.
+// - Two blocks, one below the other, can form a cluster, in which each fetches half of the columns
+//   of b for both.
+// - Results return through shared memory, box by box for each consumer, and TMA writes whole lines
+//   from there.
+// - If there are too few tiles for the SMs, the tiles are made smaller, or k is cut into pieces
+//   whose sums a second kernel adds, always in the same order. If there are many tiles, but not a
+//   multiple of the number of SMs, some of them are cut in two (see stream_k.h).
 //
-// Right for any m, n and k: TMA reads zeros outside a matrix, and does not write what would lie
-// outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and results
-// without them go by way of scratch memory.
+// Correct for any m, n and k: TMA reads zeros outside a matrix, and writes nothing outside c. It
+// requires addresses and pitches that are multiples of 16 bytes. Other operands and results go
+// through scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -65,14 +67,15 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   const std::uint32_t k_tiles =
       (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
-  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  // The shuffle tells the compiler that the value is uniform in each warp.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
   const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
   const int cluster = static_cast<int>(blockIdx.x) / C::kCluster;
   const int clusters = static_cast<int>(gridDim.x) / C::kCluster;
 
-  // One warp makes the barriers. The others meanwhile find out where the block begins: that takes
-  // nearly a thousand cycles, since no cache has the parameters yet, and would be all waited for.
+  // One warp initializes the barriers. At the same time, the others compute where the block begins.
+  // That takes nearly a thousand cycles, since no cache has the parameters yet, and would otherwise
+  // delay the block.
   if (threadIdx.x == C::kThreads - kWarpSize) {
     PrefetchMap(&a_map);
     PrefetchMap(&b_map);
@@ -82,9 +85,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   Piece piece = PieceOf(work.sharing, cluster, clusters, 0);
   TensorPlace place(work, piece);
   if constexpr (C::kCluster == 1) {
-    __syncthreads();  // the barriers are made
+    __syncthreads();  // the barriers are initialized
   } else {
-    ClusterBarrier();  // in all blocks
+    ClusterBarrier();  // the barriers are initialized in all blocks
   }
   WaitForKernelBefore();
 
@@ -142,14 +145,15 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
     }
     if (thread == 0) WaitForStoresToRead();
   }
-  // No block leaves while another may still write into its shared memory.
+  // No block exits while another may still write to its shared memory.
   if constexpr (C::kCluster > 1) ClusterBarrier();
 }
 
 // --- Launch ---
 
-// Clusters of so many blocks that run on a GPU at a time, for a kernel that has an SM to itself.
-// The blocks of one lie in one of the groups of SMs that make a GPU, and those differ in size.
+// Returns how many clusters of `blocks` blocks run on a GPU at the same time, for a kernel of which
+// each block occupies a whole SM. The blocks of a cluster run in one of the groups of SMs that a
+// GPU consists of, and these groups differ in size.
 template <class... Parameters>
 int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
                     int blocks, const CudaStream& stream) {
@@ -168,8 +172,8 @@ int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t
   return count;
 }
 
-// How the work is cut: into which tiles, and k into how many pieces, or tiles into parts for two
-// clusters.
+// A division of the work: its tile, the number of pieces that k is cut into, and whether tiles are
+// cut into parts for two clusters.
 struct TensorPlan {
   int tile = 0;  // an index into the strategy's tiles
   int splits = 1;
@@ -177,7 +181,7 @@ struct TensorPlan {
   double time = std::numeric_limits<double>::infinity();
 };
 
-// c: [splits, m, pitch], of O.
+// c: [splits, m, pitch] elements of O.
 template <class C, bool kMnA, bool kMnB, class O>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,

@@ -1,4 +1,4 @@
-// The main loops of the tensor kernel: what consumers do with the k-tiles of a tile.
+// The main loops of the tensor kernel, in which consumers multiply the k-tiles of a tile.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-// A consumer's view of the operands in a k-tile: descriptors for wgmma, and the way from a step
-// along k, or a part, to the next.
+// A consumer's operands in a k-tile: their descriptors for wgmma, and the distances between steps
+// along k and between parts.
 template <class C, bool kMnA, bool kMnB>
 struct TensorKTile {
   static constexpr int kSteps = C::kRowBytes / C::kStepBytes;
   static constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
   static constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
-  // A consumer's 64 rows of a.
+  // Bytes of a consumer's 64 rows of a.
   static constexpr int kGroupA = kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes;
   static constexpr std::uint64_t Descriptor(bool mn_major) {
     return mn_major ? MatrixDescriptor(128, C::kMnBytes, 8 * 128)
@@ -29,8 +29,8 @@ struct TensorKTile {
       : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
         b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
 
-  // d = or += part_a of a times part_b of b, over the k-tile. Descriptors count vectors of 16
-  // bytes.
+  // Computes d = part_a of a times part_b of b over the k-tile, or adds that to d if add.
+  // Descriptors count in vectors of 16 bytes.
   template <class D, int kCount>
   __device__ void Multiply(int part_a, int part_b, bool add, D (&d)[kCount]) const {
 #pragma unroll
@@ -41,8 +41,8 @@ struct TensorKTile {
   }
 };
 
-// A consumer: d = the product of one piece of work. While a k-tile is multiplied, the one before it
-// is released.
+// Called by a consumer: d = the product of one piece of work. While a k-tile is multiplied, the
+// previous one is released.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                                float (&d)[kCount]) {
@@ -61,10 +61,11 @@ __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipe
   pipeline.Release(last, thread);
 }
 
-// The same of f32 whose k goes across the rows of a, which wgmma does not take from shared memory:
-// a's fragments come through registers, those of the next k-tile while this one is multiplied.
-// Which row of a is which row of the product is free. This order makes a load of a warp find all
-// banks: row 16 w + r of a consumer's 64, w the warp, is index
+// Like MultiplyKTiles, for f32 whose k goes across the rows of a. wgmma cannot read that layout
+// from shared memory, so a's fragments come through registers, and those of the next k-tile are
+// loaded while this one is multiplied. Any row of a may become any row of the product. With this
+// order, a load of a warp covers all banks. Let w be the warp. Row 16 w + r of a consumer's 64 is
+// index
 //
 //      32 (w / 2) + 16 (r / 4 % 2) + 8 (w % 2) + 4 (r / 8) + r % 4
 //
@@ -122,12 +123,12 @@ __device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipe
   pipeline.Release(last, thread);
 }
 
-// The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
-// where f32 would round, so their sums are kept short: after every k-tile d is added to `sums` in
-// f32, and begins the next k-tile as what that addition has rounded away (Dekker's fast two-sum,
-// 1971). In a k-tile the products of fine parts come first, while d is small. The consumers take
-// turns, so that one adds while the other's k-tile is multiplied: else they fall into step, and the
-// tensor cores wait for both.
+// Like MultiplyKTiles, for operands in several parts, the coarsest first. The tensor cores truncate
+// sums where f32 would round, so the sums are kept short: after every k-tile, d is added to `sums`
+// in f32, and then restarts as the rounding error of that addition (Dekker's fast two-sum, 1971).
+// In a k-tile the products of fine parts come first, while d is small. The consumers take turns, so
+// that one adds while the other's k-tile is multiplied. Otherwise they would fall into step, and
+// the tensor cores would wait for both.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {

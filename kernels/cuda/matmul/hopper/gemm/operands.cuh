@@ -1,4 +1,4 @@
-// Operands and results that TMA cannot take as they are: copies in scratch memory, and the sums of
+// Operands and results that TMA cannot access directly: copies in scratch memory, and the sums of
 // split-K.
 #pragma once
 
@@ -30,8 +30,8 @@ __device__ Out Rounded(In x) {
   }
 }
 
-// A vector of elements from a row that ends at `columns`, zeros beyond. packable: rows are aligned
-// to vectors.
+// Loads a vector of elements from a row that ends at `columns`, with zeros beyond the end.
+// packable: rows are aligned to vectors.
 template <class In, int kWidth>
 __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
                         In (&x)[kWidth]) {
@@ -48,8 +48,9 @@ __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns
   }
 }
 
-// out[row][column] = in[row][column], rows of `pitch` and `out_pitch`, a multiple of the vector: a
-// thread writes a vector. What lies between columns and out_pitch is never read.
+// Computes out[row][column] = in[row][column]. The rows of in are `pitch` apart, and those of out
+// are `out_pitch` apart, a multiple of the vector. Each thread writes one vector. Elements between
+// columns and out_pitch are never read.
 template <class In, class Out>
 __global__ void __launch_bounds__(256)
     CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(256)
   StorePack(out + row * out_pitch + column, pack);
 }
 
-// The same transposed: out[row][column] = in[column][row]. A block moves a square of kSquare
-// through shared memory, whose odd pitch spreads columns over the banks.
+// Computes the transpose, out[row][column] = in[column][row]. A block moves a square of side
+// kSquare through shared memory, where an odd pitch spreads columns over the banks.
 inline constexpr int kSquare = 64;
 
 template <class In, class Out>
@@ -102,9 +103,9 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// c[y][x] = the sum of sums[0][y][x], sums[1][y][x], ..., in this order: rows of `pitch` become
-// rows of n. A block takes kFinishedRows x kFinishedColumns, a warp one row of them, whose loads
-// are all on their way before it writes.
+// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. The rows of sums
+// are `pitch` apart, and those of c are n apart. A block takes kFinishedRows x kFinishedColumns
+// elements, and a warp one row of them. A warp issues all its loads before it writes.
 constexpr int kFinishedRows = 8, kFinishedColumns = 256;
 
 template <class S, class O>
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kFinishedRows* kWarpSize)
   for (int s = 0; s < splits; ++s, sums += m * pitch) {
 #pragma unroll
     for (int i = 0; i < kFinishedColumns; i += kWarpSize) {
-      // No branch, which the load would wait behind.
+      // The index is clamped because a branch would delay the load.
       const auto x = static_cast<float>(sums[min(i, end - 1)]);
       sum[i / kWarpSize] = s == 0 ? x : sum[i / kWarpSize] + x;
     }
@@ -136,8 +137,9 @@ __global__ void __launch_bounds__(kFinishedRows* kWarpSize)
     if (i < end) c[i] = static_cast<O>(sum[i / kWarpSize]);
 }
 
-// A matrix as TMA can read it: rows of `pitch` elements, of which `columns` count, k along the rows
-// or, if mn_major, across. Parts of one stand one behind the other.
+// A matrix in a form that TMA can read. Its rows are `pitch` elements apart, and the first
+// `columns` elements of each are used. k goes along the rows or, if mn_major, across them. The
+// parts of a matrix follow each other in memory.
 template <class T>
 struct TensorOperand {
   const T* data;
@@ -145,17 +147,19 @@ struct TensorOperand {
   bool mn_major;
 };
 
-// Scratch memory of a copy of a matrix, in parts.
+// Returns the bytes of scratch memory for a copy of a matrix in several parts.
 template <class T>
 std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1) {
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
 }
 
-// Memory for what is made of a matrix, CopyScratch of it, which may be kept (Stream::Prepare) where
-// the other operand of the product has so few rows or columns, `others`, that making it counts:
-// with 1024 the parts of an f32 take a tenth of the product's time. how: of Preparation.
+// With this many rows or columns of the other operand, splitting f32 into parts takes a tenth of
+// the product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
+// Returns CopyScratch bytes of memory for a prepared copy of a matrix. The copy may be kept
+// (Stream::Prepare) if the other operand of the product has so few rows or columns, `others`, that
+// the time of making it matters. how: see Preparation.
 template <class T>
 PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype, std::int64_t rows,
                              std::int64_t columns, std::int64_t pitch, int parts,
@@ -165,7 +169,7 @@ PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype
   return stream.Prepare({how, {data, dtype, {2, {rows, columns}}, {pitch, 1}}}, bytes);
 }
 
-// The matrix as TMA can read it, copied to this memory unless it is there.
+// Returns the matrix in a form that TMA can read, copied to `memory` unless it is ready there.
 template <class Out, class In>
 TensorOperand<Out> CopiedTo(const PreparedMemory& memory, const In* data, std::int64_t rows,
                             std::int64_t columns, std::int64_t pitch, bool mn_major,
@@ -181,7 +185,7 @@ TensorOperand<Out> CopiedTo(const PreparedMemory& memory, const In* data, std::i
   return {out, rows, columns, out_pitch, mn_major};
 }
 
-// The same in the stream's scratch memory.
+// Copies the matrix to the stream's scratch memory.
 template <class Out, class In>
 TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
                           std::int64_t pitch, bool mn_major, CudaStream& stream) {
@@ -190,7 +194,7 @@ TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t column
                        mn_major, stream);
 }
 
-// A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
+// Returns a copy, with k along the rows, of a matrix [columns, rows] with k across its rows.
 template <class Out, class In>
 TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
                               std::int64_t pitch, CudaStream& stream) {

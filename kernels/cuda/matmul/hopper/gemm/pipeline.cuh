@@ -9,11 +9,12 @@
 
 namespace tessera {
 
-// The k-tiles in shared memory, as one thread goes through them.
+// One thread's position in the k-tiles in shared memory.
 template <class C>
 class TensorPipeline {
  public:
-  // k-tiles, barriers: addresses of kStages k-tiles, and of as many "full" and "empty" barriers.
+  // k_tiles: the address of kStages k-tiles. barriers: the address of kStages "full" barriers,
+  // which kStages "empty" ones follow.
   __device__ TensorPipeline(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 
@@ -30,11 +31,12 @@ class TensorPipeline {
     }
     BarrierInitFence();
   }
-  // New barriers are in the phase of parity 0: the first round waits for full, not for empty.
+  // A new barrier is in the phase of parity 0, so that the first round waits for full but not for
+  // empty.
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
   __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
-  // A consumer is done with the k-tile: whoever fills it waits for all who read it, in every block
-  // that it is copied to. thread: of the warpgroup.
+  // Called by a consumer that is done with the k-tile. The producer waits for all consumers that
+  // read it, in every block that it is copied to. thread: its index in the warpgroup.
   __device__ void Release(int stage, int thread) const {
     if constexpr (C::kCluster == 1) {
       if (thread == 0) BarrierArrive(empty(stage));
@@ -55,7 +57,8 @@ class TensorPipeline {
   unsigned parity_ = 0;
 };
 
-// The fetching thread: brings the k-tiles of one piece of work. rank: of the block in its cluster.
+// Called by the fetching thread: fetches the k-tiles of one piece of work. rank: that of the block
+// in its cluster.
 template <class C, bool kMnA, bool kMnB>
 __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
                             const TensorWork& work, const TensorPlace& place, int rank,
@@ -63,20 +66,20 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   constexpr int kWidthA = C::BoxWidth(kMnA), kWidthB = C::BoxWidth(kMnB);
   constexpr int kBytesA = C::BoxBytes(kMnA), kBytesB = C::BoxBytes(kMnB);
   constexpr int kBoxesA = C::kRows / kWidthA, kBoxesB = C::kColumns / kWidthB;
-  constexpr int kShare = kBoxesB / C::kCluster;  // boxes of b that a block fetches, for all
+  constexpr int kShare = kBoxesB / C::kCluster;  // boxes of b that a block fetches for its cluster
   static_assert(!C::kBatch || C::kParts == 1);
   const int first_part = C::kBatch ? place.split : 0;
   const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
   const int column = place.column_tile * C::kColumns;
-  // Boxes outside a matrix stay away: TMA takes longer to make zeros than to fetch elements, and
-  // what is computed with old ones instead is stored nowhere. But of several parts it is looked at,
-  // for infinities.
+  // Boxes outside a matrix are not fetched: TMA takes longer to write zeros than to fetch elements,
+  // and results computed from the stale elements are not stored. With several parts all boxes are
+  // fetched, since all results are checked for infinities.
   const auto inside = [](int boxes, int width, int first, int extent) {
     return max(0, min(boxes, (extent - first + width - 1) / width));
   };
   const int boxes_a = inside(kBoxesA, kWidthA, row, work.rows);
   const int boxes_b = inside(kBoxesB, kWidthB, column, work.columns);
-  // all: every box, without asking.
+  // all: fetch every box, without a check.
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
@@ -112,8 +115,8 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
       }
     }
   };
-  // Whether the last boxes begin inside. Not asked of the counts: nvcc 13.0 makes of
-  // max(0, min(x, 4)) == 4 a minimum that also compares, and compares x <= 4.
+  // Checks whether the last boxes begin inside. It does not compare the counts, because nvcc 13.0
+  // merges max(0, min(x, 4)) == 4 into a minimum with a comparison that tests x <= 4.
   if (C::kParts > 1 ||
       (row + C::kRows - kWidthA < work.rows && column + C::kColumns - kWidthB < work.columns)) {
     fetch(std::true_type());

@@ -1,5 +1,5 @@
-// Which tile a product runs with, and how its work is cut: a model of the time, with figures of one
-// H200.
+// Chooses the tile of a product and how its work is divided, by a model of the time with constants
+// measured on one H200.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +12,19 @@
 
 namespace tessera {
 
-// What the model of plans knows of a product: a, [m, k], and b, [k, n], as they are fetched.
+// A product as the model of plans sees it: a, [m, k], and b, [k, n], as they are fetched.
 struct TensorProduct {
   std::int64_t m, n, k;
   double a_row, b_row;  // see FetchTime
   int multiprocessors;
-  // Whether every tile is computed by one block from the first step along k to the last, so that an
-  // element's bits do not depend on how many tiles there are.
+  // Set if one block must compute each tile from the first step along k to the last, so that the
+  // bits of an element do not depend on the number of tiles.
   bool whole_tiles = false;
 };
 
-// What a row of a box of the operand takes, in the model's units, where it is more than the rates
-// of tiles have in them: its 128 bytes are parts of two lines of the L2, and TMA reads both.
+// Returns the time to fetch a row of a box of the operand, in the model's units, or 0 where the
+// rates of tiles account for it. If the row's 128 bytes lie across two lines of the L2, TMA reads
+// both.
 template <class T>
 double FetchTime(const TensorOperand<T>& x) {
   const std::uintptr_t bits =
@@ -37,14 +38,14 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
   return {m, n, k, FetchTime(a), FetchTime(b), stream.device().info().multiprocessors};
 }
 
-// A model of what a plan takes, in multiply-adds of 16 bits that one SM could do, 3.9e6 a
-// microsecond: rounds of pieces of work, each with filling the pipeline and writing the tile. The
-// better one of it and `best`. rate: about the share of the tensor cores' 16-bit speed that the
-// tile reaches in its main loop.
+// Returns the better of `best` and the best plan with this tile, by a model of the time. The time
+// is in 16-bit multiply-adds that one SM could do, 3.9e6 per microsecond. A plan takes rounds of
+// pieces of work, each of which fills the pipeline and writes the tile. rate: roughly the fraction
+// of the tensor cores' 16-bit speed that the tile reaches in its main loop.
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
   constexpr double kStart = C::kCluster == 1 ? tuning::kStart : tuning::kStartOfPair;
-  // At least one of each: empty products have a plan, too, for the models to look at.
+  // At least one of each, because the models also plan empty products.
   const std::int64_t tiles =
       std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
   const std::int64_t slots = p.multiprocessors / C::kCluster;
@@ -54,7 +55,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
                C::kParts * (C::kRows * p.a_row + C::kColumns / C::kCluster * p.b_row));
   const auto try_splits = [&](std::int64_t splits) {
     const std::int64_t split_k_tiles = CeilDiv(k_tiles, splits);
-    // Sums written and read again in f32, at 10 bytes a clock and SM.
+    // Sums are written and read again in f32, at 10 bytes per clock and SM.
     const double added = splits == 1
                              ? 0
                              : tuning::kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
@@ -68,9 +69,10 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   try_splits(1);
   if (p.whole_tiles) return best;
   if (tiles > slots && tiles % slots != 0) {
-    // Of what a cluster has, the last tile and some come in parts. Those cost another beginning and
-    // end, and the sums' way through memory. In them clusters are no longer at the same steps along
-    // k, so that they find less in the L2: the less, the more is left over.
+    // For each cluster, the last tile and a fraction of another come in parts. The parts cost
+    // another start and end, and their sums pass through memory. During them, clusters are at
+    // different steps along k and find less in the L2. This effect grows with the number of tiles
+    // left over.
     const auto rounds = static_cast<double>(tiles / slots);
     const double left = static_cast<double>(tiles % slots) / static_cast<double>(slots);
     const double time = (rounds - 1 + (1 + left) * (1 + tuning::kApart * left)) *
@@ -85,7 +87,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   return best;
 }
 
-// Calls run(C(), plan) with the best of the tiles and its plan.
+// Calls run(C(), plan) with the best tile and its plan.
 template <class Run, class... Tiles>
 void RunBestPlan(const TensorProduct& p, const std::tuple<RatedTile<Tiles>...>& tiles,
                  const Run& run) {

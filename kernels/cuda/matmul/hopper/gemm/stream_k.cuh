@@ -1,4 +1,4 @@
-// Stream-K: sums of a tile that pass from one cluster to the next.
+// Stream-K: passes the partial sums of a tile from one cluster to the next.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// One thread waits until another worker has set the flag, and clears it for the next launch.
+// Called by one thread: waits until another worker has set the flag, and clears it for the next
+// launch.
 __device__ inline void WaitForPartial(std::uint32_t* written) {
   std::uint32_t set = 0;
   while (set == 0)
@@ -18,14 +19,16 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
 }
 
-// Between a consumer and its messenger: a warp of the fetching warpgroup that tells other blocks
-// that sums are stored, or waits for theirs, so that the consumer need not wait for memory. Where
-// they meet, one side arrives and the other waits: bar.sync asks that all who wait at a barrier
-// stand at the same instruction.
+// The threads of a consumer and its messenger, which synchronize at named barriers. The messenger
+// is a warp of the fetching warpgroup. It tells other blocks that sums are stored, or waits for
+// theirs, so that the consumer need not wait for memory. At each barrier one side arrives and the
+// other waits, since bar.sync requires all threads that wait at a barrier to be at the same
+// instruction.
 template <class C>
-inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;  // that meet
+inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;
 
-// A thread's sums, as vectors kWarpgroup apart, of those that a block's consumer leaves behind.
+// Returns the place of a thread's sums among the partial results of a block's consumer, as vectors
+// kWarpgroup apart.
 template <class C>
 __device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
   constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
@@ -33,7 +36,7 @@ __device__ float4* PartialOf(const TensorWork& work, int block, int consumer, in
          (std::int64_t{block} * C::kConsumers + consumer) * kPacks + thread;
 }
 
-// Leaves the sums of the first part of a tile to the next cluster.
+// Stores the sums of the first part of a tile for the next cluster.
 template <class C, int kCount>
 __device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, int consumer,
                              int thread) {
@@ -44,7 +47,7 @@ __device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, i
   NamedBarrierArrive(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
 }
 
-// Adds those that the cluster before has left.
+// Adds the sums that the previous cluster has stored.
 template <class C, int kCount>
 __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consumer, int thread) {
   NamedBarrier(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
@@ -57,7 +60,7 @@ __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consu
   }
 }
 
-// What a messenger tells and waits for, in the order of its consumer's pieces.
+// Called by a messenger: announces sums and waits for sums, in the order of its consumer's pieces.
 template <class C>
 __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
   const bool speaks = threadIdx.x % kWarpSize == 0;

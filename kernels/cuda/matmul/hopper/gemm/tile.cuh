@@ -1,5 +1,5 @@
-// The tile of a block of the tensor kernel: its shape, its k-tiles in shared memory, and what a
-// launch tells it.
+// The tile of a block of the tensor kernel: its shape, its k-tiles in shared memory, and the
+// parameters of a launch.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@
 namespace tessera {
 
 // The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t. kCluster_
-// blocks, one below the other, share the columns of b that they load. kParts_: matrices that an
-// operand is split into, see `tensor_f32x3`. kBatch_: instead of pieces of k a launch has as many
-// products, of matrices that stand one behind the other, see `ozaki_f64`.
+// blocks, one below the other, share the columns of b that they load. kParts_: the number of
+// matrices that an operand is split into (see `tensor_f32x3`). kBatch_: instead of pieces of k, a
+// launch computes that many products, of matrices that follow each other in memory (see
+// `ozaki_f64`).
 template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
           int kParts_ = 1, bool kBatch_ = false>
 struct TensorTile {
@@ -24,42 +25,44 @@ struct TensorTile {
   static constexpr bool kBatch = kBatch_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
   static constexpr int kStages = kStages_, kParts = kParts_;
-  static constexpr int kProducts = kParts * (kParts + 1) / 2;  // of parts
+  static constexpr int kProducts = kParts * (kParts + 1) / 2;  // products of parts
   static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
   static constexpr int kConsumers = kRows / kGroupRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // A row of a k-tile in shared memory, and how far along k it reaches.
+  // Bytes of a row of a k-tile in shared memory, and its elements along k.
   static constexpr int kRowBytes = kParts == 1 ? 128 : 64;
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(T));
-  static constexpr int kStepBytes = 32;  // of one wgmma along k
+  static constexpr int kStepBytes = 32;  // bytes along k of one wgmma
   static constexpr int kPartA = kRows * kRowBytes, kPartB = kColumns * kRowBytes;
   static constexpr int kBytesA = kParts * kPartA, kBytesB = kParts * kPartB;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  // What is fetched at a time: so many indices of m or n, a row each; where k goes across the rows,
-  // rows of kMnWidth of them.
+  // Elements are fetched in boxes. Where k goes along the rows, a box has kGroupRows indices of m
+  // or n, one per row. Where k goes across the rows, each row has kMnWidth of these indices.
   static constexpr int kMnWidth = 128 / static_cast<int>(sizeof(T)), kMnBytes = kDepth * 128;
   static constexpr int BoxWidth(bool mn_major) { return mn_major ? kMnWidth : kGroupRows; }
   static constexpr int BoxBytes(bool mn_major) {
     return mn_major ? kMnBytes : kGroupRows * kRowBytes;
   }
-  // A consumer's results on their way out: so many boxes of rows of 128 bytes at a time.
+  // A consumer stores its results kBoxes boxes at a time, with rows of 128 bytes.
   static constexpr int kBoxes = kBoxes_;
   static constexpr int kBoxBytes = kGroupRows * 128;
   static constexpr int kStagingBytes = kBoxes * kBoxBytes;
-  static constexpr int kAlignment = 1024;  // of the pattern in which vectors are swizzled
+  static constexpr int kAlignment = 1024;  // required by the swizzle pattern
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
 };
 
-// What an operand in several parts is multiplied by; the result is divided by its square. The last
-// bit of the smallest f32, 2^-149, becomes the smallest normal bf16: no part underflows.
+// Operands in several parts are multiplied by this scale, and the result is divided by its square.
+// The last bit of the smallest f32, 2^-149, becomes the smallest normal bf16, so that no part
+// underflows.
 inline constexpr float kPartsScale = 0x1p23f;
 
-// f32 whose k goes across the rows of a: the tile is the transpose of one of c, see MultiplyTurned.
+// Whether the tile is the transpose of a tile of c (see MultiplyTurned), as for f32 whose k goes
+// across the rows of a.
 template <class C, bool kMnA>
 inline constexpr bool kIsTurned = std::is_same_v<typename C::T, Tf32>&& kMnA;
 
-// Named barriers of a block, one of each kind for every consumer; 0 is __syncthreads.
+// Named barriers of a block, one of each kind for every consumer; barrier 0 is __syncthreads.
 enum class Meeting { kStaging, kSumsStored, kMayLoad, kTurn, kCount };
 
 template <class C>
@@ -68,24 +71,25 @@ __device__ int BarrierOf(Meeting meeting, int consumer) {
   return 1 + static_cast<int>(meeting) * C::kConsumers + consumer;
 }
 
-// What the blocks of a launch are told.
+// The parameters of the blocks of a launch.
 struct TensorWork {
-  int rows, columns;  // of c, or of what its transpose is computed as
-  // Tiles are those of clusters, kCluster kRows x kColumns. A group is some rows of them.
+  int rows, columns;  // of c, or of its transpose if that is computed
+  // Tiles here are those of clusters, kCluster kRows x kColumns. A group consists of several rows
+  // of tiles.
   int row_tiles;
-  Divisor tiles, group_tiles;     // of c, and of a group
-  Divisor group_rows, last_rows;  // of tiles in a group, and in the last one
-  Sharing sharing;                // of tiles, or of pieces of k of all tiles, among clusters
+  Divisor tiles, group_tiles;     // tiles of c, and of a group
+  Divisor group_rows, last_rows;  // rows of tiles in a group, and in the last group
+  Sharing sharing;                // of tiles, or of the pieces of k of all tiles, among clusters
   int k_tiles;                    // along k
   float* partials;                // [blocks, kRows * kColumns], see PassMessages
-  std::uint32_t* written;         // [blocks, kConsumers], whether they are; zero before and after
+  std::uint32_t* written;         // [blocks, kConsumers], flags for partials; 0 between launches
   int steps;                      // that every block takes abreast of the others, see abreast.cuh
-  std::uint32_t* steps_of_all;    // their counter
-  bool floats;                    // results leave as f32, otherwise as T
-  unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
+  std::uint32_t* steps_of_all;    // the counter of these steps
+  bool floats;                    // whether results are stored as f32, not as T
+  unsigned* nonfinite;            // for several parts: set if an element of c is an infinity or NaN
 };
 
-// The place of one piece of work: a cluster's tiles in groups, and k-tiles of k.
+// The place of one piece of work: the tile of a cluster, and its k-tiles.
 struct TensorPlace {
   int row_tile, column_tile, split, first_k_tile, k_tiles;
 

@@ -1,7 +1,7 @@
-// What was tuned for Hopper, in one place: the tiles that each strategy chooses among, and the
-// figures of the model that chooses (plan.cuh). Rates and figures are such that the model prefers
-// what was faster on one H200 (CUDA 13.0, November 2026), for 16 bits in 75 shapes with each tile,
-// whole, in parts and with k cut. Another GPU needs its own.
+// All parameters that were tuned for Hopper: the tiles that each strategy chooses among, and the
+// constants of the model that chooses (plan.cuh). The model with these rates and constants prefers
+// what was faster on one H200 (CUDA 13.0, November 2026). For 16 bits, 75 shapes were measured with
+// each tile: whole, in parts and with k cut. Another GPU needs its own values.
 #pragma once
 
 #include <tuple>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// A tile, and about the share of the tensor cores' 16-bit speed that its main loop reaches.
+// A tile, and roughly the fraction of the tensor cores' 16-bit speed that its main loop reaches.
 template <class C>
 struct RatedTile {
   double rate;
@@ -18,8 +18,8 @@ struct RatedTile {
 
 namespace tuning {
 
-// Pairs of blocks share what they fetch: that matters to many tiles, and to small ones along a long
-// k. Rows, columns, blocks of a cluster, stages.
+// Pairs of blocks share the boxes that they fetch, which matters for many tiles, and for small
+// tiles along a long k. The arguments are rows, columns, blocks per cluster, and stages.
 template <class T>
 inline constexpr std::tuple kTiles16{RatedTile<TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>>{0.8},
                                      RatedTile<TensorTile<T, 128, 256, 1, 4>>{0.785},
@@ -35,17 +35,19 @@ inline constexpr std::tuple kTilesTf32{RatedTile<TensorTile<Tf32, 128, 256, 2, 4
 inline constexpr std::tuple kTilesF32x3{
     RatedTile<TensorTile<BFloat16, 128, 128, 1, 4, 2, /*kParts=*/3>>{0.78}};
 
-// Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
+// Rows of c in a group of tiles: blocks that run at the same time then cover about a square of c.
 inline constexpr int kGroupedRows = 2048;
 
-// In multiply-adds of 16 bits that one SM could do, 3.9e6 a microsecond: the beginning and the end
-// of a piece of work, of one block and of a pair; another kernel, about 3 us; and what tiles in
-// parts cost besides, of which kApart grows with the share of the last round that is left over.
+// The unit of time is the 16-bit multiply-adds that one SM could do, 3.9e6 per microsecond. kStart
+// and kStartOfPair are the time to start and end a piece of work, for one block and for a pair.
+// kAdd is the time of another kernel, about 3 us. kPass is the fixed extra cost of tiles in parts.
+// kApart is their relative one, which is multiplied by the fraction of the last round that is left
+// over.
 inline constexpr double kStart = 1e7, kStartOfPair = 1.4e7, kAdd = 1e7, kPass = 1e7, kApart = 0.2;
-// What is predicted to be better has to be so by this factor: the model is no better than that.
+// A plan has to be predicted to be better by this factor, because the model is no more accurate.
 inline constexpr double kGain = 0.995;
-// A row of a box that lies across two lines of the L2: 2 ns, and 2.8 where sectors of 32 bytes are
-// cut, too.
+// The cost of a row of a box that lies across two lines of the L2: 2 ns, or 2.8 ns if it also cuts
+// sectors of 32 bytes.
 inline constexpr double kCutLine = 7.6e3, kCutSector = 1.1e4;
 
 }  // namespace tuning

@@ -1,4 +1,4 @@
-// The arithmetic of `ozaki_f64` on one element, the same on host and device: rows as integers,
+// The arithmetic of `ozaki_f64` on one element, identical on host and device: rows as integers,
 // their residues, and the Chinese remainder theorem. Standard library only.
 #pragma once
 
@@ -14,11 +14,11 @@ namespace tessera::ozaki {
 
 __extension__ using Integer128 = unsigned __int128;
 
-// So many moduli, each the largest up to 256 that is coprime to those before it, so that residues
-// fit a signed byte. Their product is 2^110.2.
+// The number of moduli. Each is the largest number up to 256 that is coprime to those before it, so
+// that residues fit a signed byte. Their product is 2^110.2.
 inline constexpr int kModuli = 14;
 
-// Integers travel in pieces of so many bits: elements to residues, and the product's weights.
+// Bits of the limbs in which elements are converted to residues, and of the parts of a weight.
 inline constexpr int kLimbBits = 20, kWeightBits = 37;
 
 struct Modulus {
@@ -27,11 +27,11 @@ struct Modulus {
   std::int32_t middle, high;  // residues of 2^20 and 2^40
 };
 
-// What kernels are given as a parameter. An integer split into weights is
+// The constants that kernels take as a parameter. An integer is split into three parts, as
 // w[0] 2^74 + w[1] 2^37 + w[2].
 struct Table {
   Modulus moduli[kModuli];
-  double weights[kModuli][3];  // 1 modulo this one, 0 modulo the others
+  double weights[kModuli][3];  // 1 modulo this modulus, 0 modulo the others
   double product[3];           // of all moduli
   double inverse;              // 2^74 / product
 };
@@ -42,15 +42,15 @@ constexpr Integer128 ProductOfModuli(const Table& table) {
   return product;
 }
 
-// The residue of x that is nearest to 0, for |x| <= 2^30 + 2^7: the quotient is off by less than
-// 2^-8 before it is rounded, so that the residue of an odd modulus, at most 255, is within 127. Of
-// 256 it may be 128, which as a byte is -128.
+// Returns the residue of x that is nearest to 0, for |x| <= 2^30 + 2^7. The quotient is off by less
+// than 2^-8 before it is rounded, so that for an odd modulus, at most 255, the residue is within
+// 127. For 256 it may be 128, which as a byte is -128.
 TESSERA_HD constexpr std::int32_t Residue(std::int32_t x, const Modulus& p) {
   const std::int64_t quotient = (std::int64_t{x} * p.reciprocal + (std::int64_t{1} << 37)) >> 38;
   return x - static_cast<std::int32_t>(quotient) * p.value;
 }
 
-// An integer of at most 55 bits and a sign, in limbs of 20 bits, of which the highest has the sign.
+// An integer of at most 55 bits and a sign, in limbs of 20 bits, the highest of which has the sign.
 struct Limbs {
   std::int32_t low, middle, high;
 };
@@ -59,7 +59,7 @@ TESSERA_HD constexpr Limbs LimbsOf(std::int64_t x) {
   return {static_cast<std::int32_t>(x & kMask), static_cast<std::int32_t>(x >> kLimbBits & kMask),
           static_cast<std::int32_t>(x >> 2 * kLimbBits)};
 }
-// The sum before it is reduced is within 2^20 + 2^27 + 2^22.
+// Before it is reduced, the sum is within 2^20 + 2^27 + 2^22.
 TESSERA_HD constexpr std::int32_t Residue(const Limbs& x, const Modulus& p) {
   return Residue(x.low + x.middle * p.middle + x.high * p.high, p);
 }
@@ -99,36 +99,36 @@ static_assert(kTable.moduli[0].value == 256 && kTable.moduli[kModuli - 1].value 
 
 // --- Rows as integers ---
 
-// What a row of k elements, of a or, as a column, of b, has to meet.
+// The bound that each row of a and each column of b, of k elements, has to meet.
 struct Bound {
-  double room;   // the largest norm of a row that is scaled
-  double ratio;  // the least square of the sum of magnitudes, over the sum of squares
+  double room;   // the largest norm of a scaled row
+  double ratio;  // the least ratio of the squared sum of magnitudes to the sum of squares
 };
 
-// ozaki_f64.cu tells where it comes from. Up to k = 2 nothing meets it.
+// Returns the bound, which ozaki_f64.cu derives. Up to k = 2 no row meets it.
 inline Bound BoundOf(std::int64_t k) {
   if (k <= 2) return {0, std::numeric_limits<double>::infinity()};
   const auto steps = static_cast<double>(k);
-  // Less than the root of half the product by 2^35 and more: for what rounding adds to a norm, at
-  // most sqrt(k) / 2, and for what the reconstruction may be off.
+  // Smaller than the root of half the product by at least 2^35, a margin for the error of the
+  // reconstruction and for what rounding adds to a norm, which is at most sqrt(k) / 2.
   const double room = std::sqrt(static_cast<double>(ProductOfModuli(kTable)) / 2) * (1 - 0x1p-19);
   const double cosine =
       (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) / ((steps - 2) * 0x1p-53 * room * room);
   return {room, (1 + cosine) / 2 * steps * (1 + 0x1p-19)};
 }
-// Whether any row meets the bound.
+// Returns whether any row can meet the bound.
 inline bool MayMeet(const Bound& bound, std::int64_t k) {
   return bound.ratio < static_cast<double>(k);
 }
 
-// Sums over a row, in any order.
+// Sums over a row, whose elements may be added in any order.
 struct RowSums {
   double squares, magnitudes;
 };
 
-// Whether the row meets the bound; then *exponent is that of the power of two that scales it. False
-// of rows with an infinity or NaN, and with a norm below 2^-450 or above 2^450, so that no scaling
-// and no result leaves the range of normal numbers.
+// Returns whether the row meets the bound. If so, *exponent is that of the power of two that scales
+// the row. Rows with an infinity or NaN, or with a norm below 2^-450 or above 2^450, do not meet
+// it, so that no scale and no result leaves the range of normal numbers.
 TESSERA_HD inline bool ScaleRow(const RowSums& sums, const Bound& bound, std::int32_t* exponent) {
   *exponent = 0;
   if (sums.magnitudes == 0) return true;
@@ -139,12 +139,12 @@ TESSERA_HD inline bool ScaleRow(const RowSums& sums, const Bound& bound, std::in
   return true;
 }
 
-// For exponents of normal numbers.
+// Returns 2^exponent, for exponents of normal numbers.
 TESSERA_HD inline double PowerOfTwo(std::int32_t exponent) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
 
-// The nearest integer.
+// Returns the nearest integer.
 TESSERA_HD inline std::int64_t Nearest(double x) {
 #ifdef __CUDA_ARCH__
   return __double2ll_rn(x);
@@ -155,7 +155,7 @@ TESSERA_HD inline std::int64_t Nearest(double x) {
 
 // --- The Chinese remainder theorem ---
 
-// The sum of residues times weights; each part is an integer below 2^49, exact.
+// The sum of residues times weights. Each part is exact, an integer below 2^49.
 struct WeightedSum {
   double high = 0, middle = 0, low = 0;
 
@@ -166,9 +166,10 @@ struct WeightedSum {
     low += r * weight[2];
   }
 
-  // The integer of these residues that is nearest to 0, which has to be nearer than half of the
-  // product by 2^-30 of it; rounded twice at most, and exact below 2^53. What is left of the low
-  // parts once they have carried is at most 2^36 each, so nothing cancels but in exact steps.
+  // Returns the integer with these residues that is nearest to 0. It has to be below half of the
+  // product by at least 2^-30 of the product. The result is rounded at most twice, and is exact
+  // below 2^53. After the carries, the two low parts are at most 2^36 each, so that cancellation is
+  // exact.
   TESSERA_HD double Value(const Table& table) const {
     const double quotient = std::rint((high + middle * 0x1p-37) * table.inverse);
     double h = high - quotient * table.product[0];

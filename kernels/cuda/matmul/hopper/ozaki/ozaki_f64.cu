@@ -1,50 +1,53 @@
-// Matmul of f64 by integers on the tensor cores of Hopper, within the error bound of plain f64.
+// Matmul of f64 in integers on the tensor cores of Hopper, within the error bound of plain f64.
 //
-// Against `tensor_f64`: the tensor cores multiply signed bytes at thirty times the rate of f64
-// (1979 against 67 tera-operations a second in the H200's data sheet), and exactly. So rows of a
-// and columns of b become integers, and those become residues modulo 14 small numbers, whose
-// products are done in bytes (the second scheme of Ozaki, Uchino and Imamura). The Chinese
-// remainder theorem finds the one integer below half of the moduli's product, 2^110, that has the
-// residues of the 14 results:
+// The tensor cores multiply signed bytes exactly, and at thirty times the rate of the f64 that
+// `tensor_f64` uses (1979 against 67 tera-operations a second in the H200's data sheet). So rows of
+// a and columns of b become integers, and those become residues modulo 14 small numbers, whose
+// products are computed in bytes (the second scheme of Ozaki, Uchino and Imamura). The product of
+// the moduli is 2^110. The Chinese remainder theorem finds the one integer below half of that
+// product that has the residues of the 14 results:
 //
 //      a ── 2^e, round ──> integers ──> residues ─┐
 //                                                 ├─ 14 products, residues ──> 2^-(e+f) integer = c
 //      b ── 2^f, round ──> integers ──> residues ─┘
 //
-// At the rates above 14 products of bytes take half the time of one of f64. Only the rounding to
-// integers and the last one to f64 are not exact, so that the order of sums, tiles and SMs plays no
-// part in the bits of a result.
+// At these rates, 14 products of bytes take half the time of one product of f64. Only the rounding
+// to integers and the final rounding to f64 are inexact, so that the order of sums, tiles and SMs
+// does not affect the bits of a result.
 //
-// How large the integers may be: with P the product of the moduli, rows of a and columns of b are
-// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum passes P / 2
-// (Cauchy and Schwarz). The exponent is the largest for which there is room, so that a scaled row
+// The size of the integers: let P be the product of the moduli. Rows of a and columns of b are
+// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum exceeds P / 2
+// (Cauchy and Schwarz). The exponent is the largest for which the norm fits, so that a scaled row
 // is longer than R / 2. Its elements are about 2^54 / sqrt(k).
 //
-// What rounding costs: with x and y a scaled row and column, and d and f what is rounded away from
-// their elements, at most 1/2 each, the integer is off by
+// The cost of rounding: let x and y be a scaled row and column, and let d and f be what rounding
+// removes from their elements, at most 1/2 each. Then the integer is off by
 //
 //      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
 //
-// with s and t their norms. That is the same however small the terms are, while plain f64 is off by
-// k u sum |x y| at most, with u = 2^-53: where one large element of x meets a zero of y, nothing
-// may be left of the others. So this strategy looks at its operands first. |x| and the vector of
-// ones form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is
-// no larger than the sum of those two. Where each cosine is at least g, and g^2 >= 1/2,
+// where s and t are their norms. This error does not shrink with the terms, while plain f64 is off
+// by at most k u sum |x y|, with u = 2^-53. If one large element of x meets a zero of y, the error
+// may exceed all other terms. So this strategy examines its operands first. The vectors |x| and
+// (1, ..., 1) form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and
+// |y| is at most the sum of the angles of both. Where each cosine is at least g, and g^2 >= 1/2,
 //
 //      sum |x y|  >=  s t (2 g^2 - 1)
 //
-// The first is most of the second where s and t are R / 2, so with (2 g^2 - 1) R^2 (k - 2) u >=
-// 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left
-// for what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024,
-// 0.503 for 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. `tensor_f64` computes the
-// whole product where any row of a or column of b has less (a third of the uniform numbers are
-// zeros, or elements are of very different sizes), holds an infinity or NaN, or has a norm beyond
-// 2^450 or below 2^-450. The device decides, by a flag that every kernel looks at; a product that
-// is computed so takes one pass over the operands longer. Rows of zeros are exact.
+// The error is the largest fraction of this sum where s and t are R / 2. So if
+// (2 g^2 - 1) R^2 (k - 2) u >= 2 sqrt(k) R + k, the result is within the bound of plain f64,
+// k u sum |x y|, of which 2 u are left for the rounding of the reconstruction. That requires g^2 to
+// be at least 0.543 for k = 64, 0.511 for 1024, and 0.503 for 16384. Normally distributed numbers
+// have 2 / pi = 0.64, and uniform ones 0.75.
 //
-// The error that is to be expected is below that of plain f64, too. Root of the mean square over
-// 300 sums and more, relative to sum |x y|, by this arithmetic on a CPU, and by a chain of fused
-// multiply-adds:
+// `tensor_f64` computes the whole product if any row of a or column of b has less, contains an
+// infinity or NaN, or has a norm above 2^450 or below 2^-450. A row has less if, for example, a
+// third of its uniform numbers are zeros, or its elements are of very different sizes. The device
+// decides, by a flag that every kernel checks; a product that is computed this way takes one more
+// pass over the operands. Rows of zeros are exact.
+//
+// The expected error is also below that of plain f64. The table shows the root mean square of the
+// error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for a chain
+// of fused multiply-adds:
 //
 //                                     this strategy             plain f64
 //        k                            1024        16384         1024        16384
@@ -52,18 +55,18 @@
 //        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
 //        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
 //
-// The kernels: residue_rows.cuh makes residues of the operands, residue_products.cuh multiplies
-// them. Reconstruct adds up residues times weights, in three parts of an f64 each so that nothing
-// is rounded, and takes the multiple of P away. Residues take 14 bytes per element: those of as
-// many columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either
-// at least (BandsOf).
+// The kernels of residue_rows.cuh compute residues of the operands, and the kernel of
+// residue_products.cuh multiplies them. Reconstruct adds up residues times weights, in three f64
+// parts so that nothing is rounded, and subtracts the multiple of P. Residues take 14 bytes per
+// element. In each pass they are computed for as many columns of b and rows of a as fit in 6 GB,
+// and for at least 256 of each (BandsOf).
 //
 // Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
-// rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23
-// GB of those of the results written and read, 0.13 GB of results. Scratch memory of 0.7 GB; 5.6 GB
-// for side 16384.
+// rate. The operands, 0.27 GB, are read for the sums and again for the conversion, which writes
+// 0.47 GB of residues. The residues of the results, 0.23 GB, are written and read, and the results
+// are 0.13 GB. Scratch memory is 0.7 GB, and 5.6 GB for side 16384.
 //
-// Right for any m, n and k, all transposes, pitches and alignments.
+// Correct for any m, n and k, all transposes, pitches and alignments.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -83,8 +86,8 @@ using namespace ozaki;
 
 // --- Results ---
 
-// c[rows, columns], in rows of `pitch`, from the residues that MultiplyResidues has left: a thread
-// takes a vector of each modulus, eight elements of each of two rows.
+// Computes c[rows, columns], with rows `pitch` apart, from the residues that MultiplyResidues has
+// written. A thread takes a vector of each modulus, which has eight elements of each of two rows.
 __global__ void __launch_bounds__(kThreads)
     Reconstruct(const uint4* residues, std::int64_t row_tiles, std::int64_t column_tiles,
                 const std::int32_t* row_exponents, const std::int32_t* column_exponents,
@@ -141,8 +144,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Launch ---
 
-// Rows of a and columns of b whose residues there are at a time, in whole tiles: of b up to 2^28
-// elements, of a and c up to 2^26, and a tile of each at least.
+// The numbers of rows of a and columns of b whose residues are in memory at a time, in whole tiles:
+// up to 2^28 elements of b, up to 2^26 of a and of c, and at least one tile of each.
 struct Bands {
   std::int64_t rows, columns;
 };
@@ -157,7 +160,7 @@ Bands BandsOf(const MatmulProblem& p) {
   return {band(p.m, std::int64_t{1} << 26, std::max(p.k, columns), kClusterRows), columns};
 }
 
-// Where things are in scratch memory.
+// Offsets in scratch memory.
 struct Places {
   std::size_t plain, a_sums, a_exponents, b_sums, b_exponents, a, b, c, end;
 };
@@ -184,18 +187,18 @@ Places PlacesOf(const MatmulProblem& p) {
   return places;
 }
 
-// A product whose operands are scaled, once the stream has come so far.
+// A product whose operands are scaled once the stream gets there.
 struct ScaledProduct {
   MatmulProblem p;
   Places places;
   std::byte* scratch;
-  unsigned* plain;  // set where a row or a column does not meet the bound
+  unsigned* plain;  // set if a row or a column does not meet the bound
   Scaled a, b;
 };
 
 std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
 
-// memory: scratch memory, of ScratchOf(p) bytes.
+// memory: ScratchOf(p) bytes of scratch memory.
 ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
   const Places places = PlacesOf(p);
   auto* const scratch = static_cast<std::byte*>(memory);
@@ -223,7 +226,7 @@ void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
     const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
     for (std::int64_t row = 0; row < p.m; row += bands.rows) {
       const std::int64_t rows = std::min(bands.rows, p.m - row);
-      // All rows of a, where there is room for them, are converted once.
+      // If there is room for all rows of a, they are converted only once.
       if (column == 0 || rows < p.m)
         a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
       EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
@@ -257,8 +260,9 @@ __global__ void AnyOf(unsigned* flags, int count) {
   flags[0] = any;
 }
 
-// Where a row of one share does not meet the bound, all shares are for `tensor_f64`: the bits shall
-// not depend on which rows are in whose share. So all flags meet on one GPU before anybody goes on.
+// If a row of one share does not meet the bound, `tensor_f64` computes all shares, so that the bits
+// do not depend on which share has which rows. So one GPU combines all flags before any GPU
+// continues.
 void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare> shares,
                 CudaStream& own) {
   const std::size_t count = shares.size();
@@ -278,8 +282,8 @@ void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare
   }
 }
 
-// Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any
-// is multiplied.
+// Each GPU multiplies its rows by all of b, which it fetches first: the sums of b's columns are
+// needed before any column is multiplied.
 void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_stream) {
   CudaStream& own = Cuda(any_stream);
   std::vector<std::unique_ptr<ProductShare>> parts(shares.size());
@@ -290,7 +294,7 @@ void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, St
   const bool may_meet = MayMeet(BoundOf(p.k), p.k);
   std::vector<void*> memory(shares.size());
   for_all([&](std::size_t i, CudaStream& stream) {
-    // Before b takes what there is, which can be read where it is.
+    // Allocated before the copy of b, which may take all remaining memory and is optional.
     if (may_meet) memory[i] = stream.Scratch(ScratchOf(RowsOf(p, shares[i])));
     parts[i] =
         std::make_unique<ProductShare>(p, shares[i], /*round=*/0, /*rate=*/1, i, shares.size());
@@ -318,12 +322,12 @@ Cost CostOf(const MatmulProblem& p) {
   const Bands bands = BandsOf(p);
   const auto times_a =
       static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
-  // Operands are read for the sums and to be converted, a for every band of columns
-  // unless there is room for all of its rows.
+  // Operands are read for the sums and again for the conversion. a is converted for every band of
+  // columns, unless there is room for all of its rows.
   Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
   cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
                            MatmulTileLoads(p, kClusterRows, kTileColumns));
-  cost.depth = k / 32 + 1;  // an instruction adds up as many steps
+  cost.depth = k / 32 + 1;  // an instruction adds up 32 steps
   return cost;
 }
 
@@ -331,7 +335,7 @@ Cost CostOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
     .name = "ozaki_f64",
-    .summary = "f64 as integers, by 14 products of bytes on Hopper's tensor cores, as exact as f64",
+    .summary = "f64 in integers: 14 products of bytes on Hopper's tensor cores, as accurate as f64",
     .source =
         "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
         "floating-point matrix multiplication using an integer modular technique, 2025",

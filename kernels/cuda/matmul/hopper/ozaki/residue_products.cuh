@@ -1,12 +1,12 @@
 // Products of matrices of signed bytes on Hopper's tensor cores, one for each modulus, of which
-// only the residues are kept: what `ozaki_f64` spends its time on.
+// only the residues are kept. `ozaki_f64` spends most of its time here.
 //
-// The kernel is that of gemm.cuh, with two differences. Sums are of 32 bits and exact, since 2^16
-// products of two residues are at most 2^30; after so many steps along k they are reduced and go on
-// from there. And a consumer's results, a byte each, have no way to make through shared memory: the
-// only one to read them is a kernel that can have them in any order, so that each thread writes
-// what it holds, 16 bytes at a time, side by side with its neighbours. The memory that this frees
-// takes another pipeline stage.
+// The kernel is that of gemm.cuh, with two differences. First, sums have 32 bits and are exact,
+// since 2^16 products of two residues are at most 2^30. After that many steps along k, the sums are
+// replaced by their residues. Second, a consumer's results, one byte each, do not go through shared
+// memory. They are read only by a kernel that accepts any order. So each thread writes the results
+// that it holds, 16 bytes at a time, next to those of its neighbours. The shared memory that this
+// frees holds another pipeline stage.
 #pragma once
 
 #include <algorithm>
@@ -23,22 +23,23 @@ using ByteTile = TensorTile<std::int8_t, 128, 256, /*kCluster=*/2, /*kStages=*/4
                             /*kParts=*/1, /*kBatch=*/true>;
 inline constexpr int kClusterRows = ByteTile::kRows * ByteTile::kCluster;
 inline constexpr int kTileColumns = ByteTile::kColumns;
-// Steps along k between reductions, in k-tiles.
+// The number of k-tiles between reductions of the sums.
 inline constexpr int kExactTiles = (1 << 16) / ByteTile::kDepth;
 
-// Residues of a matrix, k along the rows: [kModuli, rows, pitch].
+// Residues of a matrix with k along the rows: [kModuli, rows, pitch].
 struct Residues {
   std::int8_t* data;
   std::int64_t rows, pitch;
 };
 
-// Residues of a product, in vectors of 16. A tile of c is [2 consumers, 8, 128 threads] of them.
-// Byte 4 j + i of vector v of a thread is its sum d[16 v + 4 j + i] (see wgmma.cuh for which that
-// is). [kModuli, row tiles, column tiles] tiles, row tiles those of blocks.
+// Residues of a product are stored in vectors of 16. A tile of c has [2 consumers, 8, 128 threads]
+// vectors. Byte 4 j + i of a thread's vector v is its sum d[16 v + 4 j + i], whose place in the
+// tile is described in wgmma.cuh. There are [kModuli, row tiles, column tiles] tiles; the row tiles
+// are those of blocks.
 inline constexpr int kVectors = kTileColumns / 2 / 16;
 inline constexpr int kTileVectors = ByteTile::kConsumers * kVectors * ByteTile::kWarpgroup;
 
-// A consumer: d = residues of the product of one piece of work.
+// Called by a consumer: d = the residues of the product of one piece of work.
 __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, const Modulus& modulus,
                                      TensorPipeline<ByteTile>& pipeline, std::int32_t (&d)[128]) {
   for (int first = 0; first < k_tiles; first += kExactTiles) {
@@ -62,14 +63,14 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
   }
 }
 
-// The low bytes of four numbers.
+// Packs the low bytes of four numbers.
 __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   const std::uint32_t low = __byte_perm(x[0], x[1], 0x0040), high = __byte_perm(x[2], x[3], 0x0040);
   return __byte_perm(low, high, 0x5410);
 }
 
-// work.k_tiles counts those of all moduli, as if k were cut into as many pieces. plain: where it is
-// set, nothing is computed.
+// work.k_tiles counts the k-tiles of all moduli, as if k were cut into kModuli pieces. plain: if it
+// is set, nothing is computed.
 __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(ByteTile::kThreads, 1)
     MultiplyResidues(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
@@ -81,7 +82,7 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
   const std::uint32_t k_tiles =
       (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
-  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  // The shuffle tells the compiler that the value is uniform in each warp.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
   const int rank = static_cast<int>(ClusterRank());
   const int cluster = static_cast<int>(blockIdx.x) / C::kCluster;
@@ -91,7 +92,7 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
     PrefetchMap(&b_map);
     pipeline.Init();
   }
-  ClusterBarrier();  // the barriers are made
+  ClusterBarrier();  // the barriers are initialized
 
   const auto piece_of = [&](int i) { return PieceOf(work.sharing, cluster, clusters, i); };
   if (warpgroup == C::kConsumers) {
@@ -125,12 +126,12 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
       }
     }
   }
-  // No block leaves while another may still write into its shared memory.
+  // No block exits while another may still write to its shared memory.
   ClusterBarrier();
 }
 
-// out: room for the residues of a product of so many tiles. a and b: of matrices with rows and
-// columns of c for rows, and k columns.
+// Enqueues the products of residues. out: room for the residues of the product's tiles. a, b:
+// residues of matrices whose rows are the rows and the columns of c, and whose columns are k.
 inline void EnqueueResidueProducts(const Residues& a, const Residues& b, std::int64_t k,
                                    const unsigned* plain, uint4* out, CudaStream& stream) {
   using C = ByteTile;

@@ -1,9 +1,9 @@
-// Rows of f64 as integers, and those as residues: what `ozaki_f64` makes of its operands.
+// Converts the operands of `ozaki_f64`: rows of f64 to integers, and integers to residues.
 //
-// RowSumsOf adds up |x|_1 and |x|_2^2 of all rows, in pieces of kPiece steps along k, and ScaleRows
-// finds exponents and raises the flag where a row does not meet the bound. ConvertRows writes
-// residues, k along the rows whatever the transposes, since that is how the tensor cores want
-// bytes.
+// RowSumsOf computes |x|_1 and |x|_2^2 of all rows, in pieces of kPiece steps along k. ScaleRows
+// computes exponents, and sets the flag if a row does not meet the bound. ConvertRows writes
+// residues with k along the rows, whatever the transposes, since the tensor cores require that
+// layout for bytes.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace tessera::ozaki {
 
-// Rows of a, or columns of b, of a block, and its threads.
+// Rows of a, or columns of b, per block, and the block's threads and warps.
 inline constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
-// Steps along k in a sum of RowSumsOf, and in a tile of ConvertRows, of which a thread has kEach.
+// Steps along k per sum of RowSumsOf, per tile of ConvertRows, and per thread of such a tile.
 inline constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
 
-// Sums of rows, in pieces of k: [pieces, rows]. kAlongK: k lies along the operand's rows.
+// Computes sums of rows, in pieces of k: [pieces, rows]. kAlongK: k goes along the operand's rows.
 template <bool kAlongK>
 __global__ void __launch_bounds__(kThreads)
     RowSumsOf(Operand<double> x, std::int64_t k, RowSums* sums) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The exponents of rows. plain: set where one does not meet the bound.
+// Computes the exponents of rows. plain: set if a row does not meet the bound.
 __global__ void __launch_bounds__(kThreads)
     ScaleRows(const RowSums* sums, std::int64_t rows, std::int64_t pieces, Bound bound,
               std::int32_t* exponents, unsigned* plain) {
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kThreads)
   if (!ScaleRow(s, bound, exponents + row)) *plain = 1;
 }
 
-// The residues of rows. A block takes kBlockRows x kTileSteps elements; operands with k across the
-// rows come through shared memory, in which eight steps along k are followed by a gap, so that
-// lanes that are as far apart meet different banks.
+// Computes the residues of rows. A block takes kBlockRows x kTileSteps elements. Operands with k
+// across the rows go through shared memory, where a gap follows every eight steps along k, so that
+// lanes eight steps apart access different banks.
 template <bool kAlongK>
 __global__ void __launch_bounds__(kThreads)
     ConvertRows(Operand<double> x, bool packable, std::int64_t k, const std::int32_t* exponents,
@@ -146,7 +146,7 @@ inline std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
   return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
 }
 
-// plain: set where a row does not meet the bound.
+// Enqueues RowSumsOf and ScaleRows. plain: set if a row does not meet the bound.
 inline Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, RowSums* sums,
                            std::int32_t* exponents, unsigned* plain, CudaStream& stream) {
   const auto kernel = x.k_stride == 1 ? RowSumsOf<true> : RowSumsOf<false>;
@@ -159,7 +159,7 @@ inline Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, RowSums* su
   return {x, k, exponents};
 }
 
-// Rows [first, first + count) of an operand, as residues in `data`.
+// Enqueues the conversion of rows [first, first + count) to residues in `data`.
 inline Residues EnqueueConvert(const Scaled& all, std::int64_t first, std::int64_t count,
                                const unsigned* plain, std::int8_t* data, CudaStream& stream) {
   Operand<double> x = all.x;

@@ -1,13 +1,13 @@
-// Hopper's matrix instructions as functions: what PTX offers for compute capability 9.0 alone and
-// CUDA C++ has no words for. One function an instruction, nothing else; what they are used for is
-// told in gemm.cuh. The semantics are those of the PTX ISA, 8.0, "mbarrier",
-// "cp.async.bulk.tensor", "wgmma" and "setmaxnreg".
+// Hopper's matrix instructions as functions: instructions that PTX has only for compute capability
+// 9.0 and that CUDA C++ does not expose. Each function wraps one instruction; gemm.cuh explains how
+// they are used. The semantics are those of the PTX ISA, 8.0, "mbarrier", "cp.async.bulk.tensor",
+// "wgmma" and "setmaxnreg".
 //
-// wgmma and setmaxnreg need a file that is compiled for sm_90a (CMakeLists.txt); the rest does with
-// sm_90, and for older GPUs a file only compiles as long as its code for them uses none of it.
+// A file that uses wgmma or setmaxnreg must be compiled for sm_90a (CMakeLists.txt); the rest needs
+// sm_90. For older GPUs a file compiles only if its code for them uses none of these functions.
 #pragma once
 
-#include <cuda.h>  // the type CUtensorMap; nothing links with the driver
+#include <cuda.h>  // for the type CUtensorMap; nothing links against the driver
 
 #include <cstdint>
 #include <type_traits>
@@ -16,22 +16,22 @@
 
 namespace tessera {
 
-// 19 bits of an f32 (8 of the exponent, 10 of the fraction) in 32: what the tensor cores multiply
-// when they are given f32. They leave the low 13 bits unread.
+// The 19 bits of an f32 that the tensor cores multiply (the sign, 8 bits of the exponent, and 10 of
+// the fraction), in a word of 32 bits. The tensor cores ignore the low 13 bits.
 struct Tf32 {
   std::uint32_t bits;
 };
 
-// The address of shared memory as the instructions below want it.
+// Returns the address of shared memory in the form that the instructions below take.
 __device__ inline std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
 // --- Barriers in shared memory ---
 //
-// An mbarrier counts arrivals, and bytes that TMA still owes. When neither is left its phase ends,
-// and the next begins with the count it was made with. Phases are told apart by their parity;
-// waiting for parity 1 on a new barrier returns at once.
+// An mbarrier counts pending arrivals, and bytes that TMA has yet to deliver. When both are zero,
+// its phase ends, and the next phase begins with the initial count. Phases are distinguished by
+// their parity: waiting for parity 1 on a new barrier returns immediately.
 
 __device__ inline void BarrierInit(std::uint32_t barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -42,7 +42,7 @@ __device__ inline void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives, and promises so many bytes for this phase.
+// Arrives, and announces `bytes` bytes for this phase.
 __device__ inline void BarrierExpect(std::uint32_t barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -52,7 +52,7 @@ __device__ inline void BarrierArrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives on the barrier at the same place in the shared memory of another block of the cluster.
+// Arrives on the barrier at the same offset in the shared memory of another block of the cluster.
 __device__ inline void BarrierArriveAt(std::uint32_t barrier, unsigned block) {
   asm volatile(
       "{\n"
@@ -79,12 +79,13 @@ __device__ inline void BarrierWait(std::uint32_t barrier, unsigned parity) {
   }
 }
 
-// A barrier of `threads` threads of the block, one of 16; 0 is __syncthreads.
+// Waits at one of the block's 16 barriers until `threads` threads have arrived; barrier 0 is
+// __syncthreads.
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same without waiting for the others.
+// Arrives at such a barrier without waiting for the others.
 __device__ inline void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -113,7 +114,7 @@ __device__ inline void ClusterBarrier() {
   ClusterWait();
 }
 
-// Stores at the same place in the shared memory of another block of the cluster.
+// Stores at the same offset in the shared memory of another block of the cluster.
 __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float value) {
   asm volatile(
       "{\n"
@@ -127,15 +128,15 @@ __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float val
 
 // --- TMA ---
 //
-// A tensor map describes matrices in global memory, and the box of one that an instruction copies;
-// x counts elements along the contiguous dimension, y along the other. What of a box lies outside
-// the matrix is zero when read, and not written.
+// A tensor map describes matrices in global memory, and the shape of the box that an instruction
+// copies. x counts elements along the contiguous dimension, y along the other. The part of a box
+// outside the matrix reads as zeros, and is not written.
 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The box at (x, y) of the z-th matrix into shared memory; its bytes count for the barrier.
+// Copies the box at (x, y) of the z-th matrix to shared memory. Its bytes count toward the barrier.
 __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y, int z,
                                std::uint32_t barrier) {
   asm volatile(
@@ -145,7 +146,8 @@ __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set, and for the barrier of each.
+// Copies the box to every block of the cluster whose bit is set. Its bytes count toward the barrier
+// of each.
 __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
                                         int z, std::uint32_t barrier, unsigned blocks) {
   asm volatile(
@@ -155,7 +157,7 @@ __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// A box from shared memory to (x, y) of the z-th matrix.
+// Copies a box from shared memory to (x, y) of the z-th matrix.
 __device__ inline void StoreBox(const CUtensorMap* map, int x, int y, int z, std::uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -170,14 +172,15 @@ __device__ inline void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Orders the thread's writes to shared memory before what TMA reads of it.
+// Orders the thread's accesses to shared memory before later accesses by TMA.
 __device__ inline void FenceForCopyEngine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // --- Registers ---
 
-// Called by all threads of a warpgroup: what some give back, others can take.
+// Called by all threads of a warpgroup. Registers that one warpgroup gives back are available to
+// others.
 template <int kRegisters>
 __device__ void GiveRegistersBack() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -201,8 +204,9 @@ __device__ inline void StorePair(std::uint32_t to, float low, float high) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
 }
 
-// Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory. Lane l holds elements
-// 2 (l % 4) and the next of row l / 4 of each; to: where row l % 8 of matrix l / 8 goes, 16 bytes.
+// Stores four 8 x 8 matrices of 16-bit elements from a warp's registers to shared memory. Lane l
+// holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each. to: the address of the 16 bytes
+// of row l % 8 of matrix l / 8.
 __device__ inline void StoreMatrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1,
                                      std::uint32_t m2, std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),

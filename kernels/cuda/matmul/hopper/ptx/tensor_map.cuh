@@ -1,7 +1,8 @@
-// What Hopper's TMA asks of matrices, and the driver's function that describes one to it.
+// The requirements of Hopper's TMA on matrices, and the driver's function that describes a matrix
+// to it.
 #pragma once
 
-#include <cuda.h>  // types; nothing links with the driver
+#include <cuda.h>  // for its types; nothing links against the driver
 
 #include <cstdint>
 #include <string>
@@ -13,12 +14,12 @@
 
 namespace tessera {
 
-// What TMA asks of base addresses and pitches.
+// The alignment in bytes that TMA requires of base addresses and pitches.
 constexpr std::int64_t kBoxAlignment = 16;
 
-// A pitch that TMA takes, for copies and single rows. Rows of 1 KiB and more, which grow by an
-// eighth at most, begin with a line of the L2: those of a box, 128 bytes, would
-// otherwise be parts of two.
+// Returns a pitch that TMA accepts, for copies and single rows. Rows of at least 1 KiB are padded
+// to whole lines of the L2, by at most an eighth. Otherwise the 128-byte rows of a box would lie
+// across two lines.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {
   constexpr std::int64_t kLine = 128, kSize = sizeof(T);
@@ -31,8 +32,8 @@ inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch
          (rows == 1 || pitch_bytes % kBoxAlignment == 0);
 }
 
-// Whether TMA can write rows that lie one right behind the other. It writes whole vectors of 16
-// bytes, also where a matrix ends within one: a single row has to be as long as others.
+// Returns whether TMA can write contiguous rows. It writes whole vectors of 16 bytes even if a
+// matrix ends within one, so that the length of a single row matters as well.
 inline bool IsBoxWritable(const void* data, std::int64_t row_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
          row_bytes % kBoxAlignment == 0;
@@ -46,8 +47,8 @@ constexpr CUtensorMapDataType kMapType =
     : std::is_same_v<T, std::int8_t> ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-// The driver's function that makes tensor maps, looked up once through the runtime, so that
-// nothing links with the driver.
+// Returns the driver's function that makes tensor maps. It is looked up once through the runtime,
+// so that nothing links against the driver.
 inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   static const auto encoder = [] {
     void* function = nullptr;
@@ -61,14 +62,14 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   return encoder;
 }
 
-// A map of `matrices` matrices, one after the other, in boxes whose rows take row_bytes in shared
-// memory: 32, 64 or 128, with vectors permuted unless they shall not be, or more, up to 256
-// elements, as they are.
+// Returns a map of `matrices` consecutive matrices, in boxes whose rows take row_bytes in shared
+// memory. The vectors of rows of 32, 64 or 128 bytes are swizzled if `permuted`. Longer rows, of up
+// to 256 elements, are not swizzled.
 template <class T>
 CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
                           std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes,
                           bool permuted = true) {
-  // The pitch of a single row does not matter, but it has to be a legal one.
+  // The pitch of a single row does not matter, but it has to be valid.
   if (rows == 1) pitch = PaddedPitch<T>(columns);
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                                 static_cast<cuuint64_t>(matrices)};

@@ -10,18 +10,19 @@ namespace tessera {
 
 // --- The tensor cores (wgmma) ---
 //
-// A warpgroup, four warps, multiplies 64 x kStep by kStep x n, operands in shared memory, sums in
-// its registers, in the background. Of the sums, d[4 j + 0 and 1] of a thread are row 16 w + l / 4,
-// columns 8 j + 2 (l % 4) and the next, w the warp in the group, l the lane; d[4 j + 2 and 3] the
-// same of the row 8 further down.
+// A warpgroup, four warps, multiplies 64 x kStep by kStep x n elements in the background, with the
+// operands in shared memory and the sums in its registers. Let w be the warp in the group and l the
+// lane. The thread's sums d[4 j] and d[4 j + 1] are in row 16 w + l / 4, in columns 8 j + 2 (l % 4)
+// and the next. Its sums d[4 j + 2] and d[4 j + 3] are in the same columns, 8 rows further down.
 
-// Where an operand stands in shared memory, for one instruction. Rows of kRowBytes, 64 or 128,
-// whose 16-byte vectors are swizzled as TMA does it ("swizzle": vector p of row r stands in place p
-// ^ r % 8, or p ^ r / 2 % 4 with 64 bytes), so that neither engine meets bank conflicts.
-//   k along the rows: a row an index of the other dimension, 8 of them 8 kRowBytes apart from the
-//     next 8, which is what `stride` says; `lead` is not read.
-//   k across the rows (16-bit elements only): a row of 64 indices of the other dimension; 8 values
-//     of k are `stride` bytes apart from the next 8, 64 indices `lead` bytes from the next.
+// Returns the description of an operand in shared memory for one instruction. Its rows have
+// row_bytes, 64 or 128, and their 16-byte vectors are swizzled as by TMA, so that neither engine
+// has bank conflicts: vector p of row r is at place p ^ r % 8, or p ^ r / 2 % 4 with 64 bytes.
+//   k along the rows: a row is one index of the other dimension. `stride` is the distance from 8
+//     rows to the next 8, which is 8 row_bytes; `lead` is ignored.
+//   k across the rows (16-bit elements only): a row has 64 indices of the other dimension. `stride`
+//     is the distance in bytes from 8 values of k to the next 8, and `lead` that from 64 indices to
+//     the next.
 constexpr std::uint64_t MatrixDescriptor(int row_bytes, int lead, int stride) {
   const std::uint64_t swizzle = row_bytes == 128 ? 1 : 2;
   return swizzle << 62 | static_cast<std::uint64_t>(stride / 16) << 32 |
@@ -31,17 +32,18 @@ __device__ inline std::uint64_t MatrixAt(std::uint64_t descriptor, std::uint32_t
   return descriptor | (address & 0x3ffff) >> 4;
 }
 
-// Before the first product of a batch: registers written by then are the sums to add to.
+// Called before the first product of a batch: orders earlier writes to the sums' registers before
+// the products.
 __device__ inline void ProductsFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void CommitProducts() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most kPending batches, the latest, are under way.
+// Waits until at most the latest kPending batches are still running.
 template <int kPending>
 __device__ void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// After the wait: keeps the compiler from reading sums before it.
+// Called after the wait: keeps the compiler from reading the sums before it.
 template <int kCount>
 __device__ void SumsAreComplete(float (&d)[kCount]) {
 #pragma unroll
@@ -52,7 +54,7 @@ __device__ void SumsAreComplete(std::int32_t (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
-// After the wait: keeps the compiler from using the operands' registers for something else before.
+// Called after the wait: keeps the compiler from reusing the operands' registers before it.
 template <int kCount>
 __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #pragma unroll
@@ -80,7 +82,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
   "%111, "                                                                                     \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
-// V: "+f" or "+r", of what the sums are.
+// V: "+f" or "+r", the constraint of the sums.
 #define TESSERA_SUMS_4(V, i) V(d[i]), V(d[i + 1]), V(d[i + 2]), V(d[i + 3])
 #define TESSERA_SUMS_16(V, i)                                               \
   TESSERA_SUMS_4(V, i), TESSERA_SUMS_4(V, i + 4), TESSERA_SUMS_4(V, i + 8), \
@@ -90,7 +92,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #define TESSERA_SUMS_96(V) TESSERA_SUMS_64(V), TESSERA_SUMS_16(V, 64), TESSERA_SUMS_16(V, 80)
 #define TESSERA_SUMS_128(V) TESSERA_SUMS_96(V), TESSERA_SUMS_16(V, 96), TESSERA_SUMS_16(V, 112)
 
-// N columns in R = N / 2 registers per thread; A, B, P, X, Y are R, R + 1, ... R + 4.
+// N columns take R = N / 2 registers per thread; A, B, P, X and Y are R to R + 4.
 #define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                          \
                ", 0;\n"                                                                         \
@@ -111,8 +113,8 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
     TESSERA_PRODUCT(N, R, "k8", "tf32.tf32", A, B, P, "");           \
   }
 
-// d = a b, or d += a b if add, for 2 kCount columns. kMnA, kMnB: k goes across the rows of the
-// operand.
+// Computes d = a b, or d += a b if add, for 2 kCount columns. kMnA, kMnB: k goes across the rows of
+// the operand.
 template <class T, bool kMnA, bool kMnB, int kCount>
 __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add) {
   if constexpr (kCount == 128) {
@@ -127,7 +129,8 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   }
 }
 
-// The same of signed bytes for 256 columns: exact as long as the sums fit 32 bits.
+// Like the first Product, for signed bytes and 256 columns; exact as long as the sums fit in 32
+// bits.
 template <class T, bool kMnA, bool kMnB>
 __device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b, bool add) {
   static_assert(std::is_same_v<T, std::int8_t> && !kMnA && !kMnB, "bytes cannot be transposed");
@@ -146,8 +149,8 @@ __device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b
                : TESSERA_SUMS_##R("+f")                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 
-// The same in tf32, of 64 x 8 elements of a in registers. Those of a thread are rows 16 w + l / 4
-// and 8 further down, at k = l % 4, then both at k = l % 4 + 4.
+// Like Product, in tf32 and with 64 x 8 elements of a in registers. A thread holds those in row 16
+// w + l / 4 and in the row 8 further down, first at k = l % 4 and then at k = l % 4 + 4.
 template <int kCount>
 __device__ void ProductOfRegisters(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b,
                                    bool add) {

@@ -1,4 +1,5 @@
-// What a thread of `skinny_tma` adds up of k-tiles: with fused multiply-adds, or with tensor cores.
+// The sums that a thread of `skinny_tma` computes from k-tiles, with fused multiply-adds or with
+// tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,11 @@ inline __device__ float4 LoadShared4(std::uint32_t from) {
   return pack;
 }
 
-// The sums of a thread without tensor cores, [kSteps][kVectors]: lane l has rows l, l + 32, ... of
-// the warp's 128 if the large operand lies along k, or else rows 4 l to 4 l + 3.
+// A thread's sums without tensor cores, [kSteps][kVectors]. Lane l has rows l, l + 32, ... of the
+// warp's 128 if the large operand is contiguous along k, and rows 4 l to 4 l + 3 otherwise.
 template <class C>
 struct VectorSums {
-  static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k of a k-tile, of a warp
+  static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k, per k-tile and warp
   static constexpr int kRowPacks = kBoxRow / 16;
   float v[C::kSums];
 
@@ -68,7 +69,8 @@ struct VectorSums {
     }
   }
 
-  // The sums of vectors [first, first + kAtOnce) into cells[part of k][vector][row of the tile].
+  // Writes the sums of vectors [kFirst, kFirst + kAtOnce) to cells[part of k][vector][row of the
+  // tile].
   template <int kFirst>
   __device__ void Put(float* cells, int warp, int lane) const {
     float* const part = cells + warp / C::kWarpsWide * (C::kAtOnce * C::kWide) +
@@ -88,7 +90,7 @@ struct VectorSums {
   }
 };
 
-// The sums of a thread with tensor cores, as mma.cuh tells: [16 rows][8 vectors][4].
+// A thread's sums with tensor cores, in the layout of mma.cuh: [16 rows][8 vectors][4].
 template <class C>
 struct TensorSums {
   static constexpr int kTiles = C::kWarpRows / 16;
@@ -99,7 +101,7 @@ struct TensorSums {
     const int warp_row = warp * C::kWarpRows;
 #pragma unroll
     for (int l = 0; l < C::kDepth / 16; ++l) {
-      // Two vectors of 16 bytes are 16 steps; a row of a box has 64.
+      // Two vectors of 16 bytes have 16 steps; a row of a box has 64.
       const int box = l / 4, place = l % 4 * 2;
       unsigned a[kTiles][4];
 #pragma unroll
@@ -125,7 +127,7 @@ struct TensorSums {
                                   (((place + lane / 8 % 2) ^ lane % 8) << 4),
                               b);
         } else {
-          // 128 bytes hold several rows, whose vectors TMA permutes alike.
+          // 128 bytes hold several rows, whose vectors TMA swizzles in the same way.
           constexpr int kRow = C::kThinBoxRowBytes;
           const int k = l * 16 + lane / 8 % 2 * 8 + lane % 8;
           LoadMatrices<true>(
@@ -142,7 +144,7 @@ struct TensorSums {
     }
   }
 
-  // Calls f(row of the tile, vector, sum) for each.
+  // Calls f(row of the tile, vector, sum) for each sum.
   template <class F>
   __device__ void ForEach(int warp, int lane, F&& f) const {
 #pragma unroll

@@ -1,5 +1,5 @@
-// The tile of a block of `skinny_tma`: its shape, its k-tiles in shared memory, and what a launch
-// tells it.
+// The tile of a block of `skinny_tma`: its shape, its k-tiles in shared memory, and the parameters
+// of a launch.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,25 @@
 namespace tessera::skinny_tma {
 
 inline constexpr int kMostVectors = 32;
-inline constexpr int kMostBlocks = 8;  // of a cluster
-inline constexpr int kBoxRow = 128;    // bytes of a row of a box whose vectors TMA permutes
+inline constexpr int kMostBlocks = 8;  // per cluster
+inline constexpr int kBoxRow = 128;    // bytes of a row of a box whose vectors TMA swizzles
 inline constexpr int kSteps = 4;  // along k that a lane multiplies at a time without tensor cores
 
-// The tile of a block, and how it is fetched; the names that TensorPipeline knows are its own.
+// The tile of a block, and how it is fetched. It has the members that TensorPipeline requires.
 template <class T_, int kVectors_, bool kAlongK_, bool kThinAlongK_ = true>
 struct Tile {
   using T = T_;
   static constexpr int kVectors = kVectors_;  // of the small operand, rounded up
-  // How the large and the small operand lie in memory.
+  // Whether k is contiguous in the large and in the small operand.
   static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
   static constexpr bool kHalves = sizeof(T) == 2;
 
-  // The large operand's share of a k-tile: 256 bytes per row of the tile along k.
+  // The large operand's part of a k-tile: 256 bytes along k for each row of the tile.
   static constexpr int kWide = 128;
   static constexpr int kBytesA = 32 * 1024;
   static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
-  // Boxes of kBoxRow bytes per row, but that f32 across k needs no permutation, and one box does.
+  // A box has kBoxRow bytes per row. The exception is f32 with k across the rows: it needs no
+  // swizzle, so that one box with longer rows is enough.
   static constexpr bool kOneBox = !kAlongK && !kHalves;
   static constexpr int kWideBoxes =
       kOneBox ? 1 : (kAlongK ? kDepth : kWide) * int{sizeof(T)} / kBoxRow;
@@ -35,41 +36,41 @@ struct Tile {
   static constexpr int kWideBoxRowBytes = kOneBox ? kWide * int{sizeof(T)} : kBoxRow;
   static constexpr int kWideBoxBytes = kBytesA / kWideBoxes;
 
-  // The small operand's.
+  // The small operand's part of a k-tile.
   static constexpr int kThinBoxes = kThinAlongK ? kDepth * int{sizeof(T)} / kBoxRow : 1;
   static constexpr int kThinBoxRows = kThinAlongK ? kVectors : kDepth;
   static constexpr int kThinBoxRowBytes = kThinAlongK ? kBoxRow : kVectors * int{sizeof(T)};
   static constexpr int kThinBoxBytes = kThinBoxRows * kThinBoxRowBytes;
   static constexpr int kBytes = kBytesA + kThinBoxes * kThinBoxBytes;
 
-  static constexpr int kAlignment = 1024;  // of a permuted box in shared memory
+  static constexpr int kAlignment = 1024;  // of a swizzled box in shared memory
   static constexpr int kStageBytes = (kBytes + kAlignment - 1) / kAlignment * kAlignment;
-  static constexpr int kConsumers = 8, kCluster = 1;  // warps
+  static constexpr int kConsumers = 8, kCluster = 1;  // consumers are warps
   static constexpr int kMultiplying = kConsumers * kWarpSize;
-  static constexpr int kThreads = kMultiplying + 128;  // registers move between warpgroups
-  // Whether the sums do not fit otherwise.
+  static constexpr int kThreads = kMultiplying + 128;  // registers move between whole warpgroups
+  // Whether the sums fit in registers only if the fetching warpgroup gives some back.
   static constexpr bool kMovesRegisters = !kHalves && kVectors == 32;
 
-  // How the warps share a k-tile.
+  // How the warps divide a k-tile.
   static constexpr int kWarpRows = kHalves ? kWide / kConsumers : kSteps * kWarpSize;
   static constexpr int kWarpsWide = kWide / kWarpRows, kWarpsK = kConsumers / kWarpsWide;
   static constexpr int kSums = kHalves ? kWarpRows / 16 * kVectors / 2 : kSteps * kVectors;
 
-  // Where the sums of warps that share a k-tile along k meet, a few vectors at a time.
+  // Cells in which warps that divide a k-tile along k add up their sums, a few vectors at a time.
   static constexpr int kAtOnce = std::min(kVectors, 4);
   static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
-  // What a block receives of the cluster's sums of a tile.
+  // Sums of a tile that a block receives from its cluster.
   static constexpr int kResults = kVectors * kWide;
   static constexpr int kExtraBytes = kAlignment + kCellBytes + (kResults + kMostBlocks) * 4;
   static constexpr int kStages = std::min(8, (226 * 1024 - kExtraBytes) / kStageBytes);
   static constexpr int kSharedBytes = kExtraBytes + kStages * kStageBytes;
 };
 
-// What the blocks of a launch are told.
+// The parameters of the blocks of a launch.
 template <class Out>
 struct Work {
-  int tiles, k_tiles;  // k-tiles of a tile
-  int wide, vectors;   // extents
+  int tiles, k_tiles;  // k_tiles is per tile
+  int wide, vectors;   // extents of the operands
   Out* c;
   std::int64_t wide_stride, thin_stride;  // of c
 
@@ -82,7 +83,7 @@ struct Work {
 // A block's share of its cluster's tiles: k-tiles [first, end) of each.
 struct Share {
   int rank, blocks;  // in the cluster
-  int tile, step;    // the first tile, and the way to the next
+  int tile, step;    // the first tile, and the distance to the next
   int first, end;
 
   template <class Out>

@@ -1,39 +1,38 @@
-// Matmul with few rows or few columns as in `skinny`, fetched by Hopper's TMA.
+// Matmul with few rows or few columns as in `skinny`, but fetched by Hopper's TMA.
 //
-// In `skinny` every warp copies, waits for the k-tile and multiplies, and after each k-tile of 8 or
-// 16 KiB the whole block meets at a barrier: while it does, nobody asks for more. Here one thread
-// keeps TMA busy with k-tiles of 32 KiB, as many as shared memory holds, and the warps that
-// multiply meet it at the k-tiles' own barriers, each on its own (see gemm.cuh). About 200 KiB are
-// on their way to an SM at any time, whatever its warps are doing.
+// In `skinny` every warp copies, waits for the k-tile and multiplies. After each k-tile of 8 or
+// 16 KiB the whole block meets at a barrier, and in the meantime no thread starts a load. Here one
+// thread keeps TMA busy with k-tiles of 32 KiB, as many as shared memory holds. The warps that
+// multiply synchronize with it at the k-tiles' own barriers, each warp independently (see
+// gemm.cuh). About 200 KiB are in flight to an SM at any time, whatever its warps are doing.
 //
-// - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k
-//   into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly, as many
-//   blocks as it takes to give all SMs the same:
+// - The large operand is cut into tiles of 128 of its elements by all vectors, and each tile is cut
+//   along k into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly. A
+//   cluster has as many blocks as it takes to give all SMs the same amount of work:
 //
 //         k ->
 //       | block 0  | block 1  |   tile 0
 //       | block 2  | block 3  |   tile 1
 //
-//   Then each adds up one part of the tile's results: the others store their sums of it in its
-//   shared memory, and it adds them in the order of k. Nothing takes the way through global memory,
-//   and no second kernel has to begin after the first has ended.
-// - Blocks are persistent for further tiles, fetched already while the results of one are being
-// added.
-// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 per lane, and a
-//   part of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own,
-//   and one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20
-//   reads for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end
-//   of a tile.
-// - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the k-tile.
+//   Then each block adds up one part of the tile's results: the others store their sums of that
+//   part in its shared memory, and it adds them in the order of k. Nothing goes through global
+//   memory, and no second kernel has to start after the first has ended.
+// - Blocks are persistent: they fetch further tiles while the results of one are being added.
+// - Without tensor cores, for f32, a warp takes 128 elements of the large operand, 4 per lane, and
+//   a part of the k-tile's steps. For 4 steps along k, a lane reads 4 vectors of 16 bytes of the
+//   large operand. It also reads one of each of the small operand's vectors, the same for all
+//   lanes. With 16 of those, there are 20 reads for 256 multiply-adds, whatever the layout of
+//   either operand. The warps' sums are added at the end of a tile.
+// - With tensor cores, for 16 bits, a warp has 16 rows of the tile, and all steps of the k-tile.
 //
-// Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles of 128
-// k-tiles, half a tile a block. The small operand is read again for every tile, from the L2: with
-// 16 vectors that is an eighth of the traffic.
+// Cost for 8192 x 1 x 8192, f32: 2^27 flops, and 256 MiB that are read once, in 58 us at 4.6 TB/s.
+// There are 64 tiles of 128 k-tiles, and each block takes half a tile. The small operand is read
+// again for every tile, from the L2; with 16 vectors that is an eighth of the traffic.
 //
-// Right for any m, n and k of which m or n is at most 32: TMA reads zeros outside a matrix, and
-// results beyond the edges are not stored. A large operand whose address or pitch is no multiple of
-// 16 bytes is left to `skinny`; a small one is copied. The sums of an element are added in an order
-// that the shape and the device decide.
+// Correct for any m, n and k with m or n of at most 32: TMA reads zeros outside a matrix, and
+// results beyond the edges are not stored. A large operand whose address or pitch is not a multiple
+// of 16 bytes is left to `skinny`, and a small one is copied. The shape and the device determine
+// the order in which the sums of an element are added.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -45,13 +44,13 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what TMA cannot read
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // for operands that TMA cannot read
 
 namespace {
 
 using namespace skinny_tma;
 
-// Orders the block's k-tiles of one tile.
+// Requests the block's k-tiles of one tile.
 template <class C>
 __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                           const Share& share, int tile, TensorPipeline<C>& pipeline) {
@@ -77,8 +76,8 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
   }
 }
 
-// The warpgroup of the fetching thread. It has to take part in every barrier of the cluster, and
-// does so late, a tile's k-tiles ahead of the others.
+// Run by the warpgroup of the fetching thread. It has to take part in every barrier of the cluster,
+// but does so late: it first requests the k-tiles of another tile.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
@@ -87,10 +86,10 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
     if (threadIdx.x == C::kMultiplying) FetchTile<C>(wide_map, thin_map, share, tile, pipeline);
     __syncwarp();
     if (tile != share.tile) {
-      ClusterWait();  // the tile before: its sums are there
+      ClusterWait();  // the sums of the previous tile are there
       ClusterArrive();
     }
-    ClusterWait();  // the cluster runs, or the sums of the tile before are read
+    ClusterWait();  // the cluster runs, or has read the sums of the previous tile
     ClusterArrive();
   }
   ClusterWait();
@@ -111,7 +110,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
   constexpr int kBarrier = 1;  // of the consumers
   const Share share(work);
   const int thread = static_cast<int>(threadIdx.x);
-  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  // The shuffle tells the compiler that the value is uniform in each warp.
   const int warp = __shfl_sync(kFullMask, thread / kWarpSize, 0), lane = thread % kWarpSize;
   // [blocks of the cluster][results that this block adds up]
   const float* const received = cells + C::kCellBytes / 4;
@@ -129,8 +128,8 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
       pipeline.Next();
     }
 
-    ClusterWait();  // the cluster's blocks run and have read the sums of the tile before
-    __syncwarp();   // NamedBarrier wants warps whole, and lanes may have waited apart
+    ClusterWait();  // the cluster's blocks run and have read the sums of the previous tile
+    __syncwarp();   // NamedBarrier needs converged warps, and lanes may have diverged
     const auto send = [&](int result, float sum) {
       const int block = result / results;
       StoreSharedAt(SharedAddress(received + share.rank * results + result - block * results),
@@ -143,7 +142,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
     } else {
       ForEachOf<C::kAtOnce, C::kVectors>([&](auto first) {
         if (first >= work.vectors) return;
-        NamedBarrier(kBarrier, C::kMultiplying);  // what was in the cells is read
+        NamedBarrier(kBarrier, C::kMultiplying);  // the old sums in the cells are read
         sums.template Put<first>(cells, warp, lane);
         NamedBarrier(kBarrier, C::kMultiplying);  // all warps' sums are there
         for (int e = thread; e < C::kAtOnce * C::kWide; e += C::kMultiplying) {
@@ -185,31 +184,31 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     PrefetchMap(&thin_map);
     pipeline.Init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialized
   ClusterArrive();
   if (threadIdx.x < C::kMultiplying) {
     if constexpr (C::kMovesRegisters) TakeRegisters<232>();
     Multiply<C>(work, cells, pipeline);
   } else {
     if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
-    WaitForKernelBefore();  // it may have made an operand
+    WaitForKernelBefore();  // it may have copied an operand
     Fetch<C>(wide_map, thin_map, work, pipeline);
   }
 }
 
 // --- Launch ---
 
-// How many blocks share a tile, and how many clusters of so many are launched.
+// The number of blocks that share a tile, and the number of such clusters to launch.
 struct Clusters {
   int blocks, count;
 };
 
-// Those that make the busiest block end first. fitting: how many clusters of so many blocks run at
-// a time, which differs from what the SMs would hold.
+// Returns the clusters whose busiest block ends first. fitting: the number of clusters of a given
+// size that run at the same time, which differs from the number that the SMs would hold.
 template <class Fitting>
 Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
                         Fitting fitting) {
-  constexpr std::int64_t kEnd = 2;  // k-tiles that a block could read while it ends a tile
+  constexpr std::int64_t kEnd = 2;  // k-tiles that a block could read while it finishes a tile
   Clusters best{1, 1};
   auto least = std::numeric_limits<std::int64_t>::max();
   for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, k_tiles); ++blocks) {
@@ -225,7 +224,7 @@ Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiproce
   return best;
 }
 
-// Whether TMA can read the small operand as C says that it lies.
+// Returns whether TMA can read the small operand in the layout of C.
 template <class C, class T = typename C::T>
 bool IsReadable(const Operand<T>& thin, std::int64_t k) {
   const auto [rows, pitch, step] = C::kThinAlongK
@@ -234,7 +233,7 @@ bool IsReadable(const Operand<T>& thin, std::int64_t k) {
   return step == 1 && IsBoxAligned(thin.data, rows, pitch * std::int64_t{sizeof(T)});
 }
 
-// The small operand, or a copy of it that is readable.
+// Returns the small operand, or a copy of it that TMA can read.
 template <class C, class T = typename C::T>
 TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaStream& stream) {
   if constexpr (!C::kThinAlongK) return {thin.data, k, thin.extent, thin.k_stride, true};
@@ -273,8 +272,8 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
   const CUtensorMap thin_map =
       MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
                        C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
-  // A cluster of one is launched as a cluster, too: where there is none, ClusterWait waits until
-  // all threads wait, and the fetching one does so last.
+  // A single block is launched as a cluster, too. Without a cluster, ClusterWait waits until all
+  // threads of the block wait, and the fetching thread does so last.
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
                      C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
@@ -327,7 +326,7 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? TensorRefusal(p) : "m or n of at most 32";
 }
 
-// The small operand may need a copy with k along the rows, or `skinny` takes the product.
+// Either the small operand needs a copy with k along the rows, or `skinny` computes the product.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   return std::max(CopyScratch<float>(std::min(p.m, p.n), p.k), kMatmulSkinny.scratch(p));
 }
