@@ -20,29 +20,27 @@ class ComputeServiceTest : public ServiceTest {};
 
 // The time that decides where an operation runs includes the transfer of its messages to a GPU and
 // back.
-TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
+TEST(TravelMicrosecondsTest, CountsInlineArrays) {
   FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
   v1::AddRequest request;
   *request.mutable_a() = Inline<float>(v1::DTYPE_F32, {250'000}, std::vector<float>(250'000));
   request.mutable_b()->set_buffer("x");
   const ArrayType megabyte = *MakeArrayType(DType::kF32, {250'000});
-  Sources sources;
-  const Operation add = *MakeOperation(request);
-  for (const auto& named : add.operands)
-    sources.push_back({.named = named, .type = megabyte, .view = WholeView(megabyte, nullptr)});
-  EXPECT_DOUBLE_EQ(LeastMicroseconds(add, sources, gpu), 2 + 100);
-  EXPECT_DOUBLE_EQ(LeastMicroseconds(add, sources, cpu), 500);
-
-  const ResultType result{.scalar = false, .arrays = {megabyte}};
-  const Destinations& destinations = add.destinations;
-  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, gpu), 100);
-  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, cpu), 0);
-  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, {.scalar = true, .arrays = {}}, gpu), 0);
-  for (const bool scratch : {true, false}) {
-    if (scratch) request.mutable_result()->set_scratch(true);
-    if (!scratch) request.mutable_result()->mutable_buffer()->set_name("y");
-    EXPECT_DOUBLE_EQ(AnswerMicroseconds(MakeOperation(request)->destinations, result, gpu), 0);
-  }
+  const ResultType array{.arrays = {megabyte}}, number{.scalar = true, .arrays = {megabyte}};
+  const auto travel = [&](const ResultType* result, const Device& device) {
+    const Operation add = *MakeOperation(request);
+    Sources sources;
+    for (const auto& named : add.operands) sources.push_back({.named = named, .type = megabyte});
+    return TravelMicroseconds(sources, add.destinations, result, device);
+  };
+  EXPECT_DOUBLE_EQ(travel(nullptr, gpu), 100);
+  EXPECT_DOUBLE_EQ(travel(&number, gpu), 100);
+  EXPECT_DOUBLE_EQ(travel(&array, gpu), 200);
+  EXPECT_DOUBLE_EQ(travel(&array, cpu), 0);
+  request.mutable_result()->set_scratch(true);
+  EXPECT_DOUBLE_EQ(travel(&array, gpu), 100);
+  request.mutable_result()->mutable_buffer()->set_name("y");
+  EXPECT_DOUBLE_EQ(travel(&array, gpu), 100);
 }
 
 TEST(RefusalTest, WhatMayHaveBeenDoneIsNotToBeRepeated) {

@@ -36,8 +36,8 @@ class MapPeersTest(unittest.TestCase):
         self.assertEqual(lines[2], "| ab+c | 2^28 | 1000.0 | 4295 | 1250.0 | 1.25 | 900.0 | 0.90 |")
         # The peer was not run for this expression.
         self.assertEqual(lines[3], "| gelu | 2^8 | 4.0 | 1 | - | - | 8.0 | 2.00 |")
-        self.assertEqual(lines[5], "a GPU, cupy 14, torch 3, 2026-01-31; medians of 5 rounds in "
-                                   "turns of 20 calls each.")
+        self.assertEqual(lines[5], "a GPU, cupy 14, torch 3, 2026-01-31; medians of 5 interleaved "
+                                   "rounds of 20 calls each.")
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "figures.json"
             path.write_text(json.dumps(document))

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
@@ -194,6 +198,22 @@ absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  const RunOptions& options) {
   const Work work{stream, x, out, options};
   return std::visit([&](const auto& one) { return RunIt(one, work); }, spec);
+}
+
+absl::Status OfOperand(std::string_view name, const absl::Status& status) {
+  const std::string operand(name);
+  absl::Status named(status.code(),
+                     absl::StrCat("operand ", operand, ": ", std::string(status.message())));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { named.SetPayload(url, payload); });
+  SetErrorMetadata(named, "operand", operand);
+  return named;
+}
+
+absl::Status BadOutput(std::uint32_t output) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                   "its source does not have an array with that number",
+                   {{"field", "output"}, {"value", absl::StrCat(output)}});
 }
 
 bool FitsBatch(const OperationSpec& spec, const ResultType& result, absl::Span<const View> x) {

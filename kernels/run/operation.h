@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <variant>
 
 #include "absl/container/inlined_vector.h"
@@ -69,6 +70,11 @@ absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const Vi
 absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  absl::Span<const View> x, absl::Span<const Output> out,
                                  const RunOptions& options);
+
+// Returns an error of one operand, with the operand's name.
+absl::Status OfOperand(std::string_view name, const absl::Status& status);
+// INVALID_ARGUMENT / BAD_OPERAND: an operand names an array that its source does not have.
+absl::Status BadOutput(std::uint32_t output);
 
 // Whether it may share a launch with other small operations, as far as it and its operands decide.
 bool FitsBatch(const OperationSpec& spec, const ResultType& result, absl::Span<const View> x);

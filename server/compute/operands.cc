@@ -38,23 +38,6 @@ Extent ExtentOf(const View& view) {
 
 }  // namespace
 
-absl::Status OfOperand(const Named& named, const absl::Status& status) {
-  const std::string name(named.name);
-  absl::Status about(status.code(),
-                     absl::StrCat("operand ", name, ": ", std::string(status.message())));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& payload) { about.SetPayload(url, payload); });
-  SetErrorMetadata(about, "operand", name);
-  return about;
-}
-
-absl::Status BadOutput(const Named& named) {
-  return OfOperand(
-      named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                       "it asks for an array that its source does not have",
-                       {{"field", "output"}, {"value", absl::StrCat(named.operand->output())}}));
-}
-
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
   absl::StatusOr<ArrayType> type = MakeArrayType(tensor.dtype(), tensor.shape(), "tensor");
   if (!type.ok()) return type;
@@ -76,11 +59,11 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   for (const Named& named : operands) {
     const v1::Operand& operand = *named.operand;
     if (!operand.has_tensor() && (!operand.has_buffer() || operand.buffer().empty())) {
-      return OfOperand(named,
+      return OfOperand(named.name,
                        MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
                                  "it must name a buffer or carry a tensor", {{"field", "source"}}));
     }
-    if (operand.output() != 0) return BadOutput(named);
+    if (operand.output() != 0) return OfOperand(named.name, BadOutput(operand.output()));
     wanted.push_back({operand.buffer(), operand.version()});
   }
   store.FindAll(absl::MakeSpan(wanted));
@@ -94,9 +77,9 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
     absl::StatusOr<ArrayType> type = wanted[i].buffer != nullptr
                                          ? wanted[i].buffer->type()
                                          : TensorType(named.operand->tensor());
-    if (!type.ok()) return OfOperand(named, type.status());
+    if (!type.ok()) return OfOperand(named.name, type.status());
     const absl::StatusOr<View> view = MakeView(*named.operand, *type, nullptr);
-    if (!view.ok()) return OfOperand(named, view.status());
+    if (!view.ok()) return OfOperand(named.name, view.status());
     sources.push_back({named, std::move(wanted[i].buffer), *type, *view});
   }
   return sources;
@@ -180,7 +163,7 @@ absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& st
     if (!memory.ok()) return memory.status();
     absl::Status status =
         FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
-    if (!status.ok()) return OfOperand(source.named, status);
+    if (!status.ok()) return OfOperand(source.named.name, status);
     source.moved_bytes = extent.bytes();
     // The first element is not the lowest if a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;

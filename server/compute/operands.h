@@ -34,7 +34,6 @@ struct OperandSource {
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
   View view;                      // as if the array began at address 0
-  std::uint64_t offset = 0;       // in a program's memory, if it moves there
   std::uint64_t moved_bytes = 0;  // copied from another device for this operand
   bool scattered = false;  // a device that is to take part in the operation does not reach it
 
@@ -50,13 +49,6 @@ struct OperandSource {
 };
 using Sources = absl::InlinedVector<OperandSource, kOperandsInPlace>;
 using Views = absl::InlinedVector<View, kOperandsInPlace>;
-
-// Returns the error with the name of the operand.
-absl::Status OfOperand(const Named& named, const absl::Status& status);
-
-// Returns INVALID_ARGUMENT / BAD_OPERAND for an operand whose source does not have the array it
-// asks for.
-absl::Status BadOutput(const Named& named);
 
 // Returns the type of an inline operand, or INVALID_ARGUMENT / BAD_OPERAND if its data does not
 // have that size.

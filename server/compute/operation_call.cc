@@ -14,14 +14,13 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
   absl::StatusOr<Operation> made = Make();
   if (!made.ok()) return made.status();
   operation_ = *std::move(made);
-  NoteStrategy(operation_.strategy);
+  NoteStrategy(operation_.options.strategy);
   for (const v1::Result* destination : operation_.destinations) {
     if (destination->has_scratch()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
                        "scratch memory is for the steps of a program", {{"field", "result"}});
     }
-  }
-  if (operation_.Stores()) {
+    if (!destination->has_buffer()) continue;
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }
   absl::StatusOr<Sources> sources = FindSources(operation_.operands, store());
@@ -35,17 +34,14 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
 TaskSize OperationCall::SizeOn(const Device& device) {
   for (const OperandSource& source : sources_)
     if (!source.IsReached(device)) return TaskSize::kLarge;
-  if (!operation_.strategy.empty()) return TaskSize::kLarge;
-  double least = LeastMicroseconds(operation_, sources_, device);
-  const Destinations& destinations = operation_.destinations;
-  if (std::any_of(destinations.begin(), destinations.end(),
-                  [](const v1::Result* destination) { return IsInline(*destination); })) {
-    Views views;
-    for (const OperandSource& source : sources_) views.push_back(source.view);
-    const absl::StatusOr<ResultType> type = TypeOf(operation_.spec, views);
-    if (type.ok()) least += AnswerMicroseconds(destinations, *type, device);
-  }
-  return SizeOf(least, !operation_.timing);
+  if (!operation_.options.strategy.empty()) return TaskSize::kLarge;
+  Views views;
+  for (const OperandSource& source : sources_) views.push_back(source.view);
+  const absl::StatusOr<ResultType> type = TypeOf(operation_.spec, views);
+  const double least =
+      LeastMicroseconds(operation_.spec, views, device.info().backend) +
+      TravelMicroseconds(sources_, operation_.destinations, type.ok() ? &*type : nullptr, device);
+  return SizeOf(least, !operation_.options.timing);
 }
 
 absl::Status OperationCall::RunOn(Stream& stream) {
@@ -64,7 +60,7 @@ absl::Status OperationCall::RunOn(Stream& stream) {
   v1::ExecutionStats& stats = response_.stats();
   SetStats(result->stats, stream.device(), sources_, stats);
   NoteStrategy(result->stats.strategy);
-  if (operation_.timing) NoteKernel(result->stats.kernel_us);
+  if (operation_.options.timing) NoteKernel(result->stats.kernel_us);
   stats.set_queue_us(queue_us());
   stats.set_total_us(total_us());
   return absl::OkStatus();
@@ -72,8 +68,10 @@ absl::Status OperationCall::RunOn(Stream& stream) {
 
 absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views& views,
                                                     absl::Span<const Output> out) {
-  RunOptions options = operation_.Options(core(), stream.device());
-  std::optional<ShardTeam> team = ShardTeam::Of(core(), operation_, sources_, stream.device());
+  RunOptions options = operation_.options;
+  SetLimits(core(), stream.device(), options);
+  std::optional<ShardTeam> team = ShardTeam::Of(core(), operation_.spec, operation_.destinations,
+                                                sources_, stream.device());
   if (team.has_value()) options.team = &*team;
   const auto find = [this](const void* address) { return BufferAt(sources_, address); };
   PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);

@@ -123,10 +123,11 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 template <class Request>
 Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
   Operation operation{.spec = std::move(spec),
-                      .strategy = request.strategy(),
-                      .launch = {request.launch().block_size(), request.launch().grid_size(),
-                                 request.launch().items_per_thread()},
-                      .timing = request.timing()};
+                      .options = {.strategy = request.strategy(),
+                                  .launch = {request.launch().block_size(),
+                                             request.launch().grid_size(),
+                                             request.launch().items_per_thread()},
+                                  .timing = request.timing()}};
   operation.operands.assign(operands);
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
@@ -253,49 +254,23 @@ OperationSize SizeOf(const v1::Step& step) {
   return {};
 }
 
-bool Operation::Stores() const {
-  return std::any_of(destinations.begin(), destinations.end(),
-                     [](const v1::Result* destination) { return destination->has_buffer(); });
+void SetLimits(Core& core, const Device& device, RunOptions& options) {
+  options.pace = &core.pace(device);
+  options.max_seconds = core.options().max_operation_seconds;
+  options.max_slow_seconds = core.options().max_slow_operation_seconds;
 }
 
-RunOptions Operation::Options(Core& core, const Device& device) const {
-  return {.strategy = strategy,
-          .launch = launch,
-          .timing = timing,
-          .pace = &core.pace(device),
-          .max_seconds = core.options().max_operation_seconds,
-          .max_slow_seconds = core.options().max_slow_operation_seconds};
-}
-
-// --- Times ---
-
-namespace {
-
-// Returns the time that bytes of a message take to a GPU or from it.
-double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
-  return device.info().backend == Backend::kCuda ? static_cast<double>(bytes) / 1e4 : 0;
-}
-
-}  // namespace
-
-double LeastMicroseconds(const Operation& operation, absl::Span<const OperandSource> sources,
-                         const Device& device) {
-  Views views;
-  double travel = 0;
-  for (const OperandSource& source : sources) {
-    views.push_back(source.view);
-    if (source.named.operand->has_tensor())
-      travel += TravelMicroseconds(source.type.bytes(), device);
-  }
-  return LeastMicroseconds(operation.spec, views, device.info().backend) + travel;
-}
-
-double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
+double TravelMicroseconds(absl::Span<const OperandSource> sources,
+                          const Destinations& destinations, const ResultType* result,
                           const Device& device) {
-  double travel = 0;
-  for (std::size_t i = 0; i < destinations.size() && !result.scalar; ++i)
-    if (IsInline(*destinations[i])) travel += TravelMicroseconds(result.arrays[i].bytes(), device);
-  return travel;
+  if (device.info().backend != Backend::kCuda) return 0;
+  std::uint64_t bytes = 0;
+  for (const OperandSource& source : sources)
+    if (source.named.operand->has_tensor()) bytes += source.type.bytes();
+  if (result != nullptr && !result->scalar)
+    for (std::size_t i = 0; i < destinations.size(); ++i)
+      if (IsInline(*destinations[i])) bytes += result->arrays[i].bytes();
+  return static_cast<double>(bytes) / 1e4;
 }
 
 // --- Responses ---

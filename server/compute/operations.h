@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <variant>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -33,23 +32,10 @@ struct Operation {
   OperationSpec spec;
   NamedOperands operands;  // in the order of the views that the kernels take
   Destinations destinations;
-  std::string_view strategy;
-  Launch launch;
-  bool timing = false;
-
-  // Whether the request leaves it to the server how to compute the result.
-  bool IsPlain() const {
-    return strategy.empty() && launch.block_size == 0 && launch.grid_size == 0 &&
-           launch.items_per_thread == 0;
-  }
-  template <class Spec>
-  bool Is() const {
-    return std::holds_alternative<Spec>(spec);
-  }
-  // Whether a result becomes a buffer.
-  bool Stores() const;
-  RunOptions Options(Core& core, const Device& device) const;
+  RunOptions options;  // the strategy, the launch and the timing
 };
+// Sets the limits of the time that an operation may take on the device.
+void SetLimits(Core& core, const Device& device, RunOptions& options);
 
 // Makes all checks that need no operands: INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE,
 // BAD_OPERATION, BAD_AXES or BAD_RESULT.
@@ -73,13 +59,10 @@ inline bool IsInline(const v1::Result& destination) {
   return !destination.has_buffer() && !destination.has_scratch();
 }
 
-// Returns the least time that the device needs for the operation, in microseconds: that of the
-// kernels, and the copies of inline operands to a GPU at 10 GB/s.
-double LeastMicroseconds(const Operation& operation, absl::Span<const OperandSource> sources,
-                         const Device& device);
-// Returns what the response's arrays add to LeastMicroseconds; they are copied from a GPU at 10
-// GB/s.
-double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
+// Returns how long inline operands take on their way to a GPU, and inline results on their way back,
+// at 10 GB/s, in microseconds. result: null if results do not count.
+double TravelMicroseconds(absl::Span<const OperandSource> sources,
+                          const Destinations& destinations, const ResultType* result,
                           const Device& device);
 
 // --- Responses ----------------------------------------------------------------------------------

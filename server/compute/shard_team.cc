@@ -7,12 +7,13 @@
 
 namespace tessera {
 
-std::optional<ShardTeam> ShardTeam::Of(Core& core, const Operation& operation,
+std::optional<ShardTeam> ShardTeam::Of(Core& core, const OperationSpec& spec,
+                                       const Destinations& destinations,
                                        absl::Span<const OperandSource> sources,
                                        const Device& device) {
-  const bool by_first = std::holds_alternative<MatmulSpec>(operation.spec);
+  const bool by_first = std::holds_alternative<MatmulSpec>(spec);
   std::optional<ShardTeam> team = Of(core, sources, device, by_first);
-  for (const v1::Result* result : operation.destinations) {
+  for (const v1::Result* result : destinations) {
     if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
   }
   return team;

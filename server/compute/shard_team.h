@@ -22,7 +22,8 @@ class ShardTeam final : public Team {
   // sharded, or if not all devices of the first sharded operand reach every other operand and
   // result. A product is divided by its first operand; the other one may be on one device, or have
   // been copied to it.
-  static std::optional<ShardTeam> Of(Core& core, const Operation& operation,
+  static std::optional<ShardTeam> Of(Core& core, const OperationSpec& spec,
+                                     const Destinations& destinations,
                                      absl::Span<const OperandSource> sources, const Device& device);
 
   ShardTeam(ShardTeam&&) = default;

@@ -1,0 +1,118 @@
+// Where everything is in a program's block of memory.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <unordered_map>
+
+#include "kernels/device/budget.h"
+#include "kernels/program/program.h"
+#include "kernels/program/scalar_place.h"
+
+namespace tessera {
+namespace {
+
+using Kind = ProgramOperand::Kind;
+
+// Adds an array to a block of *end bytes, and returns its offset. The end stays below 2^63, however
+// many arrays there are.
+std::uint64_t AddTo(std::uint64_t* end, std::uint64_t bytes) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  const std::uint64_t offset = *end;
+  const std::uint64_t rounded = (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  *end = std::min(kMost, offset + std::min(kMost, rounded));
+  return offset;
+}
+
+// Calls f(type, offset) for each array of the steps that run which has that destination.
+template <class F>
+void ForArrays(Program& program, Destination destination, const F& f) {
+  for (ProgramStep& step : program.steps) {
+    if (!step.status.ok() || step.folded) continue;
+    for (std::size_t a = 0; a < step.destinations.size() && !step.result.scalar; ++a)
+      if (step.destinations[a] == destination) f(step.result.arrays[a], step.offsets[a]);
+  }
+}
+
+// Calls f(operand) for each operand of that kind.
+template <class F>
+void ForOperands(Program& program, Kind kind, const F& f) {
+  for (ProgramStep& step : program.steps)
+    for (ProgramOperand& operand : step.operands)
+      if (step.status.ok() && operand.kind == kind) f(operand);
+}
+
+}  // namespace
+
+BlockLayout LayOut(Program& program) {
+  BlockLayout layout;
+  ForArrays(program, Destination::kResponse, [&](const ArrayType& type, std::uint64_t& offset) {
+    offset = AddTo(&layout.end, type.bytes());
+    ++layout.response_arrays;
+  });
+  layout.response_end = layout.end;
+  ForArrays(program, Destination::kScratch, [&](const ArrayType& type, std::uint64_t& offset) {
+    offset = AddTo(&layout.end, type.bytes());
+  });
+  for (ProgramStep& step : program.steps)
+    if (step.status.ok() && step.result.scalar && step.readers > 0)
+      step.offsets[0] = AddTo(&layout.end, kScalarBytes);
+  std::unordered_map<const void*, std::uint64_t> places;
+  ForOperands(program, Kind::kElsewhere, [&](ProgramOperand& operand) {
+    const auto [place, is_new] = places.try_emplace(operand.array, layout.end);
+    if (is_new) AddTo(&layout.end, operand.type.bytes());
+    operand.offset = place->second;
+  });
+  layout.inline_begin = layout.end;
+  ForOperands(program, Kind::kInline, [&](ProgramOperand& operand) {
+    operand.offset = AddTo(&layout.end, operand.type.bytes());
+  });
+  return layout;
+}
+
+std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const Stream& stream) {
+  // Blocks of scratch memory begin at multiples of the alignment.
+  constexpr std::uint64_t kGaps = 16 * kBlockAlignment;
+  const Budget* budget = stream.scratch_budget();
+  const std::uint64_t limit =
+      budget == nullptr ? std::numeric_limits<std::int64_t>::max() : budget->limit();
+  std::uint64_t most = 0;
+  for (const ProgramStep& step : program.steps) {
+    if (!step.status.ok() || step.batched || step.folded) continue;
+    const std::uint64_t bytes =
+        step.selection == nullptr
+            ? step.outcome.stats.scratch_bytes
+            : ProductTopKScratch(SelectionOf(program, step), *step.selection, stream.device());
+    if (bytes == 0 || bytes > limit) continue;
+    std::uint64_t all = beside;
+    AddTo(&all, bytes + kGaps);
+    if (all <= limit) most = std::max(most, all - beside);
+  }
+  return most;
+}
+
+void PlaceResults(Program& program) {
+  if (program.block == nullptr) return;
+  for (ProgramStep& step : program.steps)
+    for (std::size_t a = 0; a < step.memory.size(); ++a)
+      if (a >= step.destinations.size() || step.destinations[a] != Destination::kBuffer)
+        step.memory[a] = program.block + step.offsets[a];
+}
+
+void MakeViews(const Program& program, ProgramStep& step) {
+  for (std::size_t i = 0; i < step.operands.size(); ++i) {
+    const ProgramOperand& operand = step.operands[i];
+    const void* const data = operand.kind == Kind::kResident ? operand.array
+                             : operand.kind == Kind::kResult
+                                 ? program.steps[operand.step].memory[operand.output]
+                             : program.block == nullptr ? nullptr
+                                                        : program.block + operand.offset;
+    // Before memory is allocated, an address is only an offset.
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(data) +
+                                   reinterpret_cast<std::uintptr_t>(operand.view.data);
+    step.views[i].data =
+        reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  }
+}
+
+}  // namespace tessera

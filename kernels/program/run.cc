@@ -1,0 +1,103 @@
+// Runs the steps, neighbours that fit in batches.
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/program/program.h"
+#include "kernels/program/scalar_place.h"
+
+namespace tessera {
+namespace {
+
+// Whether the error ends the whole program, because no later step can succeed.
+bool EndsProgram(const absl::Status& status, const Stream& stream) {
+  return !status.ok() && (stream.stopped() || stream.device().lost());
+}
+
+// Whether the step shares a launch with the steps from `first` to the one before it.
+bool Joins(const Program& program, std::size_t first, ProgramStep& step) {
+  const ProgramStep& like = program.steps[first];
+  if (!step.batched || !SharesBatch(step.spec, step.views[0], like.spec, like.views[0]))
+    return false;
+  for (const ProgramOperand& operand : step.operands)
+    if (operand.kind == ProgramOperand::Kind::kResult && operand.step >= first) return false;
+  InheritFailure(program, step);
+  if (step.status.ok()) MakeViews(program, step);
+  return step.status.ok();
+}
+
+absl::Status RunTogether(absl::Span<ProgramStep> steps, Stream& stream) {
+  std::vector<ScalarResult> results(steps.size());
+  const auto operand = [&](std::size_t i, int o) -> const View& {
+    return steps[i].views[static_cast<std::size_t>(o)];
+  };
+  const absl::Status status =
+      RunBatch(steps[0].spec, stream, operand, absl::MakeSpan(results));
+  if (EndsProgram(status, stream)) return status;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    steps[i].status = status;
+    steps[i].outcome = results[i];
+  }
+  return absl::OkStatus();
+}
+
+// Stores a scalar where later steps read it.
+absl::Status StoreScalar(const ProgramStep& step, Stream& stream) {
+  const Scalar& value = step.outcome.value;
+  const DType dtype = step.result.arrays[0].dtype;
+  void* const memory = step.memory[0];
+  if (IsInteger(dtype)) {
+    const std::int64_t integer = step.result.is_index ? value.index : value.integer;
+    // Little endian: the lower bytes of a value that fits them.
+    return CopyToDevice(stream, memory, &integer, SizeOf(dtype));
+  }
+  char* const unrounded = static_cast<char*>(memory) + kUnrounded;
+  absl::Status status = CopyToDevice(stream, unrounded, &value.real, sizeof value.real);
+  if (!status.ok()) return status;
+  return RunCopy(stream, WholeView({DType::kF64, {}}, unrounded), dtype, memory);
+}
+
+}  // namespace
+
+absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& step,
+                                     Stream& stream, const RunOptions& options) {
+  const Output outputs[kMostResults] = {step.memory[0], step.memory[1]};
+  if (step.selection == nullptr) return Run(step.spec, stream, step.views, outputs, options);
+  const absl::StatusOr<Stats> stats = RunProductTopK(
+      stream, SelectionOf(program, step), *step.selection, outputs[0], outputs[1], options);
+  if (!stats.ok()) return stats.status();
+  return ScalarResult{.stats = *stats};
+}
+
+absl::Status RunSteps(Program& program, Stream& stream, StepRunner run) {
+  std::vector<ProgramStep>& steps = program.steps;
+  for (std::size_t i = 0; i < steps.size();) {
+    ProgramStep& step = steps[i];
+    InheritFailure(program, step);
+    if (step.status.ok()) MakeViews(program, step);
+    if (!step.status.ok() || step.folded) {
+      ++i;
+      continue;
+    }
+    std::size_t end = i + 1;
+    while (step.batched && end < steps.size() && Joins(program, i, steps[end])) ++end;
+    if (end - i > 1) {
+      absl::Status status = RunTogether(absl::MakeSpan(steps).subspan(i, end - i), stream);
+      if (!status.ok()) return status;
+    } else {
+      const ScratchMark before = stream.MarkScratch();
+      absl::StatusOr<ScalarResult> outcome = run(step);
+      stream.RewindScratch(before);  // the next step runs after this one
+      step.status = outcome.status();
+      if (outcome.ok()) step.outcome = *outcome;
+      if (EndsProgram(step.status, stream)) return step.status;
+    }
+    for (; i < end; ++i) {
+      if (steps[i].status.ok() && steps[i].result.scalar && steps[i].readers > 0)
+        steps[i].status = StoreScalar(steps[i], stream);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "kernels/program/program.h"
+
+namespace tessera {
+namespace {
+
+absl::Status StepFailed(std::uint32_t step) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "STEP_FAILED",
+                   absl::StrCat("it needs the result of step ", step, ", which failed"),
+                   {{"failed_step", absl::StrCat(step)}});
+}
+
+absl::Status FindTypes(const Program& program, ProgramStep& step) {
+  step.views.clear();
+  for (ProgramOperand& operand : step.operands) {
+    if (operand.kind == ProgramOperand::Kind::kResult) {
+      const ProgramStep& earlier = program.steps[operand.step];
+      if (!earlier.status.ok()) return StepFailed(operand.step);
+      if (operand.output >= earlier.result.arrays.size())
+        return OfOperand(operand.name, BadOutput(operand.output));
+      operand.type = earlier.result.arrays[operand.output];
+    }
+    const std::optional<Window>& window = operand.window;
+    const absl::StatusOr<View> view =
+        window.has_value()
+            ? MakeView(operand.type, nullptr, window->offset, window->shape, window->strides)
+            : WholeView(operand.type, nullptr);
+    if (!view.ok()) return OfOperand(operand.name, view.status());
+    operand.view = *view;
+    step.views.push_back(*view);
+  }
+  absl::StatusOr<ResultType> result = TypeOf(step.spec, step.views);
+  if (result.ok()) step.result = *std::move(result);
+  return result.status();
+}
+
+}  // namespace
+
+void InheritFailure(const Program& program, ProgramStep& step) {
+  for (const ProgramOperand& operand : step.operands) {
+    if (!step.status.ok()) return;
+    if (operand.kind == ProgramOperand::Kind::kResult && !program.steps[operand.step].status.ok())
+      step.status = StepFailed(operand.step);
+  }
+}
+
+void FindTypes(Program& program) {
+  for (ProgramStep& step : program.steps) {
+    for (const ProgramOperand& operand : step.operands)
+      if (operand.kind == ProgramOperand::Kind::kResult) ++program.steps[operand.step].readers;
+    if (step.status.ok()) step.status = FindTypes(program, step);
+  }
+}
+
+}  // namespace tessera
