@@ -46,8 +46,8 @@ void Fuse(Program& program, ProgramStep& top_k, const Device& device) {
   if (product == nullptr) return;
   top_k.scores = static_cast<std::uint32_t>(scores - program.steps.data());
   top_k.product = static_cast<std::uint32_t>(product - program.steps.data());
-  top_k.selection = ChooseProductTopK(SelectionOf(program, top_k), product->outcome.stats.strategy,
-                                      device);
+  top_k.selection =
+      ChooseProductTopK(SelectionOf(program, top_k), product->outcome.stats.strategy, device);
   if (top_k.selection == nullptr) return;
   // The memory that all of them read and write is counted in the TopK, as their time is.
   for (ProgramStep* step : {product, scores}) {

@@ -60,10 +60,10 @@ struct ProgramStep {
   absl::InlinedVector<Destination, kMostResults> destinations;  // none for a number
 
   absl::Status status;
-  ResultType result;                        // from FindTypes on
-  absl::InlinedVector<View, 2> views;       // from FindTypes on; their addresses as far as known
-  std::uint32_t readers = 0;                // operands of later steps that are its results
-  bool batched = false;                     // may share a launch with its neighbours
+  ResultType result;                   // from FindTypes on
+  absl::InlinedVector<View, 2> views;  // from FindTypes on; their addresses as far as known
+  std::uint32_t readers = 0;           // operands of later steps that are its results
+  bool batched = false;                // may share a launch with its neighbours
   std::array<std::uint64_t, kMostResults> offsets{};  // in the block, from LayOut on
   // The memory of each result: for kBuffer set before RunSteps, for the others by PlaceResults.
   std::array<void*, kMostResults> memory{};

@@ -31,8 +31,7 @@ absl::Status RunTogether(absl::Span<ProgramStep> steps, Stream& stream) {
   const auto operand = [&](std::size_t i, int o) -> const View& {
     return steps[i].views[static_cast<std::size_t>(o)];
   };
-  const absl::Status status =
-      RunBatch(steps[0].spec, stream, operand, absl::MakeSpan(results));
+  const absl::Status status = RunBatch(steps[0].spec, stream, operand, absl::MakeSpan(results));
   if (EndsProgram(status, stream)) return status;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     steps[i].status = status;

@@ -118,8 +118,8 @@ absl::StatusOr<ScalarResult> RunIt(const MapSpec& spec, const Work& w) {
 }
 
 absl::StatusOr<ScalarResult> RunIt(const TopKSpec& spec, const Work& w) {
-  return ArrayRun(RunTopK(w.stream, w.x[0], spec.k, spec.axis, spec.smallest, w.out[0], w.out[1],
-                          w.options));
+  return ArrayRun(
+      RunTopK(w.stream, w.x[0], spec.k, spec.axis, spec.smallest, w.out[0], w.out[1], w.options));
 }
 
 // --- The least time ---

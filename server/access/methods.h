@@ -32,7 +32,7 @@ inline constexpr MethodInfo kMethods[] = {
 #define TESSERA_METHOD_OF(Method, field) {#Method, Role::kRead},
     TESSERA_OPERATION_METHODS(TESSERA_METHOD_OF)
 #undef TESSERA_METHOD_OF
-    {"Execute", Role::kRead},
+        {"Execute", Role::kRead},
     {"ListStrategies", Role::kRead},
     // GetServerInfo tells only an admin about tenants other than the caller's.
     {"GetServerInfo", Role::kRead},

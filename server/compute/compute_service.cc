@@ -70,9 +70,9 @@ void ComputeService::Serve(CallQueues& queues) {
                                      started.Start();
                                    });
   };
-#define TESSERA_SERVE(Method, field)                                                \
-  serve.operator()<OperationCallOf<v1::Method##Request, v1::Method##Response>,      \
-                   v1::Method##Request, v1::Method##Response>(#Method,              \
+#define TESSERA_SERVE(Method, field)                                           \
+  serve.operator()<OperationCallOf<v1::Method##Request, v1::Method##Response>, \
+                   v1::Method##Request, v1::Method##Response>(#Method,         \
                                                               &ComputeService::Request##Method);
   TESSERA_OPERATION_METHODS(TESSERA_SERVE)
 #undef TESSERA_SERVE

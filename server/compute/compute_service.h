@@ -12,10 +12,10 @@ namespace tessera {
 // All methods get bytes, which are parsed once there is memory for the message.
 #define TESSERA_BEGIN(Method, field) v1::ComputeService::WithRawMethod_##Method <
 #define TESSERA_END(Method, field) >
-using ComputeServiceBase = TESSERA_OPERATION_METHODS(
-    TESSERA_BEGIN) v1::ComputeService::WithRawMethod_Execute<v1::ComputeService::
-    WithRawMethod_ListStrategies<v1::ComputeService::WithRawMethod_GetServerInfo<
-        v1::ComputeService::Service>>> TESSERA_OPERATION_METHODS(TESSERA_END);
+using ComputeServiceBase = TESSERA_OPERATION_METHODS(TESSERA_BEGIN)
+    v1::ComputeService::WithRawMethod_Execute<v1::ComputeService::WithRawMethod_ListStrategies<
+        v1::ComputeService::WithRawMethod_GetServerInfo<
+            v1::ComputeService::Service>>> TESSERA_OPERATION_METHODS(TESSERA_END);
 #undef TESSERA_BEGIN
 #undef TESSERA_END
 

@@ -53,8 +53,8 @@ absl::Status OperationCall::RunOn(Stream& stream) {
   }
   absl::StatusOr<ResultType> type = TypeOf(operation_.spec, views);
   if (!type.ok()) return type.status();
-  absl::StatusOr<ScalarResult> result = type->scalar ? RunWith(stream, views, {})
-                                                     : RunArrays(stream, views, type->arrays);
+  absl::StatusOr<ScalarResult> result =
+      type->scalar ? RunWith(stream, views, {}) : RunArrays(stream, views, type->arrays);
   if (!result.ok()) return result.status();
   if (type->scalar) response_.SetValue(*result, *type);
   v1::ExecutionStats& stats = response_.stats();
@@ -70,8 +70,8 @@ absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views&
                                                     absl::Span<const Output> out) {
   RunOptions options = operation_.options;
   SetLimits(core(), stream.device(), options);
-  std::optional<ShardTeam> team = ShardTeam::Of(core(), operation_.spec, operation_.destinations,
-                                                sources_, stream.device());
+  std::optional<ShardTeam> team =
+      ShardTeam::Of(core(), operation_.spec, operation_.destinations, sources_, stream.device());
   if (team.has_value()) options.team = &*team;
   const auto find = [this](const void* address) { return BufferAt(sources_, address); };
   PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);

@@ -122,12 +122,12 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 // operands follow them.
 template <class Request>
 Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
-  Operation operation{.spec = std::move(spec),
-                      .options = {.strategy = request.strategy(),
-                                  .launch = {request.launch().block_size(),
-                                             request.launch().grid_size(),
-                                             request.launch().items_per_thread()},
-                                  .timing = request.timing()}};
+  Operation operation{
+      .spec = std::move(spec),
+      .options = {.strategy = request.strategy(),
+                  .launch = {request.launch().block_size(), request.launch().grid_size(),
+                             request.launch().items_per_thread()},
+                  .timing = request.timing()}};
   operation.operands.assign(operands);
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
@@ -260,9 +260,8 @@ void SetLimits(Core& core, const Device& device, RunOptions& options) {
   options.max_slow_seconds = core.options().max_slow_operation_seconds;
 }
 
-double TravelMicroseconds(absl::Span<const OperandSource> sources,
-                          const Destinations& destinations, const ResultType* result,
-                          const Device& device) {
+double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
+                          const ResultType* result, const Device& device) {
   if (device.info().backend != Backend::kCuda) return 0;
   std::uint64_t bytes = 0;
   for (const OperandSource& source : sources)

@@ -61,9 +61,8 @@ inline bool IsInline(const v1::Result& destination) {
 
 // Returns how long inline operands take on their way to a GPU, and inline results on their way back,
 // at 10 GB/s, in microseconds. result: null if results do not count.
-double TravelMicroseconds(absl::Span<const OperandSource> sources,
-                          const Destinations& destinations, const ResultType* result,
-                          const Device& device);
+double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
+                          const ResultType* result, const Device& device);
 
 // --- Responses ----------------------------------------------------------------------------------
 
@@ -71,8 +70,8 @@ double TravelMicroseconds(absl::Span<const OperandSource> sources,
 class OperationResponse {
  public:
   template <class Response>
-    requires(!std::is_same_v<Response, OperationResponse>)
-  explicit OperationResponse(Response& message)
+  requires(!std::is_same_v<Response, OperationResponse>) explicit OperationResponse(
+      Response& message)
       : message_(&message), parts_(PartsOf<Response>()) {}
   // Returns the response of a step. REQUIRES: the step has an operation.
   static OperationResponse In(const v1::Step& step, v1::StepResult& result);
@@ -100,7 +99,7 @@ class OperationResponse {
     static constexpr Parts kParts = {
         .stats = [](void* message) { return kMessage(message).mutable_stats(); },
         .value = [](void* message) -> v1::Scalar* {
-          if constexpr (requires(Response& r) { r.mutable_value(); }) {
+          if constexpr (requires(Response & r) { r.mutable_value(); }) {
             return kMessage(message).mutable_value();
           } else {
             return nullptr;
@@ -108,7 +107,7 @@ class OperationResponse {
         },
         .set_index =
             [](void* message, std::int64_t index) {
-              if constexpr (requires(Response& r) { r.set_index(0); })
+              if constexpr (requires(Response & r) { r.set_index(0); })
                 kMessage(message).set_index(index);
             },
         .tensor = [](void* message, std::size_t array) -> v1::Tensor* {

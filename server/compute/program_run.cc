@@ -205,8 +205,7 @@ void ProgramRun::Release(Chores* chores) {
 
 absl::Status ProgramRun::Plan(Stream& stream) {
   FindTypesOnce();
-  absl::Status status =
-      CheckSteps(program_, stream, core_.options().max_operation_seconds);
+  absl::Status status = CheckSteps(program_, stream, core_.options().max_operation_seconds);
   if (!status.ok()) return status;
   FuseSelections(program_, stream.device());
   return TakeMemory(stream);

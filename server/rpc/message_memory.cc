@@ -118,13 +118,13 @@ constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.ExecuteRequest", "tessera.v1.ExecuteRequest.steps", "steps", "TOO_MANY_STEPS",
      kMaxSteps},
     {"tessera.v1.ExecuteRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
-     kMaxSteps * kMostOperands},
+     kMaxSteps* kMostOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
-     kMaxSteps * kMostOperands},
+     kMaxSteps* kMostOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
-     kMaxSteps * kMostOperands},
+     kMaxSteps* kMostOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.Expression.nodes", "expression.nodes",
-     "BAD_EXPRESSION", kMaxSteps * kMostNodes},
+     "BAD_EXPRESSION", kMaxSteps* kMostNodes},
 };
 
 }  // namespace
@@ -160,7 +160,8 @@ MessageLayout::MessageLayout(const google::protobuf::Descriptor& type,
       case FieldDescriptor::CPPTYPE_MESSAGE:
         field.kind = Field::Kind::kMessage;
         field.element = sizeof(void*);
-        field.message = std::unique_ptr<const MessageLayout>(new MessageLayout(*from.message_type(), whole));
+        field.message =
+            std::unique_ptr<const MessageLayout>(new MessageLayout(*from.message_type(), whole));
         break;
       case FieldDescriptor::CPPTYPE_STRING:
         field.kind = Field::Kind::kText;
