@@ -21,10 +21,12 @@ absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View
                               const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();
   const double estimate = options.pace->EstimateCopy(view, dtype);
+  if (estimate > options.max_seconds) {
+    options.pace->ForgetCopy(view, dtype);
+    return TooLong("the copy", "", estimate, options.max_seconds, "");
+  }
   for (Stream* const stream : streams) stream->Expect(estimate);
-  if (estimate <= options.max_seconds) return absl::OkStatus();
-  options.pace->ForgetCopy(view, dtype);
-  return TooLong("the copy", "", estimate, options.max_seconds, "");
+  return absl::OkStatus();
 }
 
 // Converts n contiguous elements to another type. Throws DeviceError.

@@ -90,6 +90,9 @@ class Best {
   KeyOf<T> limit_ = 0;    // the worst of the k best at the last selection
 };
 
+// The maximum number of cores that select at the same time.
+constexpr std::int64_t kMostWorkers = 256;
+
 // Returns the number of parts of every row.
 std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
   const std::int64_t wanted = (workers + p.rows - 1) / p.rows;
@@ -98,7 +101,8 @@ std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
 
 template <class T>
 void Run(const TopKProblem& p, Stream& stream) {
-  const std::int64_t workers = std::max(1, stream.device().info().multiprocessors);
+  const auto workers =
+      std::clamp<std::int64_t>(stream.device().info().multiprocessors, 1, kMostWorkers);
   const std::int64_t parts = Parts(p, workers);
   const auto* x = static_cast<const T*>(p.x);
   auto* values = static_cast<T*>(p.values);
@@ -178,7 +182,7 @@ extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
         },
     .scratch =
         [](const TopKProblem& p) {
-          constexpr std::int64_t kMostPlaces = 512;  // up to two for each core
+          constexpr std::int64_t kMostPlaces = 2 * kMostWorkers;
           const std::int64_t places = p.rows > kMostPlaces
                                           ? kMostPlaces
                                           : std::min(kMostPlaces, p.rows * (1 + p.n / kLeastPart));

@@ -267,8 +267,8 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              static_cast<std::size_t>(size) * sizeof(Entry<T>), stream, arrays, size, indices);
 }
 
-// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
-constexpr int kUsualMultiprocessors = 132;
+// The SMs of the largest GPU, for an upper bound. The strategy itself asks the device.
+constexpr int kMostMultiprocessors = 192;
 
 Cost CostOf(const TopKProblem& p) {
   const std::uint64_t digits = SizeOf(p.dtype);
@@ -281,7 +281,7 @@ Cost CostOf(const TopKProblem& p) {
 }
 
 std::uint64_t ScratchOf(const TopKProblem& p) {
-  const RowParts parts = p.rows == 0 ? RowParts{0, 0} : MakeParts(p, kUsualMultiprocessors);
+  const RowParts parts = p.rows == 0 ? RowParts{0, 0} : MakeParts(p, kMostMultiprocessors);
   return static_cast<std::uint64_t>(p.rows) *
          (kDigits * sizeof(unsigned long long) + sizeof(Choice) +
           static_cast<std::uint64_t>(parts.count) * sizeof(Taken) +

@@ -201,12 +201,13 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
+// The SMs of the GPU for which the cost is stated, and of the largest GPU. The strategy itself asks
+// the device.
 constexpr int kUsualMultiprocessors = 132;
+constexpr int kMostMultiprocessors = 192;
 
-// The bytes of the lists.
-std::uint64_t ScratchOf(const TopKProblem& p) {
-  const Plan plan = PlanOf(p, kUsualMultiprocessors);
+// Returns the bytes of the lists.
+std::uint64_t ListBytes(const TopKProblem& p, const Plan& plan) {
   return plan.parts == 1
              ? 0
              : static_cast<std::uint64_t>(p.rows * plan.parts * p.k) * EntryBytes(p.dtype);
@@ -216,7 +217,7 @@ Cost CostOf(const TopKProblem& p) {
   const Plan plan = PlanOf(p, kUsualMultiprocessors);
   const auto elements = static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n);
   const auto bits = static_cast<std::uint64_t>(CeilLog2(plan.size) + 8);
-  return {.bytes = TopKBytes(p, 1) + 2 * ScratchOf(p),
+  return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
           // A thread's elements, and a few sorted buffers.
@@ -240,7 +241,7 @@ extern constexpr Strategy<TopKProblem> kTopKThreshold = {
     .roundoff = TopKRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .scratch = ScratchOf,
+    .scratch = [](const TopKProblem& p) { return ListBytes(p, PlanOf(p, kMostMultiprocessors)); },
 };
 
 }  // namespace tessera

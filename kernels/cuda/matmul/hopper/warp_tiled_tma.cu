@@ -359,7 +359,10 @@ Cost CostOf(const MatmulProblem& p) {
 }
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  return SumsScratch(p) + (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +
+  // One tile of partial sums for each SM; SumsScratch says how many SMs there are at most.
+  const auto partials = static_cast<std::uint64_t>(std::min<std::int64_t>(Tiles(p), 160));
+  return partials * Tile::kRows * Tile::kColumns * sizeof(float) +
+         (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +
          (CopiesB(p) ? CopyScratch<float>(p.k, p.n) : 0);
 }
 
