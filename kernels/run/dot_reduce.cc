@@ -42,23 +42,22 @@ namespace {
 
 // Reduce of an expression's result: by a strategy that computes the elements as it folds them, or
 // from scratch memory.
-struct FoldMap {
-  const MapProblem& map;
-  const Stream& stream;
+class FoldMap final : public Work<ReduceProblem> {
+ public:
+  FoldMap(const MapProblem& folded, const Stream& on) : map(folded), stream(on) {}
 
-  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceProblem>& strategy) const {
+  std::uint64_t CopyBytes(const Stream&, const Chosen& strategy) const override {
     return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
   }
-  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  Division Divide(const ReduceProblem& problem, const Strategy<ReduceProblem>& strategy,
-                  const Team& team) const {
+  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map, stream, pace); }
+  Division Divide(const ReduceProblem& problem, const Chosen& strategy,
+                  const Team& team) const override {
     return strategy.reads_views ? DivisionOf(problem, strategy, team) : Division();
   }
-  void Account(const Strategy<ReduceProblem>& strategy, Stats& stats) const {
+  void Account(const Chosen& strategy, Stats& stats) const override {
     AccountMap(map, /*in_cache=*/strategy.reads_views, stats);
   }
-  void operator()(Stream& on, ReduceProblem& problem,
-                  const Strategy<ReduceProblem>& strategy) const {
+  void Launch(Stream& on, ReduceProblem& problem, const Chosen& strategy) const override {
     if (!strategy.reads_views) {
       problem.map = nullptr;
       void* const copy = on.Scratch(static_cast<std::size_t>(CopyBytes(on, strategy)));
@@ -67,6 +66,10 @@ struct FoldMap {
     }
     if (!on.stopped()) LaunchOn(on, problem, strategy);
   }
+
+ private:
+  const MapProblem& map;
+  const Stream& stream;
 };
 
 // Runs a batch into results. launch(scalars) enqueues it, and problem_of(i, result) returns its
@@ -103,7 +106,7 @@ absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b
   const OperandSlot operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
                                   {b, HasGaps(b), &problem.b, &problem.b_view}};
   return ExecuteScalar(stream, problem, IsInteger(a.dtype), options,
-                       WholeLaunch<DotProblem>{operands});
+                       WholeLaunch<DotProblem>(operands));
 }
 
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
@@ -116,13 +119,13 @@ absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp o
     if (absl::Status status = CheckFolds(op, dtype, map.n); !status.ok()) return status;
     ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n, .map = &map};
     return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, dtype)), options,
-                         FoldMap{map, stream});
+                         FoldMap(map, stream));
   }
   if (absl::Status status = CheckFolds(op, x.dtype, x.elements()); !status.ok()) return status;
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   const OperandSlot operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
   return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options,
-                       WholeLaunch<ReduceProblem>{operands});
+                       WholeLaunch<ReduceProblem>(operands));
 }
 
 absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in) {

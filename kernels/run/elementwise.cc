@@ -19,27 +19,27 @@ namespace {
 std::string NameOfMapOperand(std::size_t i) { return absl::StrCat("operands[", i, "]"); }
 
 // Add in pieces, for strided operands.
-struct AddInPieces {
-  const View& a;
-  const View& b;
+class AddInPieces final : public Work<AddProblem> {
+ public:
+  AddInPieces(const View& left, const View& right) : a(left), b(right) {}
 
   int copies() const { return HasGaps(a) + HasGaps(b); }
   std::int64_t most(const Stream& stream) const {
     return std::min(a.elements(), PieceElements(stream, SizeOf(a.dtype), copies()));
   }
-  std::uint64_t CopyBytes(const Stream& stream, const Strategy<AddProblem>&) const {
+  std::uint64_t CopyBytes(const Stream& stream, const Chosen&) const override {
     if (copies() == 0) return 0;
     return static_cast<std::uint64_t>(most(stream) * copies()) * SizeOf(a.dtype);
   }
-  double GatherSeconds(const Pace& pace) const {
+  double GatherSeconds(const Pace& pace) const override {
     return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
            (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
   }
-  Division Divide(const AddProblem& problem, const Strategy<AddProblem>& strategy,
-                  const Team& team) const {
+  Division Divide(const AddProblem& problem, const Chosen& strategy,
+                  const Team& team) const override {
     return copies() == 0 ? DivisionOf(problem, strategy, team) : Division();
   }
-  void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& strategy) const {
+  void Launch(Stream& stream, AddProblem& problem, const Chosen& strategy) const override {
     if (copies() == 0) return LaunchOn(stream, problem, strategy);
     const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
     void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
@@ -60,6 +60,10 @@ struct AddInPieces {
       return !stream.stopped();
     });
   }
+
+ private:
+  const View& a;
+  const View& b;
 };
 
 }  // namespace
@@ -74,7 +78,7 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
   absl::StatusOr<ArrayType> type = AddType(a, b);
   if (!type.ok()) return type.status();
   AddProblem problem{.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data};
-  return Execute(stream, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
+  return ExecuteTo(out, &problem.out, stream, problem, options, AddInPieces(a, b));
 }
 
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression) {
@@ -82,7 +86,8 @@ absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Express
   if (!program.ok()) return program.status();
   const absl::StatusOr<Shape> shape = BroadcastShape(operands, NameOfMapOperand);
   if (!shape.ok()) return shape.status();
-  return MakeArrayType((*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+  return MakeArrayType((*program)->dtype,
+                       {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
 }
 
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
@@ -95,7 +100,7 @@ absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
                      .program = *CompileFor(operands, expression)};
   for (std::size_t i = 0; i < operands.size(); ++i)
     problem.operands[i] = Broadcast(operands[i], type->shape);
-  return Execute(stream, problem, options, PlaceAt(out, &problem.out), WholeLaunch<MapProblem>{});
+  return ExecuteTo(out, &problem.out, stream, problem, options, WholeLaunch<MapProblem>({}));
 }
 
 }  // namespace tessera

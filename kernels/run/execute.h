@@ -8,9 +8,11 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -244,39 +246,77 @@ inline const void* GatheredOn(Stream& stream, const View& view) {
   return copy.data;
 }
 
-// One strategy on one problem: the scratch memory that it takes, and how to launch it in a stream's
-// order. Throws DeviceError.
+// How a strategy runs on a problem: what happens besides the strategy's own launch, and what that
+// costs. Launches throw DeviceError. The problem outlives it.
 template <class Problem>
-struct WholeLaunch {
-  absl::Span<const OperandSlot> operands;
+class Work {
+ public:
+  using Chosen = Strategy<Problem>;
 
-  bool Copies(const OperandSlot& operand, const Strategy<Problem>& strategy) const {
-    return operand.gather && !(strategy.reads_views && operand.as_view != nullptr);
+  Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  virtual ~Work() = default;
+
+  // Launches in the stream's order. The measured time includes everything that it does.
+  virtual void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const = 0;
+  // Launches again in wider accumulators.
+  virtual void LaunchWide(Stream& stream, Problem& problem, const Chosen& strategy) const {
+    strategy.launch_wide(problem, stream);
   }
-  std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& strategy) const {
+  // Launches one share of a team, which is `part` of the problem.
+  virtual void LaunchShare(const Problem& /*whole*/, const Problem& part, const Chosen& strategy,
+                           const TeamShare& share, bool wide) const {
+    (wide ? strategy.launch_wide : strategy.launch)(part, *share.stream);
+  }
+  // Writes the result of a trivial problem.
+  virtual void Settle(Problem& problem, Stream& stream) const { tessera::Settle(problem, stream); }
+
+  // The scratch memory for copies of operands, and the most that a launch takes besides.
+  virtual std::uint64_t CopyBytes(const Stream&, const Chosen&) const { return 0; }
+  virtual std::uint64_t LaunchBytes(const Problem& problem, const Chosen& strategy) const {
+    return strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
+  }
+  // The most scratch memory that a share takes. The stream works alone if another device has less.
+  virtual std::uint64_t ShareBytes(const Problem&, const Chosen&) const { return 0; }
+  // The expected time for copies of operands; above 0 also if the strategy reads them in place.
+  virtual double GatherSeconds(const Pace&) const { return 0; }
+  // Adds its costs to those of the strategy.
+  virtual void Account(const Chosen&, Stats&) const {}
+  // How a team divides the problem.
+  virtual Division Divide(const Problem& problem, const Chosen& strategy, const Team& team) const {
+    return DivisionOf(problem, strategy, team);
+  }
+};
+
+// One launch on whole operands, which are copied if they have gaps and the strategy cannot read
+// views.
+template <class Problem>
+class WholeLaunch final : public Work<Problem> {
+ public:
+  using Chosen = Strategy<Problem>;
+  explicit WholeLaunch(absl::Span<const OperandSlot> operands) : operands_(operands) {}
+
+  std::uint64_t CopyBytes(const Stream&, const Chosen& strategy) const override {
     std::uint64_t bytes = 0;
-    for (const OperandSlot& operand : operands)
+    for (const OperandSlot& operand : operands_)
       if (Copies(operand, strategy)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
     return bytes;
   }
-  // Whether operands are copied or read in place.
-  double GatherSeconds(const Pace& pace) const {
+  double GatherSeconds(const Pace& pace) const override {
     double seconds = 0;
-    for (const OperandSlot& operand : operands) {
+    for (const OperandSlot& operand : operands_) {
       if (operand.gather) seconds += pace.EstimateCopy(operand.view, operand.view.dtype);
     }
     return seconds;
   }
-  Division Divide(const Problem& problem, const Strategy<Problem>& strategy,
-                  const Team& team) const {
-    return DivisionOf(problem, strategy, team);
+  std::uint64_t ShareBytes(const Problem& problem, const Chosen& strategy) const override {
+    if constexpr (std::is_same_v<Problem, ReduceAxesProblem>)
+      return LaunchesShares(problem, strategy) ? strategy.scratch(problem) : 0;
+    return 0;
   }
-  std::uint64_t ShareBytes(const ReduceAxesProblem& problem,
-                           const Strategy<ReduceAxesProblem>& strategy) const {
-    return LaunchesShares(problem, strategy) ? strategy.scratch(problem) : 0;
-  }
-  void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
-    for (const OperandSlot& operand : operands) {
+  void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const override {
+    for (const OperandSlot& operand : operands_) {
       if (stream.stopped()) return;
       if (Copies(operand, strategy)) {
         *operand.data = GatheredOn(stream, operand.view);
@@ -286,30 +326,31 @@ struct WholeLaunch {
     }
     if (!stream.stopped()) LaunchOn(stream, problem, strategy);
   }
+
+ private:
+  static bool Copies(const OperandSlot& operand, const Chosen& strategy) {
+    return operand.gather && !(strategy.reads_views && operand.as_view != nullptr);
+  }
+
+  const absl::Span<const OperandSlot> operands_;
 };
 
 // The most scratch memory that the work takes with this strategy.
-template <class Problem, class Work>
+template <class Problem>
 std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
-                           const Stream& stream, const Work& work) {
-  std::uint64_t bytes = 0;
-  if constexpr (requires { work.LaunchBytes(strategy); }) {
-    bytes = work.LaunchBytes(strategy);
-  } else if (strategy.scratch != nullptr) {
-    bytes = strategy.scratch(problem);
-  }
-  return SaturatingAdd(work.CopyBytes(stream, strategy), bytes);
+                           const Stream& stream, const Work<Problem>& work) {
+  return SaturatingAdd(work.CopyBytes(stream, strategy), work.LaunchBytes(problem, strategy));
 }
 
 // Returns the strategy if its scratch memory is within the limit of the stream's budget. Otherwise,
 // if the request names no strategy, returns another one that is within it. Both depend on the limit
 // and not on what is free of it, so that the same request gives the same bits however busy the
 // server is.
-template <class Problem, class Work>
+template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
                                                      const Problem& problem, bool named,
                                                      const Team* team, const Stream& stream,
-                                                     const Work& work) {
+                                                     const Work<Problem>& work) {
   const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
@@ -336,18 +377,61 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
           .roundoff = strategy.roundoff(problem)};
 }
 
-// place(problem) says where the result goes. work is launched and may gather, which the measured
-// time includes. It may also have these members:
-//   Account(strategy, stats)               adds its costs to those of the strategy
-//   LaunchBytes(strategy)                  replaces the scratch memory of Strategy::scratch
-//   Settle(problem, stream)                writes the result of a trivial problem
-//   LaunchWide(stream, problem, strategy)  replaces Strategy::launch_wide
-//   LaunchShare                            see kernels/team/share_out.h
-//   ShareBytes(problem, strategy)          the most scratch memory that a share takes: the stream
-//                                          works alone if another device has less
-template <class Problem, class Place, class Work>
+// Returns the streams that share the problem out, or none if the own stream works alone.
+template <class Problem>
+absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& problem,
+                                                const Strategy<Problem>& strategy, Team& team,
+                                                const Work<Problem>& work) {
+  absl::StatusOr<std::vector<TeamShare>> shares =
+      ShareOut(team, work.Divide(problem, strategy, team), stream);
+  if (!shares.ok()) return shares;
+  // A single device gives the same bits.
+  const std::uint64_t bytes = work.ShareBytes(problem, strategy);
+  const auto lacks_memory = [&](const TeamShare& share) {
+    const Budget* budget = share.stream->scratch_budget();
+    return share.stream != &stream && budget != nullptr && budget->free() < bytes;
+  };
+  if (std::any_of(shares->begin(), shares->end(), lacks_memory)) shares->clear();
+  return shares;
+}
+
+// Launches a problem, in wider accumulators as well if sums have left the range. Returns the time on
+// the device's clock if `timing`, in microseconds. Throws DeviceError.
+template <class Problem>
+double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& strategy,
+                  const std::vector<TeamShare>& shares, const Work<Problem>& work, bool timing) {
+  double microseconds = 0;
+  const bool trivial = IsTrivial(problem);
+  const auto launch = [&](bool wide) {
+    if (timing) stream.StartTimer();
+    if (trivial) {
+      work.Settle(problem, stream);
+    } else if (!shares.empty()) {
+      LaunchShares<Problem>(problem, strategy, shares, stream, wide,
+                            [&](const TeamShare& share, const Problem& part) {
+                              work.LaunchShare(problem, part, strategy, share, wide);
+                            });
+    } else if (wide) {
+      work.LaunchWide(stream, problem, strategy);
+    } else {
+      work.Launch(stream, problem, strategy);
+    }
+    if (timing) microseconds += stream.StopTimer();
+    AwaitOthers(shares, stream);
+  };
+  launch(/*wide=*/false);
+  if (trivial || strategy.left_range == nullptr || stream.stopped()) return microseconds;
+  stream.Synchronize();
+  if (LeftRange(problem, strategy, shares, stream) && !stream.stopped()) launch(/*wide=*/true);
+  return microseconds;
+}
+
+// Checks, chooses, launches and waits. place(problem) says where the result goes; it is called once
+// nothing but the launch can fail.
+template <class Problem>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
-                              const Place& place, const Work& work) {
+                              absl::FunctionRef<absl::Status(Problem&)> place,
+                              const Work<Problem>& work) {
   problem.launch = options.launch;
   absl::StatusOr<const Strategy<Problem>*> strategy =
       Find(options.strategy, problem, stream.device());
@@ -359,7 +443,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   if (!strategy.ok()) return strategy.status();
   const bool trivial = IsTrivial(problem);
   Stats stats = StatsOf(**strategy, problem);
-  if constexpr (requires { work.Account(**strategy, stats); }) work.Account(**strategy, stats);
+  work.Account(**strategy, stats);
   double gather_seconds = 0;
   if (options.pace != nullptr && !trivial) {
     gather_seconds = work.GatherSeconds(*options.pace);
@@ -378,18 +462,9 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   std::vector<TeamShare> shares;
   if (options.team != nullptr && !trivial) {
     absl::StatusOr<std::vector<TeamShare>> found =
-        ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
+        SharesOf(stream, problem, **strategy, *options.team, work);
     if (!found.ok()) return found.status();
     shares = *std::move(found);
-    if constexpr (requires { work.ShareBytes(problem, **strategy); }) {
-      // A single device gives the same bits.
-      const std::uint64_t bytes = work.ShareBytes(problem, **strategy);
-      const auto lacks_room = [&](const TeamShare& share) {
-        const Budget* budget = share.stream->scratch_budget();
-        return share.stream != &stream && budget != nullptr && budget->free() < bytes;
-      };
-      if (std::any_of(shares.begin(), shares.end(), lacks_room)) shares.clear();
-    }
   }
   stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
   const std::uint64_t found = stream.prepared_found();
@@ -398,33 +473,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   absl::Status status = Finished(
       stream,
       [&] {
-        if (options.timing) stream.StartTimer();
-        if (trivial) {
-          if constexpr (requires { work.Settle(problem, stream); }) {
-            work.Settle(problem, stream);
-          } else {
-            Settle(problem, stream);
-          }
-        } else if (shares.empty()) {
-          work(stream, problem, **strategy);
-        } else {
-          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false, work);
-        }
-        if (options.timing) stats.kernel_us = stream.StopTimer();
-        AwaitOthers(shares, stream);
-        if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
-        stream.Synchronize();
-        if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
-        if (options.timing) stream.StartTimer();
-        if (!shares.empty()) {
-          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true, work);
-        } else if constexpr (requires { work.LaunchWide(stream, problem, **strategy); }) {
-          work.LaunchWide(stream, problem, **strategy);
-        } else {
-          (*strategy)->launch_wide(problem, stream);
-        }
-        if (options.timing) stats.kernel_us += stream.StopTimer();
-        AwaitOthers(shares, stream);
+        stats.kernel_us = LaunchWork(stream, problem, **strategy, shares, work, options.timing);
       },
       wait);
   if (!status.ok()) return status;
@@ -436,24 +485,28 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   return stats;
 }
 
-// For operations whose result is an array: its address goes to *data.
-inline auto PlaceAt(const Output& output, void** data) {
-  return [&output, data](const auto&) -> absl::Status {
+// Execute of an operation whose result is an array; its address goes to *data.
+template <class Problem>
+absl::StatusOr<Stats> ExecuteTo(const Output& output, void** data, Stream& stream, Problem& problem,
+                                const RunOptions& options, const Work<Problem>& work) {
+  const auto place = [&](Problem&) -> absl::Status {
     absl::StatusOr<void*> memory = output.Get();
     if (memory.ok()) *data = *memory;
     return memory.status();
   };
+  return Execute<Problem>(stream, problem, options, place, work);
 }
 
-template <class Problem, class Work>
+// Execute of an operation whose result is a number.
+template <class Problem>
 absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
-                                           RunOptions options, const Work& work) {
+                                           RunOptions options, const Work<Problem>& work) {
   options.enqueue_only = false;  // the result is read immediately
   const auto place = [&stream](Problem& p) {
     p.result = stream.result();
     return absl::OkStatus();
   };
-  absl::StatusOr<Stats> stats = Execute(stream, problem, options, place, work);
+  absl::StatusOr<Stats> stats = Execute<Problem>(stream, problem, options, place, work);
   if (!stats.ok()) return stats.status();
   return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, *stats};
 }

@@ -17,13 +17,12 @@ namespace tessera {
 // The map's result is [outer, length, inner], and pieces are ranges of outer. If the outermost axis
 // is folded and the map's result exceeds the scratch memory, pieces are ranges of the first axis of
 // inner instead. A single column is never divided.
-struct FoldMapAxes {
-  const MapProblem& map;
-  const Stream& stream;
-  const ReduceAxesProblem& problem;
-  int first_inner;  // its index among the map's axes
-  // For shares: the memory that each stream computes into, for both launches.
-  mutable std::vector<std::pair<Stream*, const void*>> pieces = {};
+class FoldMapAxes final : public Work<ReduceAxesProblem> {
+ public:
+  // first_inner_axis: the index of inner's first axis among the map's axes.
+  FoldMapAxes(const MapProblem& folded, const Stream& on, const ReduceAxesProblem& whole,
+              int first_inner_axis)
+      : map(folded), stream(on), problem(whole), first_inner(first_inner_axis) {}
 
   std::int64_t row() const { return problem.length * problem.inner; }
   // Rows of a piece: as many as fit in the second-level cache (on a CPU, in those of all cores).
@@ -36,7 +35,7 @@ struct FoldMapAxes {
   }
   std::int64_t inner_extent() const { return map.operands[0].shape[first_inner]; }
   // Indices of the first inner axis in a piece; 0 if pieces are whole rows.
-  std::int64_t steps(const Strategy<ReduceAxesProblem>& strategy) const {
+  std::int64_t steps(const Chosen& strategy) const {
     const Budget* budget = stream.scratch_budget();
     const std::int64_t outer = std::max(problem.outer, problem.outer_of_all);
     if (budget == nullptr || outer != 1 || problem.inner == 1) return 0;
@@ -53,36 +52,33 @@ struct FoldMapAxes {
     return part;
   }
   // Scratch memory of the largest launch, in addition to the piece that it folds.
-  std::uint64_t LaunchBytes(const Strategy<ReduceAxesProblem>& strategy) const {
+  std::uint64_t LaunchBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     if (strategy.scratch == nullptr) return 0;
     const std::int64_t columns = steps(strategy);
     return strategy.scratch(columns > 0 ? Columns(columns) : problem);
   }
-  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceAxesProblem>& strategy) const {
+  std::uint64_t CopyBytes(const Stream&, const Chosen& strategy) const override {
     const std::int64_t columns = steps(strategy);
     const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
     return static_cast<std::uint64_t>(elements) * SizeOf(map.dtype);
   }
   // The scratch memory that it takes on each device with a share.
-  std::uint64_t ShareBytes(const ReduceAxesProblem&,
-                           const Strategy<ReduceAxesProblem>& strategy) const {
+  std::uint64_t ShareBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     return CopyBytes(stream, strategy);
   }
-  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map, stream, pace); }
   // Divides along the outermost axis, unless that axis is folded.
-  Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
-                  const Team& team) const {
+  Division Divide(const ReduceAxesProblem& whole, const Chosen&, const Team& team) const override {
     return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();
   }
-  void Account(const Strategy<ReduceAxesProblem>& strategy, Stats& stats) const {
+  void Account(const Chosen& strategy, Stats& stats) const override {
     const std::int64_t columns = steps(strategy);
     if (columns > 0) AccountColumns(strategy, columns, stats);
     AccountMap(map, /*in_cache=*/rows() < problem.outer || columns > 0, stats);
   }
   // The strategy may fold a part differently from the whole, and the last part differently from the
   // others.
-  void AccountColumns(const Strategy<ReduceAxesProblem>& strategy, std::int64_t columns,
-                      Stats& stats) const {
+  void AccountColumns(const Chosen& strategy, std::int64_t columns, Stats& stats) const {
     const ReduceAxesProblem part = Columns(columns);
     const std::int64_t parts = inner_extent() / columns, left = inner_extent() % columns;
     stats.roundoff = strategy.roundoff(part);
@@ -93,8 +89,8 @@ struct FoldMapAxes {
     stats.bytes += strategy.cost(last).bytes;
   }
   // first_row: the row of the map that `whole` begins with.
-  void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
-            bool wide, std::int64_t first_row = 0) const {
+  void Fold(Stream& on, ReduceAxesProblem& whole, const Chosen& strategy, bool wide,
+            std::int64_t first_row = 0) const {
     if (whole.x == nullptr) {
       const std::uint64_t bytes = std::max<std::uint64_t>(1, CopyBytes(on, strategy));
       whole.x = on.Scratch(static_cast<std::size_t>(bytes));
@@ -110,13 +106,12 @@ struct FoldMapAxes {
       ReduceAxesProblem part = RowsOf(whole, {&on, first, end});
       part.x = piece;
       part.continues = first > 0;
-      Launch(on, part, strategy, wide);
+      LaunchPart(on, part, strategy, wide);
       first = end;
     }
   }
-  void FoldColumns(Stream& on, const ReduceAxesProblem& whole,
-                   const Strategy<ReduceAxesProblem>& strategy, bool wide, std::int64_t columns,
-                   void* piece) const {
+  void FoldColumns(Stream& on, const ReduceAxesProblem& whole, const Chosen& strategy, bool wide,
+                   std::int64_t columns, void* piece) const {
     const std::int64_t extent = inner_extent(), of_each = whole.inner / extent;
     for (std::int64_t first = 0; first < extent && !on.stopped(); first += columns) {
       MapProblem box = map;
@@ -135,12 +130,12 @@ struct FoldMapAxes {
       part.x = piece;
       part.out = At(whole.out, first * of_each, ResultDType(whole.op, whole.dtype));
       part.continues = first > 0;
-      Launch(on, part, strategy, wide);
+      LaunchPart(on, part, strategy, wide);
     }
   }
   // Each launch uses the same scratch memory as the one before it.
-  static void Launch(Stream& on, const ReduceAxesProblem& part,
-                     const Strategy<ReduceAxesProblem>& strategy, bool wide) {
+  static void LaunchPart(Stream& on, const ReduceAxesProblem& part, const Chosen& strategy,
+                         bool wide) {
     const ScratchMark before = on.MarkScratch();
     if (wide) {
       strategy.launch_wide(part, on);
@@ -149,16 +144,14 @@ struct FoldMapAxes {
     }
     on.RewindScratch(before);
   }
-  void operator()(Stream& on, ReduceAxesProblem& whole,
-                  const Strategy<ReduceAxesProblem>& strategy) const {
+  void Launch(Stream& on, ReduceAxesProblem& whole, const Chosen& strategy) const override {
     Fold(on, whole, strategy, /*wide=*/false);
   }
-  void LaunchWide(Stream& on, ReduceAxesProblem& whole,
-                  const Strategy<ReduceAxesProblem>& strategy) const {
+  void LaunchWide(Stream& on, ReduceAxesProblem& whole, const Chosen& strategy) const override {
     Fold(on, whole, strategy, /*wide=*/true);
   }
-  void LaunchShare(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
-                   const TeamShare& share, bool wide) const {
+  void LaunchShare(const ReduceAxesProblem& whole, const ReduceAxesProblem&, const Chosen& strategy,
+                   const TeamShare& share, bool wide) const override {
     ReduceAxesProblem part = RowsOf(whole, share);
     const auto has_piece = [&](const auto& piece) { return piece.first == share.stream; };
     const auto found = std::find_if(pieces.begin(), pieces.end(), has_piece);
@@ -166,6 +159,13 @@ struct FoldMapAxes {
     Fold(*share.stream, part, strategy, wide, share.first);
     if (found == pieces.end()) pieces.emplace_back(share.stream, part.x);
   }
+
+  const MapProblem& map;
+  const Stream& stream;
+  const ReduceAxesProblem& problem;
+  const int first_inner;
+  // For shares: the memory that each stream computes into, for both launches.
+  mutable std::vector<std::pair<Stream*, const void*>> pieces;
 };
 
 }  // namespace tessera

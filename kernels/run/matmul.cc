@@ -18,40 +18,44 @@ namespace tessera {
 namespace {
 
 // Matmul into scratch memory, which the map reads as operand 0.
-struct MatmulThenMap {
-  WholeLaunch<MatmulProblem> product;
-  MapProblem& map;
-  const Stream& stream;
-  std::uint64_t product_bytes;
+class MatmulThenMap final : public Work<MatmulProblem> {
+ public:
+  MatmulThenMap(const WholeLaunch<MatmulProblem>& matmul, MapProblem& then, const Stream& on,
+                std::uint64_t bytes)
+      : product(matmul), map(then), stream(on), product_bytes(bytes) {}
 
-  std::uint64_t CopyBytes(const Stream& on, const Strategy<MatmulProblem>& strategy) const {
+  std::uint64_t CopyBytes(const Stream& on, const Chosen& strategy) const override {
     return SaturatingAdd(product.CopyBytes(on, strategy), product_bytes);
   }
-  double GatherSeconds(const Pace& pace) const {
+  double GatherSeconds(const Pace& pace) const override {
     return product.GatherSeconds(pace) + MapSeconds(map, stream, pace);
   }
-  Division Divide(const MatmulProblem&, const Strategy<MatmulProblem>&, const Team&) const {
-    return {};
-  }
-  void Account(const Strategy<MatmulProblem>&, Stats& stats) const {
+  Division Divide(const MatmulProblem&, const Chosen&, const Team&) const override { return {}; }
+  void Account(const Chosen&, Stats& stats) const override {
     AccountMap(map, /*in_cache=*/false, stats);
   }
-  void Settle(MatmulProblem& problem, Stream& on) const {
+  void Settle(MatmulProblem& problem, Stream& on) const override {
     if (map.n == 0) return;
     problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
     tessera::Settle(problem, on);
     Finish(problem, on);
   }
-  void operator()(Stream& on, MatmulProblem& problem,
-                  const Strategy<MatmulProblem>& strategy) const {
+  void Launch(Stream& on, MatmulProblem& problem, const Chosen& strategy) const override {
     problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
-    product(on, problem, strategy);
+    product.Launch(on, problem, strategy);
     if (!on.stopped()) Finish(problem, on);
   }
+
+ private:
   void Finish(const MatmulProblem& problem, Stream& on) const {
     map.operands[0].data = problem.c;
     LaunchMapRange(map, 0, map.n, map.out, on);
   }
+
+  const WholeLaunch<MatmulProblem>& product;
+  MapProblem& map;
+  const Stream& stream;
+  const std::uint64_t product_bytes;
 };
 
 absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpose_a,
@@ -129,14 +133,13 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
                         .c = nullptr};
   const OperandSlot operands[] = {{a, left.gather && HasGaps(a), &problem.a},
                                   {b, right.gather && HasGaps(b), &problem.b}};
-  const WholeLaunch<MatmulProblem> product{operands};
-  if (out_of == nullptr)
-    return Execute(stream, problem, options, PlaceAt(out, &problem.c), product);
+  const WholeLaunch<MatmulProblem> product(operands);
+  if (out_of == nullptr) return ExecuteTo(out, &problem.c, stream, problem, options, product);
   absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*type, *out_of);
   if (!staged.ok()) return staged.status();
   MapProblem& map = (*staged)->problem();
-  return Execute(stream, problem, options, PlaceAt(out, &map.out),
-                 MatmulThenMap{product, map, stream, type->bytes()});
+  return ExecuteTo(out, &map.out, stream, problem, options,
+                   MatmulThenMap(product, map, stream, type->bytes()));
 }
 
 }  // namespace tessera

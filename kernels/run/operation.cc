@@ -76,7 +76,7 @@ absl::StatusOr<ResultType> Type(const TopKSpec& spec, absl::Span<const View> x) 
 // --- Runs ---
 
 // What an operation runs on.
-struct Work {
+struct Arguments {
   Stream& stream;
   absl::Span<const View> x;
   absl::Span<const Output> out;
@@ -88,36 +88,36 @@ absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats) {
   return ScalarResult{.stats = *stats};
 }
 
-absl::StatusOr<ScalarResult> RunIt(const DotSpec&, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const DotSpec&, const Arguments& w) {
   return RunDot(w.stream, w.x[0], w.x[1], w.options);
 }
 
-absl::StatusOr<ScalarResult> RunIt(const ReduceSpec& spec, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const ReduceSpec& spec, const Arguments& w) {
   const std::optional<MapStage> in = StageOf(spec.expression, w.x.subspan(1));
   if (spec.axes.empty()) return RunReduce(w.stream, w.x[0], spec.op, w.options, Get(in));
   return ArrayRun(
       RunReduceAxes(w.stream, w.x[0], spec.op, spec.axes, w.out[0], w.options, Get(in)));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const MatmulSpec& spec, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const MatmulSpec& spec, const Arguments& w) {
   const std::optional<MapStage> out_of = StageOf(spec.expression, w.x.subspan(2));
   return ArrayRun(RunMatmul(w.stream, w.x[0], w.x[1], spec.transpose_a, spec.transpose_b,
                             OutDType(spec, w.x[0]), w.out[0], w.options, Get(out_of)));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const AddSpec&, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const AddSpec&, const Arguments& w) {
   return ArrayRun(RunAdd(w.stream, w.x[0], w.x[1], w.out[0], w.options));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const WindowSumSpec& spec, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const WindowSumSpec& spec, const Arguments& w) {
   return ArrayRun(RunWindowSum(w.stream, w.x[0], spec.radius, w.out[0], w.options));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const MapSpec& spec, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const MapSpec& spec, const Arguments& w) {
   return ArrayRun(RunMap(w.stream, w.x, spec.expression, w.out[0], w.options));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const TopKSpec& spec, const Work& w) {
+absl::StatusOr<ScalarResult> RunIt(const TopKSpec& spec, const Arguments& w) {
   return ArrayRun(
       RunTopK(w.stream, w.x[0], spec.k, spec.axis, spec.smallest, w.out[0], w.out[1], w.options));
 }
@@ -196,8 +196,8 @@ absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const Vi
 absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  absl::Span<const View> x, absl::Span<const Output> out,
                                  const RunOptions& options) {
-  const Work work{stream, x, out, options};
-  return std::visit([&](const auto& one) { return RunIt(one, work); }, spec);
+  const Arguments arguments{stream, x, out, options};
+  return std::visit([&](const auto& one) { return RunIt(one, arguments); }, spec);
 }
 
 absl::Status OfOperand(std::string_view name, const absl::Status& status) {

@@ -112,15 +112,15 @@ absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
       view = folding.Of(view);
     }
     ReduceAxesProblem problem = problem_of(folding, map.dtype);
-    return Execute(stream, problem, options, PlaceAt(out, &problem.out),
-                   FoldMapAxes{map, stream, problem, folding.first_inner});
+    return ExecuteTo(out, &problem.out, stream, problem, options,
+                     FoldMapAxes(map, stream, problem, folding.first_inner));
   }
   const Folding folding = MakeFolding(x.shape, *FoldedAxes(x.shape, axes));
   const View ordered = folding.Of(x);
   ReduceAxesProblem problem = problem_of(folding, x.dtype);
   const OperandSlot operands[] = {{ordered, HasGaps(ordered), &problem.x}};
-  return Execute(stream, problem, options, PlaceAt(out, &problem.out),
-                 WholeLaunch<ReduceAxesProblem>{operands});
+  return ExecuteTo(out, &problem.out, stream, problem, options,
+                   WholeLaunch<ReduceAxesProblem>(operands));
 }
 
 }  // namespace tessera

@@ -33,8 +33,8 @@ absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t r
   WindowSumProblem problem{
       .dtype = x.dtype, .n = n, .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
   const OperandSlot operands[] = {{x, HasGaps(x), &problem.x}};
-  return Execute(stream, problem, options, PlaceAt(out, &problem.out),
-                 WholeLaunch<WindowSumProblem>{operands});
+  return ExecuteTo(out, &problem.out, stream, problem, options,
+                   WholeLaunch<WindowSumProblem>(operands));
 }
 
 absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
@@ -81,7 +81,7 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
     p.indices = static_cast<std::int64_t*>(*second);
     return absl::OkStatus();
   };
-  return Execute(stream, problem, options, place, WholeLaunch<TopKProblem>{operands});
+  return Execute<TopKProblem>(stream, problem, options, place, WholeLaunch<TopKProblem>(operands));
 }
 
 }  // namespace tessera

@@ -75,8 +75,8 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, co
     return i == 0 ? std::string(first_name) : absl::StrCat("with[", i - 1, "]");
   });
   if (!shape.ok()) return shape.status();
-  const absl::StatusOr<ArrayType> type = MakeArrayType(
-      (*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+  const absl::StatusOr<ArrayType> type =
+      MakeArrayType((*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
   if (!type.ok()) return type.status();
   staged->type_.shape = *shape;
   MapProblem& problem = staged->problem_;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/compute.h"
 #include "kernels/same_bits/fixed_tree.h"
@@ -341,11 +342,12 @@ inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own)
 }
 
 // Enqueues all shares or, for a wide launch, those that have left the range. They run after the
-// work that the own stream has, and before what it is given next. If work has LaunchShare(problem,
-// strategy, share, wide), that replaces the strategy's launch.
-template <class Problem, class Work>
+// work that the own stream has, and before what it is given next. launch: launches a part of the
+// problem unless the strategy launches all shares itself.
+template <class Problem>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
-                  const std::vector<TeamShare>& shares, Stream& own, bool wide, const Work& work) {
+                  const std::vector<TeamShare>& shares, Stream& own, bool wide,
+                  absl::FunctionRef<void(const TeamShare& share, const Problem& part)> launch) {
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
@@ -356,11 +358,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
       OnDeviceOf(*share.stream, [&] {
         const auto part = PartOf(problem, share);
         if (wide && !strategy.left_range(part, *share.stream)) return;
-        if constexpr (requires { work.LaunchShare(problem, strategy, share, wide); }) {
-          work.LaunchShare(problem, strategy, share, wide);
-        } else {
-          (wide ? strategy.launch_wide : strategy.launch)(part, *share.stream);
-        }
+        launch(share, part);
       });
     }
   }
