@@ -5,8 +5,9 @@
 //   absl::StatusOr<std::vector<float>> back = tessera::Download<float>(client, "x");
 //   client.Dot("x", tessera::Inline<float>(values, {6}));
 //
-// Elements lie in row-major order. The element types are float, double, Half, BFloat16,
-// std::int32_t, std::int64_t, std::uint8_t and std::int8_t. The service's bool is a bool in spans.
+// Elements are in row-major order. The element types are float, double, Half, BFloat16,
+// std::int32_t, std::int64_t, std::uint8_t and std::int8_t. In spans, elements of the service's
+// bool type are of type bool.
 #pragma once
 
 #include <algorithm>
@@ -30,14 +31,14 @@
 
 namespace tessera {
 
-// The bytes of the values, which are not copied.
+// Returns a view of the values' bytes. Nothing is copied.
 template <class T>
 std::string_view BytesOf(absl::Span<const T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Uploads exactly the elements of the shape, as Client::Upload does. Returns INVALID_ARGUMENT /
-// BAD_RANGE for more or fewer.
+// Uploads the values as Client::Upload does. Returns INVALID_ARGUMENT / BAD_RANGE unless there are
+// exactly as many values as the shape has elements.
 template <class T>
 absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
                                   absl::Span<const T> values, absl::Span<const std::int64_t> shape,
@@ -45,7 +46,7 @@ absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
   return client.Upload(name, DTypeOf<T>(), shape, FromMemory(BytesOf(values)), options);
 }
 
-// A small array that travels with a request.
+// Makes a small array that is sent within a request.
 template <class T>
 v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> shape) {
   v1::Tensor tensor;
@@ -76,19 +77,21 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
   return values;
 }
 
-// Downloads the whole buffer, or the options' byte range. Returns the errors of Client::Download.
-// Before any data is fetched, returns those of CheckElements and INVALID_ARGUMENT / BAD_RANGE
-// {offset, limit, element} for a range that is not of whole elements.
+// Downloads the whole buffer, or the byte range in the options. Returns the errors of
+// Client::Download and CheckElements, and INVALID_ARGUMENT / BAD_RANGE {offset, limit, element} if
+// the range does not consist of whole elements. The last two are returned before any data is
+// fetched.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {
   static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: use Client::Download");
   if (options.offset % sizeof(T) != 0 || options.limit % sizeof(T) != 0) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-                     absl::StrCat("the range is not of whole elements of ", sizeof(T), " bytes"),
-                     {{"offset", absl::StrCat(options.offset)},
-                      {"limit", absl::StrCat(options.limit)},
-                      {"element", absl::StrCat(sizeof(T))}});
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+        absl::StrCat("the range does not consist of whole elements of ", sizeof(T), " bytes"),
+        {{"offset", absl::StrCat(options.offset)},
+         {"limit", absl::StrCat(options.limit)},
+         {"element", absl::StrCat(sizeof(T))}});
   }
   std::vector<T> values;
   std::size_t filled = 0;  // in bytes
@@ -112,8 +115,8 @@ absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
   return values;
 }
 
-// Downloads the version that the handle holds. Fails with VERSION_MISMATCH once it has been
-// replaced.
+// Downloads the version that the handle holds. Fails with VERSION_MISMATCH once that version has
+// been replaced.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const ResidentBuffer& buffer,
                                         DownloadOptions options = {}) {

@@ -1,18 +1,19 @@
-// The client's calls without waiting for their responses (Client::Async): operations, programs and
-// the short calls about buffers and the server. Transfers, drafts and lists are only in Client.
+// Asynchronous versions of the client's calls (Client::Async): operations, programs, and the short
+// calls about buffers and the server. Transfers, drafts and lists are only in Client.
 //
 //   client.Async().Dot("x", "y", {}, [](absl::StatusOr<tessera::v1::DotResponse> answer) { ... });
 //   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");
 //   ... dot.Get() ...
 //
-// Deadlines, retries and errors are those of the blocking calls. Callbacks run on a thread that
-// belongs to the client, one at a time and without a lock held. They may begin other calls but
-// should not block: no other asynchronous call ends until a callback returns. Each runs exactly
-// once, with CANCELLED if AsyncCall::Cancel or the end of the client comes first. An exception from
-// a callback is discarded. If the callback is null, the response is discarded.
+// Deadlines, retries and errors are the same as for the blocking calls. Callbacks run on a thread
+// that belongs to the client, one at a time and without a lock held. They may begin other calls but
+// should not block, because no other asynchronous call can end while a callback runs. Each callback
+// runs exactly once. It receives CANCELLED if AsyncCall::Cancel is called or the client is
+// destroyed before the response arrives. Exceptions from callbacks are discarded. If the callback
+// is null, the response is discarded.
 //
-// Thread safe. Must not be used after the client's end. The client's destructor waits for all
-// callbacks, so it must not run in one.
+// Thread safe. Must not be used after the client has been destroyed. The client's destructor waits
+// for all callbacks, so it must not run in a callback.
 #pragma once
 
 #include <chrono>
@@ -43,7 +44,7 @@ class AsyncCall {
   explicit AsyncCall(std::weak_ptr<AsyncCallBase> call) : call_(std::move(call)) {}
 
   // Ends the call with CANCELLED unless its response has already arrived. Does not wait for the
-  // end.
+  // call to end.
   void Cancel() const;
 
  private:
@@ -82,7 +83,7 @@ class Future {
   AsyncCall call_;
 };
 
-// The arguments are those of Client's method of the same name.
+// Each method takes the arguments of the Client method with the same name.
 class AsyncClient {
  public:
   explicit AsyncClient(Connection* connection) : connection_(connection) {}
@@ -109,9 +110,9 @@ class AsyncClient {
   AsyncCall CopyBuffer(const Operand& source, const ResultBuffer& target,
                        std::optional<DType> dtype, const std::string& device,
                        const CallOptions& call, Callback<v1::CopyBufferResponse> done);
-  // Makes a single call, unlike Client::DeleteBuffer. A version is checked only by a server that
-  // knows versions. If the first response was lost and the call was repeated, BUFFER_NOT_FOUND may
-  // mean that the first attempt deleted the buffer.
+  // Makes a single call, unlike Client::DeleteBuffer. The version is checked only if the server
+  // supports versions. If the first response was lost and the call was repeated, BUFFER_NOT_FOUND
+  // may mean that the first attempt deleted the buffer.
   AsyncCall DeleteBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
                          Callback<v1::DeleteBufferResponse> done);
   AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);

@@ -31,25 +31,25 @@ absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
 // field: the message field that holds the checksum.
 absl::Status BadChecksum(const std::string& name, std::string_view field, std::uint32_t expected,
                          std::uint32_t actual) {
-  return MakeError(
-      absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-      absl::StrCat("bytes of '", name, "' were damaged on their way: their checksum is ",
-                   absl::Hex(actual, absl::kZeroPad8), " and not ",
-                   absl::Hex(expected, absl::kZeroPad8)),
-      {{"field", std::string(field)},
-       {"expected", absl::StrCat(absl::Hex(expected, absl::kZeroPad8))},
-       {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
+  return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
+                   absl::StrCat("bytes of '", name, "' were damaged in transit: their checksum is ",
+                                absl::Hex(actual, absl::kZeroPad8), " and not ",
+                                absl::Hex(expected, absl::kZeroPad8)),
+                   {{"field", std::string(field)},
+                    {"expected", absl::StrCat(absl::Hex(expected, absl::kZeroPad8))},
+                    {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
 // Checks that the given bytes suffice for the array. exact: whether additional bytes are an error.
 absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
   if (exact ? given == needed : given >= needed) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-                   absl::StrCat("the array needs ", needed, " bytes, and ", given, " are given"),
+                   absl::StrCat("the array needs ", needed, " bytes, but ", given, " were given"),
                    {{"needed", absl::StrCat(needed)}, {"given", absl::StrCat(given)}});
 }
 
-// Checks that the memory holds `size` bytes from `offset` on. Its size is in whole pages.
+// Checks that the memory holds `size` bytes from `offset` on. The memory consists of whole pages
+// and may be larger than needed.
 absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::uint64_t size) {
   const std::size_t bytes = memory.bytes().size();
   return CheckSize(size, bytes - std::min(offset, bytes), /*exact=*/false);
@@ -72,18 +72,19 @@ class Client::Impl : public Connection {
 
   SharedTransfers& shared() { return shared_; }
 
-  // Creates, fills and seals the buffer with one stream.
+  // Creates, fills and seals the buffer over one stream.
   absl::StatusOr<v1::Buffer> UploadWhole(const v1::CreateBufferRequest& create, std::uint64_t size,
                                          const Source& source, const UploadOptions& options);
-  // Creates a draft, fills it with several streams of ranges, and seals it.
+  // Creates a draft, fills ranges of it over several streams, and seals it.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // Downloads over one stream, in order, through the given connection or through any. Unless
-  // checksum is null, it receives the CRC-32C of the bytes if the options request checksums.
+  // Downloads over one stream, in order, through the given connection, or through any if none is
+  // given. If the options request checksums and `checksum` is not null, *checksum receives the
+  // CRC-32C of the bytes.
   absl::StatusOr<v1::Buffer> DownloadStream(const std::string& name, const Sink& sink,
                                             const DownloadOptions& download,
                                             std::optional<Place> place, std::uint32_t* checksum);
-  // Returns what the server has under this name and version; 0: any version.
+  // Returns the buffer or draft with this name and version. Version 0 means any.
   absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
                                             const CallOptions& call,
                                             std::optional<std::size_t> server = std::nullopt);
@@ -107,22 +108,22 @@ class Client::Impl : public Connection {
     const UploadOptions& options;
     const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
     std::size_t server = 0;     // the server that has the draft
-    std::uint64_t version = 0;  // the draft's version; 0: the stream creates the buffer
-    // The checksum of chunk i, written by the stream that sends it. With several streams, there is
-    // an entry for every chunk from the beginning. With one, there is an entry for each chunk that
-    // has been sent.
+    std::uint64_t version = 0;  // the draft's version; 0 if the stream creates the buffer
+    // Entry i is the checksum of chunk i, written by the stream that sends the chunk. With several
+    // streams, all entries exist from the beginning. With one stream, an entry is added for each
+    // chunk that is sent.
     std::vector<std::uint32_t> checksums = {};
     std::mutex mutex = {};
     std::uint64_t sent = 0;              // guarded by mutex
-    std::atomic<bool> abandoned{false};  // another stream failed for good
+    std::atomic<bool> abandoned{false};  // whether a stream has failed permanently
     std::atomic<bool> resumed{false};    // whether a stream has been restarted
 
     std::uint64_t chunks() const {
       return std::max<std::uint64_t>(
           1, size / options.chunk_bytes + (size % options.chunk_bytes != 0 ? 1 : 0));
     }
-    // Adds to the progress; negative if bytes were lost with their connection. Returns the error of
-    // the caller's progress function.
+    // Adds to the progress. `bytes` is negative if bytes were lost when a connection broke. Returns
+    // the error of the caller's progress function.
     absl::Status Report(std::int64_t bytes) {
       const std::lock_guard lock(mutex);
       sent += static_cast<std::uint64_t>(bytes);
@@ -141,8 +142,9 @@ class Client::Impl : public Connection {
     }
   };
 
-  // Sends the bytes of the range through the channel, the first ones in `request`. Advances
-  // range.begin, a multiple of the chunk size, to the first byte that gRPC has not accepted.
+  // Sends the bytes of the range through the channel. `request` becomes the first message. Advances
+  // range.begin to the first byte that gRPC has not accepted. REQUIRES: range.begin is a multiple
+  // of the chunk size.
   absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer,
                                                const absl::StatusOr<Lease>& channel,
                                                v1::UploadRequest request, Range& range);
@@ -226,8 +228,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
                                                      std::uint64_t size, const Source& source,
                                                      const UploadOptions& upload) {
   Transfer transfer(create.name(), size, source, upload);
-  // Not idempotent: after a broken connection, the client does not know whether the buffer exists.
-  // It does know if the server refused the buffer or computed another checksum.
+  // An upload is not idempotent, because the client does not know whether the buffer exists if the
+  // connection breaks. It does know if the server refused the buffer or computed another checksum.
   Attempts attempts(*this, {.timeout = upload.timeout.value_or(absl::InfiniteDuration()),
                             .patience = options().stall_timeout,
                             .cancel = upload.cancel});
@@ -253,7 +255,7 @@ absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfe
   if (!response.ok()) return response.status();
   const v1::Buffer& buffer = response->buffer();
   if (buffer.version() != transfer.version) {
-    // A server that does not know versions returns the buffer that the draft is to replace.
+    // A server that does not support versions returns the buffer that the draft will replace.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() < transfer.version) {
       return range.begin;
     }
@@ -264,13 +266,14 @@ absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfe
     const std::uint64_t begin = std::min(std::max(missing.begin(), range.begin), range.end);
     return begin == range.end ? begin : begin - begin % transfer.options.chunk_bytes;
   }
-  // The server lists a limited number of ranges. It has this one unless the list may be cut off.
+  // The server lists at most 100 missing ranges. If there are fewer, the list is complete, and no
+  // byte of this range is missing.
   return response->missing_size() < 100 ? range.end : range.begin;
 }
 
 absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, Range range) {
   const Range whole = range;
-  std::uint64_t stored = range.begin;  // what the server had at the last failure
+  std::uint64_t stored = range.begin;  // the first byte that the server lacked at the last failure
   Retry retry(options(), true, options().stall_timeout);
   for (;;) {
     v1::UploadRequest first;
@@ -282,7 +285,8 @@ absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, 
                   std::move(first), range)
             .status();
     if (status.ok() || transfer.abandoned || absl::IsCancelled(status)) return status;
-    // gRPC also accepts the first bytes of a stream that the server refuses.
+    // gRPC accepts the first bytes of a stream even if the server refuses the stream. These bytes
+    // are not progress.
     if (range.begin > stored && !absl::IsResourceExhausted(status)) retry.Moved();
     if (!retry.Wait(status, transfer.options.cancel)) return status;
     transfer.resumed = true;
@@ -304,16 +308,16 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
   auto response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
-    // A broken stream's last message arrived after the server had reported what it lacks, and was
-    // then sent again. Each copy was checked by its own checksum.
+    // The last message of a broken stream arrived after the server had listed its missing ranges,
+    // so the same bytes were sent twice. Each copy was checked against its own checksum.
     request.clear_crc32c();
     response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   }
   absl::Status status = response.status();
   if (status.ok()) {
     v1::Buffer& buffer = *response->mutable_buffer();
-    // The version is higher if the server has renumbered the draft, as it does with a draft that is
-    // sealed after a younger one.
+    // The version is higher if the server has renumbered the draft, which it does when a draft is
+    // sealed after a newer one.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() >= transfer.version &&
         buffer.size_bytes() == transfer.size) {
       return std::move(buffer);
@@ -364,8 +368,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  // A server that does not respond discards the draft itself, and the client does not wait for it
-  // again.
+  // If the server does not respond, it will discard the draft itself, so the client does not wait
+  // for it again.
   const std::string reason = ErrorReason(failure);
   if (reason != "STALLED" && reason != "UNREACHABLE") {
     Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)
@@ -390,7 +394,7 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
   request.set_name(name);
   request.set_version(version);
   if (version != 0) {
-    // A server that does not know versions would delete everything with this name.
+    // A server that does not support versions would delete everything with this name.
     const auto found = Get(name, version, call, server);
     if (!found.ok()) return found.status();
     if (const std::uint64_t actual = found->buffer().version(); actual != version) {
@@ -399,7 +403,8 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
   }
   Route route;
   absl::Status status = Call(request, call, server, &route).status();
-  // The buffer existed, and an attempt whose response was lost has deleted it.
+  // The buffer existed before the call, so an earlier attempt, whose response was lost, has deleted
+  // it.
   if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND") {
     return absl::OkStatus();
   }
@@ -516,14 +521,14 @@ absl::Status NoSink() {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", "the download's sink is null");
 }
 
-// What a download has received so far, over any number of streams.
+// The progress of a download, over any number of attempts.
 class Received {
  public:
   // All arguments must outlive this object.
   Received(const std::string& name, const Sink& sink, const DownloadOptions& options)
       : name_(name), sink_(sink), options_(options) {}
 
-  // The buffer as the first message described it.
+  // The buffer as described by the first message.
   std::optional<v1::Buffer>& buffer() { return buffer_; }
   std::uint64_t bytes() const { return bytes_; }
 
@@ -552,9 +557,9 @@ class Received {
 
   bool IsAll() const { return buffer_ && bytes_ == Wanted(); }
 
-  // Returns what is wrong with a download that the server has ended.
+  // Returns what is wrong with the download once the server has ended it, or OK.
   absl::Status Check() const {
-    if (!buffer_) return absl::InternalError("the download has no response");
+    if (!buffer_) return absl::InternalError("the download ended without a response");
     if (bytes_ != Wanted()) return absl::InternalError("the download ended early");
     if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
         checksum_ != buffer_->crc32c())
@@ -578,7 +583,7 @@ class Received {
   const DownloadOptions& options_;
   std::optional<v1::Buffer> buffer_;
   std::uint64_t bytes_ = 0;
-  std::uint32_t checksum_ = 0;  // of these bytes
+  std::uint32_t checksum_ = 0;  // of the bytes received so far
 };
 
 }  // namespace
@@ -624,7 +629,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name,
     if (!refused.ok()) context.TryCancel();
     absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
     if (!refused.ok()) status = refused;
-    // The connection may have broken after the last byte, too.
+    // If the connection broke only after the last byte, the download is complete.
     if (status.ok() || (refused.ok() && received.IsAll())) {
       if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
       if (checksum != nullptr) *checksum = received.checksum();
@@ -668,7 +673,7 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
   const std::uint64_t begin = std::min(options.offset, size);
   const std::uint64_t bytes =
       options.limit > 0 ? std::min(options.limit, size - begin) : size - begin;
-  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // bytes per stream
+  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // minimum bytes per stream
   const std::uint64_t streams = std::min<std::uint64_t>(
       static_cast<std::uint64_t>(StreamsOf(options.streams)), bytes / kLeast);
   if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY) {
@@ -691,7 +696,7 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
   };
   std::mutex mutex;
   absl::Status failure;                           // guarded by mutex
-  std::vector<std::uint32_t> checksums(streams);  // of range i
+  std::vector<std::uint32_t> checksums(streams);  // one per range
   {
     std::vector<std::jthread> threads;
     for (std::uint64_t i = 0; i < streams; ++i) {

@@ -1,5 +1,5 @@
-// A client of the service. Each RPC has one method, which takes C++ arguments and returns the
-// messages of proto/tessera/v1.
+// A client for the service. Each RPC has one method, which takes C++ arguments and returns messages
+// of proto/tessera/v1.
 //
 //   tessera::Client client({.server = "gpu-host:50051"});
 //   client.Upload("x", tessera::DType::kF32, {1000}, tessera::FromMemory(bytes));
@@ -11,8 +11,8 @@
 // {address} or BAD_CREDENTIALS {file}.
 //
 // The client adds these reasons:
-//  - UNREACHABLE {server, cause}: no connection within connect_timeout. A name that does not
-//    resolve may do so later.
+//  - UNREACHABLE {server, cause}: no connection within connect_timeout. This includes a
+//    name that does not resolve, because it may resolve later.
 //  - CERTIFICATE_REFUSED {server, cause}: reported immediately if there is only one server.
 //  - CONNECTION_LOST: the connection broke during a call.
 //  - SERVER_SILENT: no server responded within attempt_timeout.
@@ -20,9 +20,9 @@
 //  - BUFFER_CHANGED: the buffer was replaced between two parts of one download.
 //
 // The client itself returns VERSION_MISMATCH when the server's response is about a version other
-// than the requested one, and DATA_LOSS / BAD_CHECKSUM when bytes were damaged on their way to the
-// client. A BUFFER_NOT_FOUND error of a call that reads buffers has metadata "server_start" if the
-// server has restarted, and so has lost its buffers, since this client first saw one of them.
+// than the requested one, and DATA_LOSS / BAD_CHECKSUM when bytes were damaged in transit. A
+// BUFFER_NOT_FOUND error of a call that reads buffers has metadata "server_start" if the server has
+// restarted, and thereby lost its buffers, since this client first saw one of them.
 #pragma once
 
 #include <concepts>
@@ -58,69 +58,72 @@ class AsyncClient;
 class ResidentBuffer;
 
 struct ClientOptions {
-  // host:port or unix:/path. May list several servers, separated by commas, that hold the same
-  // buffers. Calls go to the first one that responds and stay with it until it fails. Those that
-  // are safe to repeat are then sent to the next one.
+  // host:port or unix:/path, or a comma-separated list of servers that hold the same buffers. Calls
+  // go to the first server that responds, until it fails. Calls that are safe to repeat are then
+  // sent to the next server.
   std::string server = "127.0.0.1:50051";
-  // PEM files. If tls_ca is given, the connection uses TLS and the server's certificate must be
-  // signed by that CA. The client presents tls_cert and tls_key. Empty: none.
+  // Paths of PEM files, or empty. If tls_ca is given, connections use TLS, and the server's
+  // certificate must be signed by that CA. tls_cert and tls_key are the client's own certificate
+  // and key.
   std::string tls_ca = {};
   std::string tls_cert = {};
   std::string tls_key = {};
-  // The name that the server's certificate is for; empty: the host of `server`.
+  // The name that the server's certificate must be for. Empty means the host of `server`.
   std::string tls_server_name = {};
-  // Identifies the caller to a server with --tokens: the token itself, or a file that holds it. The
-  // file is read again at most once a second. Empty: none. A token for a server on another host
-  // requires TLS.
+  // The token that identifies the caller to a server with --tokens, or the path of a file that
+  // contains it. Both may be empty. The file is reread at most once a second. A token for a server
+  // on another host requires TLS.
   std::string token = {};
   std::string token_file = {};
-  // Deadline of a unary call, retries included.
+  // The deadline of a unary call, including retries.
   absl::Duration timeout = absl::Seconds(60);
-  // How long a call waits for a server that cannot be reached, which may still be starting.
+  // How long a call tries to reach a server, which may still be starting.
   absl::Duration connect_timeout = absl::Seconds(10);
-  // How long a transfer may make no progress; its total time is not limited. A TCP connection whose
-  // other end accepts no bytes for this long (at least 1 s) is closed. Over a Unix socket, an
+  // How long a transfer may go without progress. Its total time is not limited. A TCP connection
+  // whose other end accepts no bytes for this long (at least 1 s) is closed. Over a Unix socket, an
   // upload to a process that hangs may never end. After a transfer has stalled, the destructor of
   // the process's last client may wait up to 10 s for gRPC's threads.
   absl::Duration stall_timeout = absl::Seconds(60);
   // Whether a call that the server refuses for lack of memory or queue space (QUEUE_FULL,
-  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated until its deadline,
-  // after the delay that the server suggests. Transfers are repeated for stall_timeout.
+  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated until its deadline, each
+  // time after the delay that the server suggests. Transfers are repeated for at most
+  // stall_timeout.
   bool retry_refused = true;
   // Whether Upload and Download of several MiB go through memory that is shared with the server.
-  // The server must be on this host and offer that (--shared-memory).
+  // The server must be on this host and offer shared memory (--shared-memory).
   bool shared_memory = true;
-  // The maximum number of connections to a server over which calls are spread. More are opened when
-  // calls arrive while others are under way.
+  // The maximum number of connections per server, over which calls are spread. A connection is
+  // added when a call arrives while all connections are busy.
   int connections = 4;
-  // With several servers: how long a call that is safe to repeat waits for one server's response
-  // before it goes to another. It is meant for servers that hang but keep their connections, and
-  // should be longer than any call takes.
+  // With several servers, how long a call that is safe to repeat waits for a response before it is
+  // sent to another server. The timeout is meant for servers that hang while their connections stay
+  // open. It should be longer than any call takes.
   absl::Duration attempt_timeout = absl::InfiniteDuration();
   // Whether calls about a buffer carry the route of its name (kernels/client_and_server/ring.h) as
-  // metadata "tessera-route". Proxies use it to find the buffer's server (deploy/README.md).
+  // metadata "tessera-route". Proxies use this metadata to find the buffer's server
+  // (deploy/README.md).
   bool send_route = false;
 };
 
 struct CallOptions {
-  std::optional<absl::Duration> timeout = {};  // absent: the client's timeout
-  // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore it and
-  // have AsyncCall::Cancel instead.
+  std::optional<absl::Duration> timeout = {};  // the client's timeout if absent
+  // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore this
+  // token and have AsyncCall::Cancel instead.
   std::stop_token cancel = {};
 };
 
-// The result of a step of a Program, by the step's number. TopK has two: the values are output 0
-// and the indices are output 1.
+// Identifies a result of a Program's step by the step's number. TopK has two results: output 0 is
+// the values, and output 1 is the indices.
 struct ProgramStep {
   std::uint32_t number = 0;
   std::uint32_t output = 0;
 
-  // Returns the positions of TopK's values.
+  // Returns the result with the positions of TopK's values.
   ProgramStep indices() const { return {number, 1}; }
 };
 
 // The input of an operation: a resident buffer by name, a small inline array or, in a program, the
-// result of an earlier step. It is read whole or through a view.
+// result of an earlier step. The operation reads all of it, or only a view.
 struct Operand {
   Operand(std::string buffer) : source(std::move(buffer)) {}  // NOLINT(google-explicit-constructor)
   Operand(const char* buffer) : source(buffer) {}             // NOLINT(google-explicit-constructor)
@@ -129,44 +132,45 @@ struct Operand {
 
   std::variant<std::string, v1::Tensor, ProgramStep> source;
   std::optional<v1::View> view;
-  std::uint64_t version = 0;  // the version that the buffer must have; 0: any
+  std::uint64_t version = 0;  // the version that the buffer must have; 0 means any
 };
 
 // A new resident buffer for an array result.
 struct ResultBuffer {
   std::string name = {};
-  std::optional<absl::Duration> ttl = {};  // absent: the server's default
+  std::optional<absl::Duration> ttl = {};  // the server's default if absent
   bool replace = false;
-  // The devices among which the array is divided, or only "all". Empty: one device, or for a copy
-  // the devices of the source.
+  // The devices among which the array is divided, or the single entry "all". If empty, the array is
+  // on one device, or a copy is on the devices of its source.
   std::vector<std::string> placement = {};
 };
 
 struct OperationOptions {
-  std::string strategy = {};  // empty: the fastest correct one
+  std::string strategy = {};  // the fastest correct strategy if empty
   Launch launch = {};
   bool timing = false;  // whether the response has kernel_us
-  // Keeps an array result on the device. Absent: the response carries it, up to
-  // Limits.max_inline_result_bytes.
+  // Keeps an array result on the device. If absent, the response contains the result, which may
+  // have at most Limits.max_inline_result_bytes.
   std::optional<ResultBuffer> target = {};
-  // For a step of a program without a target: keeps an array result on the device for later steps,
+  // For a program step without a target, keeps an array result on the device for later steps,
   // without a name.
   bool scratch = false;
-  // For TopK, target and scratch apply to the values, and these two apply to the indices.
+  // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // For Reduce: the expression that is folded, of x as operand 0 and of `with` from operand 1 on.
-  // For Matmul: the expression that is applied to the product, which is operand 0.
-  // Expr::ToMessage() makes this message.
+  // For Reduce, the expression that is folded; its operand 0 is x. For Matmul, the expression that
+  // is applied to the product; its operand 0 is the product. In both, the operands of `with` follow
+  // from number 1 on. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
   std::vector<Operand> with = {};
-  // Used as in CallOptions, but not in a program.
+  // The next two fields are used as in CallOptions. They are ignored in a program.
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};
 };
 
-// Operations that are sent together and run in order (ExecuteRequest). Each method adds a step. It
-// has the arguments of Client's method of the same name and returns an operand for later steps:
+// Operations that are sent together and run in order (ExecuteRequest). Each method adds a step,
+// takes the arguments of the Client method with the same name, and returns an operand for later
+// steps:
 //
 //   tessera::Program program;
 //   const auto scores = program.Matmul("queries", "items", false, true, {}, {.scratch = true});
@@ -191,8 +195,8 @@ class Program {
                   const OperationOptions& options = {}) {
     return Map(operands, expression.ToMessage(), options);
   }
-  // Names a step so that ProgramResults can find its result (client/program_results.h). A name that
-  // is given twice refers to the later step.
+  // Names a step so that ProgramResults can find its result (client/program_results.h). If a name
+  // is used twice, it refers to the later step.
   ProgramStep Name(std::string name, ProgramStep step) {
     names_.insert_or_assign(std::move(name), step);
     return step;
@@ -203,7 +207,7 @@ class Program {
 
   const v1::ExecuteRequest& request() const { return request_; }
   v1::ExecuteRequest& request() { return request_; }
-  // Whether a step makes a buffer, which makes the program unsafe to repeat.
+  // Whether a step creates a buffer, which makes the program unsafe to repeat.
   bool has_target() const;
 
  private:
@@ -214,10 +218,10 @@ class Program {
 };
 
 // The source of an upload's bytes: a function that fills `out` with the array's bytes [offset,
-// offset + out.size()), row-major and little endian. An upload with several streams calls it from
-// several threads at the same time. Each stream requests its ranges in order, and some of them
-// again after a broken connection. offset and out.size() are multiples of the element size. If the
-// function throws, the upload ends with INTERNAL / CALLER_EXCEPTION.
+// offset + out.size()), row-major and little endian. An upload with several streams calls the
+// function from several threads at the same time. Each stream requests its ranges in order, and may
+// request some of them again after its connection has broken. offset and out.size() are multiples
+// of the element size. If the function throws, the upload ends with INTERNAL / CALLER_EXCEPTION.
 class Source {
  public:
   using Function = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
@@ -240,33 +244,36 @@ class Source {
   std::optional<std::uint64_t> bytes_;
 };
 
-// Returns a source of exactly the array's bytes, which the caller must keep until the upload has
+// Returns a source for an array of exactly these bytes. They must stay valid until the upload has
 // ended.
 Source FromMemory(std::string_view bytes);
 
-// Takes the next bytes of a download, in order. The first call comes before any data and has empty
-// bytes, so that a sink can look at the buffer's type. For an empty buffer it is the only call. If
-// the sink throws, the download ends with INTERNAL / CALLER_EXCEPTION. A null sink fails with
-// INVALID_ARGUMENT / BAD_OPTION.
+// Takes the next bytes of a download, in order. The first call comes before any data, with empty
+// `bytes`, so that the sink can look at the buffer's type. For an empty buffer, it is the only
+// call. If the sink throws, the download ends with INTERNAL / CALLER_EXCEPTION. If the sink is
+// null, the download fails with INVALID_ARGUMENT / BAD_OPTION.
 using Sink = std::function<absl::Status(const v1::Buffer& buffer, std::string_view bytes)>;
 
 // Takes bytes of a download that begin at this offset of the buffer. It is called from several
-// threads at the same time, in order within a stream. The first call has no data, as for a Sink.
+// threads at the same time, but in order within each stream. The first call has no data, as for a
+// Sink.
 using RangeSink = std::function<absl::Status(const v1::Buffer& buffer, std::uint64_t offset,
                                              std::string_view bytes)>;
 
 struct UploadOptions {
-  std::optional<absl::Duration> ttl = {};  // absent: the server's default
+  std::optional<absl::Duration> ttl = {};  // the server's default if absent
   bool replace = false;
-  std::string device = {};  // empty: the server's first
-  // Replaces `device`: the devices among which the array is divided, or only "all".
+  std::string device = {};  // the server's first device if empty
+  // The devices among which the array is divided, or the single entry "all". Used instead of
+  // `device`.
   std::vector<std::string> placement = {};
-  // Bytes of data per message: a multiple of 64, at most 4 MiB minus room for the rest of the
-  // message.
+  // Bytes of data per message. Must be a multiple of 64, and at most 4 MiB minus the size of the
+  // rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  // 1: one stream; if it breaks, the server discards what it received. 2 to 64: that many
-  // connections fill ranges of a draft, and a broken one resumes where it stopped. If the upload
-  // fails, only the draft is deleted, and nothing else with that name.
+  // With 1, the array is sent over one stream; if the stream breaks, the server discards what it
+  // has received. With 2 to 64, that many connections fill ranges of a draft, and a broken one
+  // resumes where it stopped. If the upload fails, only the draft is deleted, and nothing else with
+  // that name.
   int streams = 1;
   // Sends the CRC-32C of every message and of the whole array, which the server checks. Damaged
   // data is sent again. Transfers through shared memory have no messages, and their buffers have no
@@ -275,60 +282,61 @@ struct UploadOptions {
   // Receives the number of bytes sent so far. It is called from the sending threads, one at a time.
   // If it throws, the upload ends with INTERNAL / CALLER_EXCEPTION.
   std::function<void(std::uint64_t sent)> progress = {};
-  // Timeout of the whole upload. Absent: none while the upload makes progress
+  // The timeout of the whole upload. If absent, there is none as long as the upload makes progress
   // (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
 };
 
 struct DownloadOptions {
-  std::uint64_t offset = 0;  // first byte
-  std::uint64_t limit = 0;   // the most bytes to download; 0: to the end
-  // The version that the buffer must have; 0: any. Otherwise the download fails with
-  // FAILED_PRECONDITION / VERSION_MISMATCH.
+  std::uint64_t offset = 0;  // the first byte
+  std::uint64_t limit = 0;   // the maximum number of bytes; 0 means up to the end
+  // The version that the buffer must have; 0 means any. If the buffer has another version, the
+  // download fails with FAILED_PRECONDITION / VERSION_MISMATCH.
   std::uint64_t version = 0;
   // How many connections fetch ranges of a large buffer in parallel, at most 64. Applies to
-  // downloads into memory or to a RangeSink; a download to a Sink uses one.
+  // downloads into memory or to a RangeSink; a download to a Sink uses one connection.
   int streams = 1;
-  // Requests and checks the CRC-32C of every message. Also checks that of the whole buffer if the
-  // server knows it and the whole buffer is downloaded. Damaged data is fetched again.
+  // Requests and checks the CRC-32C of every message. If the whole buffer is downloaded and the
+  // server knows its CRC-32C, checks that as well. Damaged data is fetched again.
   bool checksums = true;
-  // Timeout of the whole download. Absent: none while the download makes progress
-  // (ClientOptions::stall_timeout).
+  // The timeout of the whole download. If absent, there is none as long as the download makes
+  // progress (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
 };
 
 struct HoldOptions {
-  bool delete_with_handle = false;  // whether the buffer is deleted when its handle ends
+  bool delete_with_handle = false;  // whether the buffer is deleted when its handle is destroyed
 };
 
-// Bytes of a client's messages so far, without the framing of HTTP/2.
+// The number of bytes in a client's messages so far, without HTTP/2 framing.
 struct Traffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
 };
 
 // Thread safe. Move-only. Connects at the first call, and again after a connection breaks. Calls
-// that may run twice without harm (all but creating, deleting and storing results) are repeated a
-// few times when the server is UNAVAILABLE. Any call is repeated when the server refused it because
-// it is DRAINING or has no room (ClientOptions::retry_refused).
+// that can safely run twice (all except those that create or delete buffers or store results) are
+// repeated a few times when the server is UNAVAILABLE. Any call is repeated when the server refuses
+// it because the server is DRAINING or lacks memory or queue space (ClientOptions::retry_refused).
 //
 // Where a method takes a version, 0 means any version. Any other value means the buffer or draft
 // with that version.
 class Client {
  public:
   explicit Client(ClientOptions options = {});
-  // Every call of a moved-from client fails with FAILED_PRECONDITION / MOVED_FROM. A move must not
-  // happen while a blocking call is under way, but asynchronous calls and handles continue.
-  // Assignment first ends the previous state, as the destructor does.
+  // Every call on a moved-from client fails with FAILED_PRECONDITION / MOVED_FROM. A client must
+  // not be moved while a blocking call is under way, but asynchronous calls and handles continue.
+  // Assignment first ends the calls of the client that is overwritten, as the destructor does.
   Client(Client&& other) noexcept;
   Client& operator=(Client&& other) noexcept;
   // Cancels the asynchronous calls under way and waits until their callbacks have returned. No
   // blocking call may be under way.
   ~Client();
 
-  // Reserves memory for a buffer that is filled by ranges. Upload needs no such call.
+  // Reserves memory for a buffer that is then filled range by range. Upload does not need this
+  // call.
   absl::StatusOr<v1::Buffer> CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
                                           const CallOptions& call = {});
   // Creates a buffer of any size from the source and waits until it is READY. Holds one chunk per
@@ -348,24 +356,24 @@ class Client {
   // Downloads into out, whose size must be exactly that of the requested range.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
-  // Downloads the version that the handle holds. Fails with VERSION_MISMATCH once it has been
-  // replaced.
+  // Downloads the version that the handle holds. Fails with VERSION_MISMATCH once that version has
+  // been replaced.
   absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, const Sink& sink,
                                       DownloadOptions options = {});
   absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
                                       DownloadOptions options = {});
-  // Makes memory for transfers without a copy in this process, shared with a server on this host.
-  // Fails with UNIMPLEMENTED if the server shares no memory, with UNAVAILABLE /
+  // Allocates memory that is shared with a server on this host. Transfers through it need no copy
+  // in this process. Fails with UNIMPLEMENTED if the server shares no memory, with UNAVAILABLE /
   // SHARED_MEMORY_UNAVAILABLE, and with the errors of RegisterRegionResponse.
   absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);
-  // Creates a buffer from the memory's bytes that begin at `offset`, which must not change during
+  // Creates a buffer from the bytes of `memory` that begin at `offset`. They must not change during
   // the call. Uses only the options ttl, replace, device, placement and cancel.
   absl::StatusOr<v1::Buffer> UploadShared(const std::string& name, DType dtype,
                                           absl::Span<const std::int64_t> shape,
                                           const SharedMemory& memory, std::size_t offset = 0,
                                           const UploadOptions& options = {});
-  // Copies the buffer's bytes from `begin` on into [offset, offset + size) of the memory. Fewer are
-  // copied if the buffer ends earlier; the response has the number.
+  // Copies the buffer's bytes from `begin` on into [offset, offset + size) of the memory. Fewer
+  // bytes are copied if the buffer ends earlier; the response says how many.
   absl::StatusOr<v1::DownloadSharedResponse> DownloadShared(const std::string& name,
                                                             const SharedMemory& memory,
                                                             std::size_t offset, std::size_t size,
@@ -374,34 +382,35 @@ class Client {
   absl::StatusOr<v1::GetBufferResponse> GetBuffer(const std::string& name,
                                                   std::uint64_t version = 0,
                                                   const CallOptions& call = {});
-  // Returns the buffers of all pages.
+  // Returns all buffers whose names begin with the prefix. Requests as many pages as needed.
   absl::StatusOr<std::vector<v1::Buffer>> ListBuffers(const std::string& prefix = {},
                                                       const CallOptions& call = {});
   absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, std::uint64_t version = 0,
                                         const CallOptions& call = {});
-  // Restarts the ttl now. Absent: the buffer never expires.
+  // Sets the ttl, which counts from now. If it is absent, the buffer never expires.
   absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
                                           std::optional<absl::Duration> ttl,
                                           const CallOptions& call = {});
-  // Makes a new buffer from a view of one, on the device: a window, a transpose, another dtype
-  // (absent: the source's), or another device or placement (both empty: the source's). source: a
-  // buffer, with or without a view.
+  // Makes a new buffer from a buffer or a view of one, within the server. The view may be a window
+  // or a transpose. The copy may have another dtype, device or placement. If dtype is absent, the
+  // copy has the source's dtype. If device and placement are both empty, it is placed like the
+  // source.
   absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},
                                         const CallOptions& call = {});
-  // Makes another name for the memory of a buffer, whose content never changes; nothing is copied.
-  // With a ttl, the name is a ticket: others can fetch the array with it even after the array's own
-  // name is gone. version: the source's.
+  // Gives a buffer's memory another name. Nothing is copied, because a buffer's content never
+  // changes. With a ttl, the name serves as a ticket: other clients can fetch the array with it
+  // even after the array's original name is gone. version: the version of the source.
   absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
                                         std::uint64_t version = 0, const CallOptions& call = {});
-  // Makes a new buffer from one on another server. The client's server fetches it itself, so
-  // `server` is the host:port at which it reaches the other one. device: empty for the server's
-  // first. There is no timeout unless one is given.
+  // Makes a new buffer from one on another server. The client's server fetches the array itself, so
+  // `server` is the other server's host:port as seen from the client's server. device: empty for
+  // the server's first device. There is no timeout unless `call` has one.
   absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(
       const std::string& server, const std::string& source, const ResultBuffer& target,
       std::uint64_t version = 0, const std::string& device = {}, const CallOptions& call = {});
-  // Deletes the buffer and all drafts of the name if no version is given.
+  // If no version is given, deletes the buffer and all drafts with this name.
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});
 
@@ -419,8 +428,8 @@ class Client {
                                       const OperationOptions& options = {});
   absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
                                                   const OperationOptions& options = {});
-  // Returns the k largest elements along an axis (absent: the last), in descending order, and their
-  // positions. With `smallest`, returns the k smallest in ascending order.
+  // Returns the k largest elements along an axis (by default the last), in descending order, and
+  // their positions. With `smallest`, returns the k smallest in ascending order.
   absl::StatusOr<v1::TopKResponse> TopK(const Operand& x, std::int64_t k, bool smallest = false,
                                         std::optional<int> axis = std::nullopt,
                                         const OperationOptions& options = {});
@@ -433,18 +442,19 @@ class Client {
     return Map(operands, expression.ToMessage(), options);
   }
 
-  // Returns a result for every step, in order. Also returns OK if steps have failed, which StatusOf
-  // reports.
+  // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
+  // returns the error of a step.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
-  // Run any number of Dots, or of whole Reduces, as programs of many steps, several of which are
-  // under way at the same time. Each operation has a response or an error, in order. The error of a
-  // failed call is the error of all its steps. The timeout applies to each call.
+  // These run any number of Dots, or of Reduces over whole operands, as programs of many steps,
+  // several of which run at the same time. They return a response or an error for each operation,
+  // in order. If the call of a program fails, all operations in it have its error. The timeout
+  // applies to each call.
   std::vector<absl::StatusOr<v1::DotResponse>> Dots(
       absl::Span<const std::pair<Operand, Operand>> pairs, const CallOptions& call = {});
   std::vector<absl::StatusOr<v1::ReduceResponse>> Reduces(ReduceOp op,
                                                           absl::Span<const Operand> operands,
                                                           const CallOptions& call = {});
-  // Returns the error of a step as a separate call would have it, or OK for a result.
+  // Returns the error of a step as a separate call would return it, or OK if the step has a result.
   static absl::Status StatusOf(const v1::StepResult& result);
 
   // An empty operation or backend means all of them.
@@ -452,15 +462,16 @@ class Client {
                                                            const std::string& backend = {},
                                                            const CallOptions& call = {});
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
-  // Whether the server reports SERVING through grpc.health.v1. For "", this means that it is alive;
-  // for "tessera.v1.ComputeService", that it accepts operations.
+  // Whether the server reports SERVING through grpc.health.v1. For "", SERVING means that the
+  // server is alive; for "tessera.v1.ComputeService", that it accepts operations.
   absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
 
-  // Returns the same calls without waiting for their responses: client/async.h.
+  // Returns the asynchronous versions of these calls (client/async.h).
   AsyncClient Async();
-  // Holds a buffer by its version: client/resident_buffer.h. A handle keeps the client's
-  // connections open until it ends. The last handle of a client that has ended must not end in a
-  // callback of Async(), because closing the connections waits for the thread of that callback.
+  // Returns a handle to this version of a buffer (client/resident_buffer.h). A handle keeps the
+  // client's connections open until it is destroyed. After the client has been destroyed, its last
+  // handle must not be destroyed in a callback of Async(), because closing the connections waits
+  // for the thread that runs the callbacks.
   ResidentBuffer Hold(v1::Buffer buffer, const HoldOptions& options = {});
 
   Traffic traffic() const;
@@ -470,7 +481,7 @@ class Client {
   Impl& impl() const;  // after a move, all its calls fail with MOVED_FROM
   void End();
 
-  std::shared_ptr<Impl> impl_;  // shared with what Hold has returned; null after a move
+  std::shared_ptr<Impl> impl_;  // shared with the handles from Hold; null after a move
 };
 
 }  // namespace tessera

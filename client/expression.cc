@@ -15,8 +15,9 @@ Expr::Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype) {
   data_ = std::make_shared<const Data>(std::move(node), std::move(args));
 }
 
-// Destroys the nodes without recursion, which a long sum would make too deep. The first node that a
-// thread destroys has a list, to which the nodes that are destroyed with it add their arguments.
+// Destroys the nodes without recursion, which would be too deep for a long sum. The first node that
+// a thread destroys owns a list. The nodes that are destroyed along with it add their arguments to
+// that list.
 Expr::Data::~Data() {
   using Nodes = std::vector<std::shared_ptr<const Data>>;
   thread_local Nodes* left = nullptr;
@@ -39,7 +40,7 @@ Expr Element(std::uint32_t operand) {
   return Expr(std::move(node));
 }
 
-// Avoids recursion, too: a node stays on the stack until all of its arguments have been written.
+// Also avoids recursion: a node stays in `open` until all its arguments have been written.
 v1::Expression Expr::ToMessage() const {
   v1::Expression message;
   std::map<const Data*, std::uint32_t> written;

@@ -3,8 +3,9 @@
 //   const tessera::Expr x = tessera::Element(0), mean = tessera::Element(1);
 //   client.Map({"samples", "means"}, (x - mean) * 0.5);
 //
-// Nothing is computed here: an Expr is a small graph that is sent as a v1::Expression. MapOp in
-// proto/tessera/v1/compute.proto says what its operations compute and which types they have.
+// Nothing is computed here, because an Expr is a small graph that is sent as a v1::Expression.
+// MapOp in proto/tessera/v1/compute.proto says what the operations compute and which types they
+// have.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@
 
 namespace tessera {
 
-// A value for each element. Copies share their nodes, and a node that occurs twice is computed
-// once.
+// An expression that has a value for each element. Copies share their nodes. A node that occurs
+// twice is computed once.
 class Expr {
  public:
-  // Makes a constant. Without a type, it takes the type of the value with which it is combined. An
-  // integer of 2^63 or above is a floating-point constant.
+  // Makes a constant. Without a dtype, the constant takes the type of the value with which it is
+  // combined. An integer of 2^63 or more becomes a floating-point constant.
   template <class T>
   requires std::is_arithmetic_v<T> Expr(T value,  // NOLINT(google-explicit-constructor)
                                         std::optional<DType> dtype = std::nullopt) {
@@ -44,11 +45,12 @@ class Expr {
     }
     data_ = std::make_shared<const Data>(std::move(node), std::vector<Expr>());
   }
-  // Makes an operation with as many arguments as it takes. dtype: of CAST only.
+  // Makes an operation. args: as many as the operation takes. dtype: the type to cast to, for CAST
+  // only.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
 
   friend Expr Element(std::uint32_t operand);
-  // Returns the nodes, each once, with the expression itself last.
+  // Returns all nodes, each once. The last node is the expression itself.
   v1::Expression ToMessage() const;
 
  private:

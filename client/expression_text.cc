@@ -21,8 +21,8 @@ struct Operator {
   MapOp op;
 };
 
-// Binary operators that associate to the left, level by level. If one operator is a prefix of
-// another, the longer one comes first.
+// Left-associative binary operators, grouped by precedence. If one operator is a prefix of another,
+// the longer one comes first.
 const std::array<std::vector<Operator>, 6>& Levels() {
   static const auto& levels = *new std::array<std::vector<Operator>, 6>{{
       {{"or", MapOp::kOr}},
@@ -56,20 +56,21 @@ class Parser {
   absl::StatusOr<Expr> Parse() {
     Expr expression = Level(0);
     SkipSpace();
-    if (status_.ok() && at_ < text_.size()) Fail("an operator or the end is missing");
+    if (status_.ok() && at_ < text_.size()) Fail("an operator or the end is expected");
     if (!status_.ok()) return status_;
     return expression;
   }
 
  private:
-  // An expression has at most 64 nodes, but may have more parentheses than that.
+  // The maximum depth of nesting. An expression has at most 64 nodes, but may have more parentheses
+  // than that.
   static constexpr int kDeepest = 256;
 
   Expr Fail(std::string_view what) {
     if (status_.ok()) {
       status_ = MakeError(
           absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-          absl::StrCat("the expression cannot be read from character ", at_, " on: ", Absl(what)),
+          absl::StrCat("the expression cannot be parsed at character ", at_, ": ", Absl(what)),
           {{"position", absl::StrCat(at_)}});
     }
     at_ = text_.size();
@@ -80,7 +81,7 @@ class Parser {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
   }
 
-  // Takes a symbol or a whole word.
+  // Consumes the token if it comes next. A word must match in full.
   bool Take(std::string_view token) {
     SkipSpace();
     if (text_.substr(at_, token.size()) != token) return false;
@@ -92,7 +93,7 @@ class Parser {
     return true;
   }
   void Expect(std::string_view token) {
-    if (!Take(token)) Fail(absl::StrCat("'", Absl(token), "' is missing"));
+    if (!Take(token)) Fail(absl::StrCat("'", Absl(token), "' is expected"));
   }
 
   Expr Level(std::size_t level) {
@@ -149,11 +150,11 @@ class Parser {
       });
     }
     SkipSpace();
-    if (at_ == text_.size()) return Fail("an operand is missing");
+    if (at_ == text_.size()) return Fail("an operand is expected");
     const char c = text_[at_];
     if (std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.') return Number();
     if (IsWordCharacter(c)) return Word();
-    return Fail("neither an operand nor a number");
+    return Fail("an operand or a number is expected");
   }
 
   Expr Number() {
@@ -173,7 +174,7 @@ class Parser {
     double value = 0;
     if (real && absl::SimpleAtod(digits, &value)) return value;
     at_ = begin;
-    return Fail(real ? "not a number" : "an integer of more than 64 bits");
+    return Fail(real ? "not a valid number" : "the integer does not fit in 64 bits");
   }
 
   Expr Word() {
@@ -193,7 +194,7 @@ class Parser {
         return Nested([&] { return Call(info.op, info.arguments, std::nullopt); });
     }
     at_ = begin;
-    return Fail(absl::StrCat("there is no '", Absl(word), "'"));
+    return Fail(absl::StrCat("unknown name '", Absl(word), "'"));
   }
 
   Expr Call(MapOp op, int arguments, std::optional<DType> dtype) {

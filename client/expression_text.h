@@ -1,4 +1,4 @@
-// Expressions as people write them: "where(a > 0, a, b / 2)".
+// Parses expressions that are written as text: "where(a > 0, a, b / 2)".
 #pragma once
 
 #include <string_view>
@@ -8,14 +8,15 @@
 
 namespace tessera {
 
-// The operators, from the weakest to the strongest, as in Python:
+// The operators have the same precedence as in Python. From lowest to highest, they are:
 //
 //   or   xor   and   not   == != < <= > >=   + -   * / // %   unary -   **
 //
 // Comparisons do not chain. The operands are a, b, ..., h, in order. Numbers, true, false, inf and
 // nan are constants. Operations of MapOp are called by name, as in sqrt(a) or where(a < b, a, b),
-// and an element type casts, as in f32(a). Returns INVALID_ARGUMENT / BAD_EXPRESSION {position}
-// with the number of characters before the first one that cannot be read.
+// and the name of an element type is a cast, as in f32(a). Returns INVALID_ARGUMENT /
+// BAD_EXPRESSION {position}, where position is the number of characters before the first one that
+// cannot be parsed.
 absl::StatusOr<Expr> ParseExpression(std::string_view text);
 
 }  // namespace tessera

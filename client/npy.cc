@@ -58,16 +58,16 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
                        {{"descr", std::string(descr)}});
     }
   }
-  descr = descr.substr(0, 32);  // a descr may have a megabyte
+  descr = descr.substr(0, 32);  // a descr may be a megabyte long
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
                    absl::StrCat("element type '", absl::CHexEscape(Absl(descr)),
-                                "' has no counterpart; convert it to float32, float64, float16, "
+                                "' is not supported; convert it to float32, float64, float16, "
                                 "int32, int64, int8, uint8 or bool"),
                    {{"descr", absl::CHexEscape(Absl(descr))}});
 }
 
-// Parses a header's Python dict literal: three known keys in any order, with the freedom of
-// spacing, quotes and trailing commas that Python allows.
+// Parses a header, which is a Python dict literal with three known keys in any order. Spacing,
+// quotes and trailing commas may vary as Python allows.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : rest_(text) {}
@@ -83,7 +83,7 @@ class HeaderParser {
         std::string_view value;
         if (Peek('[')) {
           return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-                           "structured element types have no counterpart; save one field alone");
+                           "structured element types are not supported; save a single field");
         }
         if (!TakeString(value)) return Malformed("descr is not a string");
         absl::StatusOr<DType> dtype = ParseDescr(value);
@@ -165,7 +165,7 @@ class HeaderParser {
 };
 
 absl::Status BecameShorter(std::string_view path) {
-  return BadNpy(absl::StrCat(Absl(path), " became shorter while it was read"));
+  return BadNpy(absl::StrCat(Absl(path), " was truncated while it was being read"));
 }
 
 // Reads exactly out.size() bytes at offset.
@@ -181,8 +181,8 @@ absl::Status ReadAt(int fd, std::string_view path, std::uint64_t offset, absl::S
   return absl::OkStatus();
 }
 
-// Copies the elements [first, first + count) in row-major order from a column-major array. Walks
-// along runs of the last axis, whose elements are `stride` apart in the file.
+// Copies the elements [first, first + count) in row-major order from a column-major array. Copies
+// one run along the last axis at a time; the elements of a run are strides[last] apart in the file.
 template <class T>
 void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, std::uint64_t first,
                        std::uint64_t count, char* out) {
@@ -205,7 +205,7 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
         std::min(count, static_cast<std::uint64_t>(shape[last]) - index[last]);
     const char* from = data + source * sizeof(T);
     for (std::uint64_t j = 0; j < run; ++j) {
-      // Either side may be aligned to a single byte.
+      // Neither pointer need be aligned.
       std::memcpy(out + j * sizeof(T), from + j * strides[last] * sizeof(T), sizeof(T));
     }
     out += run * sizeof(T);
@@ -218,18 +218,20 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
   }
 }
 
-// Where a thread resumes after it has read a map beyond the end of its file, for which the kernel
-// sends SIGBUS. nullptr: the thread does not read a map.
+// The point at which a thread resumes after SIGBUS, which the kernel sends when a thread reads a
+// mapping beyond the end of its file. It is nullptr while the thread is not reading a mapping.
 thread_local sigjmp_buf* volatile map_reader = nullptr;
-struct sigaction other_bus_action {};  // the process's earlier action for SIGBUS
+struct sigaction other_bus_action {};  // the process's previous action for SIGBUS
 
 void OnBusError(int, siginfo_t*, void*) {
   if (map_reader != nullptr) ::siglongjmp(*map_reader, 1);
-  // The signal is not from a map: the access is repeated on return and meets the earlier action.
+  // The signal does not come from a mapping. The access is repeated on return, and the previous
+  // action then handles the signal.
   ::sigaction(SIGBUS, &other_bus_action, nullptr);
 }
 
-// Runs read(), which may only copy from a map. Returns false if the file has become shorter.
+// Runs read(), which must do nothing but copy from a mapping. Returns false if the file has been
+// truncated.
 template <class F>
 bool ReadMap(const F& read) {
   static std::once_flag installed;
@@ -245,7 +247,7 @@ bool ReadMap(const F& read) {
     return false;
   }
   map_reader = &reader;
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // no access moves out of these two lines
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // keeps the accesses between the two fences
   read();
   std::atomic_signal_fence(std::memory_order_seq_cst);
   map_reader = nullptr;
@@ -262,7 +264,7 @@ absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int6
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
                        absl::StrCat("extent ", extent, " is negative"));
     }
-    if (extent == 0) return 0;  // whatever the other extents are
+    if (extent == 0) return 0;  // regardless of the other extents
     overflow |= __builtin_mul_overflow(bytes, extent, &bytes);
   }
   if (overflow) {
@@ -302,11 +304,11 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {
 }
 
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
-  // One extent needs Python's trailing comma to be a tuple.
+  // In Python, a tuple with one element needs a trailing comma.
   const std::string dict = absl::StrCat(
       "{'descr': '", Absl(InfoOf(dtype).numpy), "', 'fortran_order': False, 'shape': (",
       absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
-  // There are at most 8 extents of 19 digits, so the two-byte length of version 1 is enough.
+  // There are at most 8 extents of 19 digits, so the two-byte length field of version 1 is enough.
   const std::size_t prefix = kMagic.size() + 4;
   const std::size_t total = (prefix + dict.size() + 1 + kAlignment - 1) / kAlignment * kAlignment;
   const std::size_t length = total - prefix;
@@ -340,12 +342,12 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   absl::StatusOr<NpyHeader> header = ParseNpyHeader(begin);
   if (!header.ok()) return header.status();
   if (size - header->data_offset < header->data_bytes) {
-    return BadNpy(absl::StrCat(path, " is cut off: its header promises ", header->data_bytes,
+    return BadNpy(absl::StrCat(path, " is truncated: its header promises ", header->data_bytes,
                                " bytes of elements, but only ", size - header->data_offset,
-                               " are there"));
+                               " are present"));
   }
   file.header_ = *std::move(header);
-  // A column-major array with fewer than two dimensions is row-major, too.
+  // A column-major array with fewer than two dimensions is also row-major.
   if (file.header_.fortran_order && file.header_.shape.size() > 1 && file.header_.data_bytes > 0) {
     void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd_, 0);
     if (map == MAP_FAILED) return FileError(path, "map");
@@ -398,7 +400,8 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
         GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
     }
   });
-  // Reading the rest of a file's last page gives zeros and no error.
+  // Beyond the end of a file, the rest of its last page reads as zeros without an error, so the
+  // size is checked as well.
   struct stat info {};
   if (!read || ::fstat(fd_, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < map_bytes_) {
     return BecameShorter(path_);
@@ -422,7 +425,7 @@ absl::Status NpyWriter::Open() {
   if (IsStandardOutput(path_)) {
     fd_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
   } else if (!MakesFile(path_)) {
-    // A pipe, a terminal or a descriptor of this process cannot be replaced by a move.
+    // A pipe, a terminal or a descriptor of this process cannot be replaced by renaming a file.
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
     struct stat old {};
@@ -431,9 +434,10 @@ absl::Status NpyWriter::Open() {
     if (replaces && std::filesystem::is_symlink(path_, none))
       path_ = std::filesystem::canonical(path_, none).string();
     const mode_t mode = replaces ? old.st_mode & 0777 : 0666;
-    // Others may write to the folder, so the name is unpredictable and nothing that they have put
-    // there is opened. The folder is the destination's, because a file cannot be moved across file
-    // systems. The name does not contain the file's name, which may have the maximum length.
+    // Other users may be able to write to the folder, so the name is unpredictable and existing
+    // files are never opened. The temporary file is in the destination's folder, because a file
+    // cannot be renamed across file systems. Its name does not contain the destination's name,
+    // which may already have the maximum length.
     const std::string folder = path_.substr(0, path_.rfind('/') + 1);
     do {
       std::uint64_t random = 0;
@@ -492,8 +496,8 @@ absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) co
 }
 
 absl::Status NpyWriter::Finish() {
-  // The bytes must reach the disk before the name does, or a crash could leave the name without
-  // them.
+  // The bytes must reach the disk before the file is renamed, or a crash could leave an incomplete
+  // file under the final name.
   if (!partial_.empty() && ::fsync(fd_) != 0) return FileError(path_, "write");
   // Some file systems report a full disk only here.
   if (::close(std::exchange(fd_, -1)) != 0) return FileError(path_, "write");

@@ -1,8 +1,8 @@
-// NumPy's .npy files, versions 1, 2 and 3, in the element types of the service.
+// Reads and writes NumPy's .npy files, versions 1, 2 and 3, with the element types of the service.
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 //
-// bf16 has no NumPy type of its own: it is stored as two-byte raw data ('|V2'), which is also what
-// the ml_dtypes package writes. Big-endian files are refused.
+// NumPy has no bf16 type. Such arrays are stored as two-byte raw data ('|V2'), as in files that the
+// ml_dtypes package writes. Big-endian files are refused.
 #pragma once
 
 #include <cstdint>
@@ -20,42 +20,42 @@ namespace tessera {
 
 struct NpyHeader {
   DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape;  // outermost first; empty: a scalar
+  std::vector<std::int64_t> shape;  // outermost first; empty for a scalar
   bool fortran_order = false;       // the first index varies fastest in the file
   std::uint64_t data_offset = 0;    // where the elements begin in the file, in bytes
-  std::uint64_t data_bytes = 0;     // of all elements
+  std::uint64_t data_bytes = 0;     // the size of all elements
 };
 
-// Parses the beginning of a file, which may continue after the header. Any content is safe: lengths
-// and sizes are checked, and the header may be at most 1 MiB. Returns INVALID_ARGUMENT / BAD_NPY if
-// the file is not a .npy file, is cut off or is malformed, and INVALID_ARGUMENT / BAD_DTYPE for an
-// element type that the service does not have.
+// Parses the beginning of a file, which may continue after the header. Any content is safe to
+// parse, because lengths and sizes are checked and the header may have at most 1 MiB. Returns
+// INVALID_ARGUMENT / BAD_NPY if the file is not a .npy file, is truncated or is malformed, and
+// INVALID_ARGUMENT / BAD_DTYPE for an element type that the service does not have.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file);
 
-// Returns the beginning of a row-major file of this type, padded to a multiple of 64 bytes. The
-// elements follow it.
+// Returns the header of a row-major file of this type, padded to a multiple of 64 bytes. The
+// elements follow the header.
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
 
 // Returns size(dtype) * product(shape), or INVALID_ARGUMENT / BAD_SHAPE for a negative extent or
 // more than 2^63 - 1 bytes.
 absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape);
 
-// An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory. Reading
-// the first of them installs a SIGBUS handler, which passes on signals that do not come from such a
-// map.
+// An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory. The
+// first read from such a mapping installs a SIGBUS handler, which passes on signals that have
+// another cause.
 class NpyFile {
  public:
-  // Returns the errors of ParseNpyHeader, also if the file is shorter than its header says,
-  // NOT_FOUND / FILE_NOT_FOUND or FAILED_PRECONDITION / FILE_ERROR.
+  // Returns the errors of ParseNpyHeader, BAD_NPY if the file is shorter than its header says,
+  // NOT_FOUND / FILE_NOT_FOUND, or FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyFile> Open(const std::string& path);
   NpyFile(NpyFile&& other) noexcept;
   NpyFile& operator=(NpyFile&& other) noexcept;
   ~NpyFile();
 
   const NpyHeader& header() const { return header_; }
-  // Fills out with the bytes [offset, offset + out.size()) of the array in row-major order,
-  // whatever the file's order. offset and out.size() are multiples of the element size. Returns
-  // BAD_NPY if the file has become shorter.
+  // Fills `out` with the bytes [offset, offset + out.size()) of the array in row-major order,
+  // regardless of the file's order. offset and out.size() must be multiples of the element size.
+  // Returns BAD_NPY if the file has been truncated.
   absl::Status Read(std::uint64_t offset, absl::Span<char> out) const;
 
  private:
@@ -69,12 +69,12 @@ class NpyFile {
 
 // Writes a .npy file in its destination's folder, under an unpredictable name. Once the file is
 // complete and on disk, moves it to the destination, so that a reader never sees a partial file. A
-// file that is replaced passes on its mode, and a link to it still leads to the destination.
-// Standard output ("-") and anything but a regular file (a pipe, a terminal, a descriptor in
-// /dev/fd) are written directly.
+// new file takes the mode of the file that it replaces. If the destination is a symbolic link, the
+// file that it points to is replaced. Standard output ("-") and anything but a regular file (a
+// pipe, a terminal, a descriptor in /dev/fd) are written directly.
 class NpyWriter {
  public:
-  // Whether the path stands for the process's standard output.
+  // Whether the path refers to the process's standard output.
   static bool IsStandardOutput(std::string_view path);
   // Whether the path names a regular file, or one that will be created; false for standard output,
   // pipes and devices.
@@ -84,7 +84,7 @@ class NpyWriter {
                                           absl::Span<const std::int64_t> shape);
   NpyWriter(NpyWriter&& other) noexcept;
   NpyWriter& operator=(NpyWriter&&) = delete;
-  // Removes the file unless Finish succeeded.
+  // Removes the unfinished file unless Finish has succeeded.
   ~NpyWriter();
 
   // Writes the next bytes of the array in row-major order.
@@ -99,7 +99,7 @@ class NpyWriter {
   NpyWriter() = default;
   absl::Status Open();
   std::string path_;
-  std::string partial_;  // where the bytes go until Finish; empty: no file to move or remove
+  std::string partial_;  // the path of the unfinished file; empty if there is none
   int fd_ = -1;
   std::uint64_t data_offset_ = 0;  // where the elements begin
 };

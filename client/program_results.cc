@@ -8,10 +8,11 @@ namespace {
 
 absl::Status OtherResult(const char* wanted) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "OTHER_RESULT",
-                   absl::StrCat("the step did not give ", wanted));
+                   absl::StrCat("the step did not return ", wanted));
 }
 
-// Calls f with the array and the buffer of an operation's result, each null if the result has none.
+// Calls f with the array and the buffer in an operation's result. Each is null if the result does
+// not have it.
 template <class F>
 auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
   const auto of = [&f](const auto& response) {
@@ -105,7 +106,7 @@ absl::StatusOr<v1::Tensor> ProgramResults::Tensor(const StepKey& step) const {
   if (!result.ok()) return result.status();
   return WithArray(*result->result, result->output,
                    [](const v1::Tensor* tensor, const v1::Buffer*) -> absl::StatusOr<v1::Tensor> {
-                     if (tensor == nullptr) return OtherResult("an array in the answer");
+                     if (tensor == nullptr) return OtherResult("an inline array");
                      return *tensor;
                    });
 }

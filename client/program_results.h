@@ -25,7 +25,8 @@
 
 namespace tessera {
 
-// A step or one of its results: what the program returned, or the name given by Program::Name.
+// Identifies a step or one of its results, by the ProgramStep that a method of Program returned or
+// by the name that was passed to Program::Name.
 struct StepKey {
   StepKey(ProgramStep step) : key(step) {}               // NOLINT(google-explicit-constructor)
   StepKey(const char* name) : key(std::string(name)) {}  // NOLINT(google-explicit-constructor)
@@ -34,25 +35,26 @@ struct StepKey {
   std::variant<ProgramStep, std::string> key;
 };
 
-// Every method fails with the error of the step. It fails with INVALID_ARGUMENT / UNKNOWN_STEP
-// {step} if the program has no such step, and with FAILED_PRECONDITION / OTHER_RESULT if the step
-// gave another kind of result. Constant objects are thread safe.
+// Every method returns the error of a step that failed. It returns INVALID_ARGUMENT / UNKNOWN_STEP
+// {step} if the program has no such step, and FAILED_PRECONDITION / OTHER_RESULT if the step has
+// another kind of result. Const methods are thread safe.
 class ProgramResults {
  public:
   // Calls Client::Execute and returns its errors.
   static absl::StatusOr<ProgramResults> Execute(Client& client, const Program& program,
                                                 const CallOptions& call = {});
-  // response: from Client::Execute or AsyncClient::Execute with this program.
+  // response: the response of Client::Execute or AsyncClient::Execute for this program.
   ProgramResults(const Program& program, v1::ExecuteResponse response)
       : names_(program.names()), response_(std::move(response)) {}
 
   const v1::ExecuteResponse& response() const { return response_; }
   absl::Status StatusOf(const StepKey& step) const;
-  // Returns the number that a Dot or a whole Reduce gave. Integers beyond 2^53 are rounded.
+  // Returns the number that a Dot, or a Reduce without axes, returned. Integers beyond 2^53 are
+  // rounded.
   absl::StatusOr<double> Real(const StepKey& step) const;
-  // Returns the number that an operation with integer operands, ALL or ANY gave.
+  // Returns the number that an operation on integers, ALL or ANY returned.
   absl::StatusOr<std::int64_t> Integer(const StepKey& step) const;
-  // Returns the position of the extremum that ARGMIN or ARGMAX without axes gave.
+  // Returns the position that ARGMIN or ARGMAX without axes returned.
   absl::StatusOr<std::int64_t> Index(const StepKey& step) const;
   // Returns an array that is in the response.
   absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
@@ -64,7 +66,7 @@ class ProgramResults {
   absl::StatusOr<std::vector<T>> Values(const StepKey& step) const;
 
  private:
-  // The response for a step, and which of its results is meant.
+  // The response for a step, and which of the step's results is meant.
   struct Found {
     const v1::StepResult* result;
     std::uint32_t output;

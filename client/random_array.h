@@ -1,5 +1,5 @@
-// Arrays of pseudo-random numbers that are computed when they are read, so that a test can upload
-// an array of any size without holding it in memory.
+// Arrays of pseudo-random numbers. The elements are computed when they are read, so that a test can
+// upload an array of any size without holding it in memory.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ enum class Distribution {
   kZeros,
 };
 
-// "normal", "uniform", "ones", "zeros".
+// Parses "normal", "uniform", "ones" or "zeros". Returns nullopt for anything else.
 std::optional<Distribution> ParseDistribution(std::string_view name);
 
 // Element i depends only on the seed, the distribution, the type and i. For the random
-// distributions, an integer type holds 100 times the value, rounded; u8 takes the absolute value,
-// and u8 and i8 clamp to their range. A bool is whether the value is above 0. Offsets must be
+// distributions, an integer element is 100 times the value, rounded. u8 takes its absolute value,
+// and u8 and i8 are clamped to their range. A bool is true if the value is above 0. Offsets must be
 // multiples of 16 bytes.
 Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed);
 

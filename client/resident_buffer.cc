@@ -44,7 +44,7 @@ ResidentBuffer& ResidentBuffer::operator=(ResidentBuffer&& other) noexcept {
 
 ResidentBuffer::~ResidentBuffer() { End(); }
 
-// A request without a version would delete all buffers of the name.
+// A request without a version would delete all buffers with this name, so nothing is sent.
 void ResidentBuffer::End() {
   const std::shared_ptr<Connection> connection = std::move(connection_);
   if (connection == nullptr || !delete_ || version() == 0) return;

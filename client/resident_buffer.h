@@ -5,7 +5,7 @@
 //   tessera::ResidentBuffer scores = client.Hold(product->buffer(), {.delete_with_handle = true});
 //   client.Reduce(tessera::ReduceOp::kMax, scores);  // this version, or VERSION_MISMATCH
 //
-// A handle may outlive its client, because it shares the connections.
+// A handle may outlive its client, because it shares the client's connections.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,10 @@ class ResidentBuffer {
                  const HoldOptions& options);
   ResidentBuffer(ResidentBuffer&& other) noexcept;
   ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
-  // If the options say so, begins to delete this version of the buffer, and no other version of its
-  // name, without waiting for the end. Closing the connections waits for it, for at most five
-  // seconds. A server that does not respond keeps the buffer; give it a ttl where that matters.
+  // With HoldOptions::delete_with_handle, starts to delete this version of the buffer, and no other
+  // version with its name, without waiting. Closing the connections waits for the deletion, for at
+  // most five seconds. A server that does not respond keeps the buffer, so give it a ttl where that
+  // matters.
   ~ResidentBuffer();
 
   explicit operator bool() const { return connection_ != nullptr; }
@@ -38,13 +39,13 @@ class ResidentBuffer {
   const std::string& name() const { return buffer_.name(); }
   std::uint64_t version() const { return buffer_.version(); }
 
-  // Returns an operand for this whole version. Calls fail with VERSION_MISMATCH once it has been
-  // replaced.
+  // Returns an operand that reads all of this version. Calls with it fail with VERSION_MISMATCH
+  // once this version has been replaced.
   operator Operand() const;  // NOLINT(google-explicit-constructor)
 
-  // Deletes this version and waits for that. The handle is empty if that succeeds. Returns
+  // Deletes this version and waits for the response. On success, the handle becomes empty. Returns
   // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, and FAILED_PRECONDITION /
-  // VERSION_MISMATCH if another one has taken its place.
+  // VERSION_MISMATCH if another version has replaced it.
   absl::Status Delete(const CallOptions& call = {});
   // Empties the handle without deleting the buffer.
   v1::Buffer Release();
@@ -52,7 +53,7 @@ class ResidentBuffer {
  private:
   void End();
 
-  std::shared_ptr<Connection> connection_;  // null: empty
+  std::shared_ptr<Connection> connection_;  // null if the handle is empty
   v1::Buffer buffer_;
   bool delete_ = false;
 };

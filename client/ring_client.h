@@ -1,9 +1,9 @@
-// One client for each of several servers that share names. Each name has one home
+// A client for each server of a ring. Each buffer name has one home server
 // (kernels/client_and_server/ring.h).
 //
 //   auto ring = tessera::RingClient::Read("ring.txt");
 //   tessera::Client& home = ring->For("run7/weights");
-//   home.Dot("run7/weights", "run7/gradient");  // names of one folder have one home
+//   home.Dot("run7/weights", "run7/gradient");  // names in one folder have the same home
 #pragma once
 
 #include <map>
@@ -21,10 +21,10 @@ namespace tessera {
 // FAILED_PRECONDITION / MOVED_FROM. A client connects at its first call.
 class RingClient {
  public:
-  // options: those of each client, except that `server` comes from the ring.
+  // options: the options of each client, except that `server` comes from the ring.
   explicit RingClient(Ring ring, const ClientOptions& options = {});
-  // Reads the file that the servers are given as --ring. Returns NOT_FOUND / BAD_RING if it cannot
-  // be read, and the errors of Ring::Parse.
+  // Reads the ring from the file that is passed to the servers as --ring. Returns NOT_FOUND /
+  // BAD_RING if the file cannot be read, and the errors of Ring::Parse.
   static absl::StatusOr<RingClient> Read(const std::string& file,
                                          const ClientOptions& options = {});
 
@@ -32,8 +32,9 @@ class RingClient {
   RingClient& operator=(RingClient&&) noexcept = default;
 
   const Ring& ring() const { return ring_; }
-  // Returns the client of a buffer's home server, or of a server of this ring.
+  // Returns the client of a buffer's home server.
   Client& For(std::string_view buffer) const;
+  // Returns the client of a server of this ring.
   Client& Of(const Ring::Server& server) const;
 
  private:

@@ -33,7 +33,7 @@ absl::Status CannotShare(std::string_view call) {
                                 std::strerror(error)));
 }
 
-// Waits until a packet or the end of the connection arrives on a socket.
+// Waits until a packet arrives on the socket or the connection ends.
 absl::Status WaitReadable(int fd, absl::Time deadline) {
   for (;;) {
     const double left = absl::ToDoubleMilliseconds(deadline - absl::Now());
@@ -75,7 +75,8 @@ SharedMemory::~SharedMemory() {
 }
 
 bool SharedMemory::connected() const {
-  pollfd wait = {socket_, POLLIN, 0};  // the server sends nothing more; only its end is readable
+  // The server sends nothing more, so the socket becomes readable only when the connection ends.
+  pollfd wait = {socket_, POLLIN, 0};
   return socket_ >= 0 && poll(&wait, 1, 0) == 0;
 }
 
@@ -89,7 +90,8 @@ absl::Status SharedMemory::Allocate(std::size_t bytes, int& file) {
   const auto length = static_cast<off_t>(size);
   if (ftruncate(file, length) != 0 || fallocate(file, 0, 0, length) != 0)
     return CannotShare("fallocate");
-  // Mapped before the server gets the file, because the server forbids further writable mappings.
+  // The file is mapped before the server receives it, because the server forbids further writable
+  // mappings.
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return CannotShare("mmap");
   memory_ = static_cast<char*>(memory);
@@ -106,7 +108,8 @@ absl::Status SharedMemory::Register(const std::string& socket_path, int file,
   errno = ENAMETOOLONG;
   if (socket_path.size() >= sizeof(name.sun_path)) return CannotShare("connect");
   std::memcpy(name.sun_path, socket_path.data(), socket_path.size());
-  // Does not block: a server whose backlog is full counts as one that does not respond.
+  // The socket does not block, so a server whose backlog is full counts as one that does not
+  // respond.
   socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket_ < 0 ||
       connect(socket_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {

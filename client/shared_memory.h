@@ -1,4 +1,4 @@
-// Memory that a process shares with a server on its own host, for transfers without messages
+// Memory that a process shares with a server on the same host, for transfers without messages
 // (proto/tessera/v1/shared_memory.proto).
 //
 //   absl::StatusOr<tessera::SharedMemory> memory = client.MakeSharedMemory(bytes);
@@ -17,13 +17,15 @@
 
 namespace tessera {
 
-// Movable. The server knows the memory until this object or the server ends. After the server has
-// ended, transfers fail with REGION_NOT_FOUND, but the bytes stay. Const functions are thread safe.
+// Movable. The memory is shared until this object is destroyed or the server ends. After the server
+// has ended, transfers fail with REGION_NOT_FOUND, but the bytes remain accessible. Const functions
+// are thread safe.
 class SharedMemory {
  public:
-  // Makes zeroed memory of at least this many bytes and shares it with the server that listens on a
-  // socket. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE if this system lacks a required feature
-  // or the server does not respond in time, and the errors of RegisterRegionResponse.
+  // Allocates at least this many bytes of zeroed memory and shares them with the server that
+  // listens on the socket. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE if this system lacks a
+  // required feature or the server does not respond in time, and the errors of
+  // RegisterRegionResponse.
   static absl::StatusOr<SharedMemory> Make(const std::string& socket_path, std::size_t bytes,
                                            absl::Duration timeout);
 
@@ -31,7 +33,7 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
 
-  // Page-aligned, in whole pages.
+  // The memory is page-aligned and consists of whole pages.
   absl::Span<char> bytes() const { return {memory_, size_}; }
   // The name of the memory in requests.
   const std::string& region() const { return region_; }

@@ -27,7 +27,7 @@ std::optional<std::int64_t> ParseInteger(std::string_view text) {
   return value;
 }
 
-// Splits at every separator; "" has one empty part.
+// Splits the text at every separator. "" yields one empty part.
 std::vector<std::string_view> Split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (std::size_t end; (end = text.find(separator)) != std::string_view::npos;) {
@@ -76,11 +76,12 @@ struct Range {
 };
 
 Range Indices(const Slice& slice, std::int64_t extent) {
-  // Steps longer than the axis select one element whatever their size. The clamp keeps the sums
-  // below in range.
+  // Every step longer than the axis selects one element. The clamp keeps the sums below from
+  // overflowing.
   const std::int64_t step =
       std::clamp<std::int64_t>(slice.step.value_or(1), -extent - 1, extent + 1);
-  const std::int64_t low = step > 0 ? 0 : -1;  // the end of a walk down, one before index 0
+  // With a negative step, the lower end is one before index 0.
+  const std::int64_t low = step > 0 ? 0 : -1;
   const std::int64_t high = step > 0 ? extent : extent - 1;
   const auto clip = [&](std::int64_t bound) {
     return std::clamp(bound < 0 ? bound + extent : bound, low, high);
@@ -181,7 +182,7 @@ absl::StatusOr<ViewSpec> ResolveSubscripts(absl::Span<const Subscript> subscript
   ViewSpec view;
   std::size_t axis = 0;
   const auto keep = [&](const Range& range) {
-    // An empty slice may start one past the end. The offset stays unchanged, and nothing is read.
+    // An empty slice reads nothing and may start one past the end, so the offset stays unchanged.
     if (range.count > 0) view.offset += range.start * strides[axis];
     view.shape.push_back(range.count);
     view.strides.push_back(range.step * strides[axis]);

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Checks that one hostile or careless client cannot harm a server.
 
-Every case takes a promise of the .proto files or of the server's flags and tries to break it from
-outside. The cases of a class run one after the other and share servers that have the same flags;
-classes run in parallel, because cases wait more than they compute.
+Every case tries to break a promise of the .proto files or of the server's flags from outside. The
+cases of a class run one after the other and share servers that have the same flags. Classes run in
+parallel, because cases wait more than they compute.
 
 usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME...]
 
-A NAME picks the cases whose names contain it.
+A NAME selects the cases whose names contain it.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from outsider import Server, eventually, inline, into, outcome_of, resident, vie
 
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)
-OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # alternative contents of FOUR
-# Timeout for a condition that becomes true eventually; no case depends on when.
+OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # Alternative contents of FOUR.
+# The timeout for a condition that becomes true eventually. No case depends on when it does.
 LONG_S = 60
-# Limits under which operations may take as long as a test likes.
+# Limits under which operations may take as long as a test needs.
 PATIENT = (
     "--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000",
     "--scratch-limit", "1Gi",
@@ -52,7 +52,7 @@ BUFFERS, COMPUTE = "/tessera.v1.BufferService/", "/tessera.v1.ComputeService/"
 
 def side_for(seconds):
     """Returns the side of a square product that keeps a worker busy with SLOW_STRATEGY for about
-    this long."""
+    this many seconds."""
     if o.Program.sanitized():
         seconds /= 4
     return round(1000 * (seconds / 1.2) ** (1 / 3))
@@ -68,13 +68,13 @@ def field(number, value):
 
 
 def padded_message(size):
-    """Returns a valid UploadRequest of about that many bytes, all in field 15, which is unknown to
-    it."""
+    """Returns a valid UploadRequest of about that many bytes, all in field 15, which it does not
+    know."""
     return field(15, bytes(size))
 
 
 def in_frames(request):
-    """Returns the bytes of a message as they are in DATA frames."""
+    """Returns the bytes of a message in the form in which they are in DATA frames."""
     body = request.SerializeToString()
     return b"\0" + len(body).to_bytes(4, "big") + body
 
@@ -88,7 +88,7 @@ class Case(o.Case):
         cls.shared = {}
 
     def start(self, *flags, expected=0, **how):
-        """Starts a server for this case alone. If it exits before the end, its code must be
+        """Starts a server for this case only. If it exits before the end, its code must be
         `expected`."""
         server = Server(self.folder, "--no-warm-up", *flags, **how)
         self.addCleanup(self.end, server, expected)
@@ -101,7 +101,7 @@ class Case(o.Case):
 
     def share(self, *flags):
         """Returns a server that other cases of the class use as well. What a case leaves there is
-        deleted afterwards, and nothing may remain."""
+        deleted afterwards, and nothing may remain charged."""
         if flags not in self.shared:
             self.shared[flags] = Server(self.folder, "--no-warm-up", *flags)
             self.shared[flags].client()
@@ -149,7 +149,7 @@ class Case(o.Case):
         self.assertTrue(eventually(condition, LONG_S), what)
 
     def assert_becomes(self, expected, read, what=""):
-        seen = []  # A second look might count what the first one allocated.
+        seen = []  # A second read might count what the first one allocated.
 
         def reached():
             seen.append(read())
@@ -159,7 +159,7 @@ class Case(o.Case):
         self.assertEqual(seen[-1], expected, what)
 
     def assert_serves(self, client):
-        """Checks that a call is answered long before the work that delays the server would be
+        """Checks that a call gets its response long before the work that delays the server would be
         over."""
         timeout = LONG_S * o.Program.patience()
         outcome = outcome_of(lambda: client.dot_of_ones(timeout=timeout))
@@ -177,8 +177,8 @@ class Case(o.Case):
             self.assert_becomes(0, lambda name=name: client.budget(name).used, name)
 
     def assert_steady(self, server, work, limit, rounds=10):
-        """Checks that memory does not leak. What a server keeps of repeated work grows in every
-        round; what its allocator keeps does not, so that some round adds less than the limit."""
+        """Checks that memory does not leak. A leak grows in every round. Memory that the allocator
+        retains does not, so some round adds less than the limit."""
         growth, before = [], server.rss()
         while not growth or growth[-1] >= limit:
             work()
@@ -190,7 +190,7 @@ class Case(o.Case):
 
     def assert_grew_less(self, limit, before, read):
         """Checks growth against a limit, which is at most half of what a faulty server would
-        take."""
+        use."""
         if not o.Program.sanitized():
             eventually(lambda: read() - before < limit, 20)
             self.assertLess((read() - before) / o.MI, limit / o.MI, "MiB of growth")
@@ -203,10 +203,11 @@ class Case(o.Case):
             found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", page.read().decode(), re.MULTILINE)
         return sum(float(value) for labels, value in found if label in labels)
 
-    # --- Calls that last --------------------------------------------------------------------------
+    # --- Long calls -------------------------------------------------------------------------------
 
     def slow_product(self, client, seconds=120, timeout=600, **more):
-        """Starts a product that keeps a worker busy; the client has a buffer "s" of one element."""
+        """Starts a product that keeps a worker busy. The client must have a buffer "s" of one
+        element."""
         n = side_for(seconds)
         a = resident("s", view([n, n], [0, 0]))
         more.setdefault("result", into(f"product{time.monotonic_ns()}"))
@@ -215,7 +216,8 @@ class Case(o.Case):
         return call
 
     def hold_worker(self, client, **how):
-        """Like slow_product, but waits until a worker has begun: it has copied the operands."""
+        """Like slow_product, but waits until a worker has begun, that is, has copied the
+        operands."""
         client.put("s", ONE, replace=True)
         call = self.slow_product(client, **how)
         self.assert_eventually(lambda: client.device().scratch_used_bytes > 0 or call.done())
@@ -223,8 +225,8 @@ class Case(o.Case):
         return call
 
     def idle_upload(self, client, stop, *messages, pause=None):
-        """Starts an upload that sends the messages and then waits until stop is set, or sends
-        messages without data after each pause."""
+        """Starts an upload that sends the messages. Then it waits until stop is set, or sends a
+        message without data after each pause."""
 
         def requests():
             for fields in messages:
@@ -237,7 +239,7 @@ class Case(o.Case):
 
     @staticmethod
     def slow_upload(client, stop):
-        """Uploads an element now and then until stop is set, and then the rest."""
+        """Uploads one element at a time until stop is set, and then the rest."""
 
         def requests():
             left, spec = 4000, o.spec_of(np.zeros(1000, np.float32))
@@ -251,7 +253,7 @@ class Case(o.Case):
 
     @staticmethod
     def unread_downloads(server, count=3):
-        """Starts downloads of 32 MiB whose reader takes only the first chunk. Its window stays
+        """Starts downloads of 32 MiB that read only the first chunk. The flow-control window stays
         small, however long a chunk takes to arrive."""
         client = server.client(options=[("grpc.http2.bdp_probe", 0)])
         one = inline(ONE, view([8 << 20], [0]))
@@ -360,7 +362,7 @@ class BusyWorkerTest(Case):
             self.hold_worker(client, result=target).cancel()
             call = self.slow_product(client, timeout=0.5, result=target)
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-            self.assert_serves(client)  # after both
+            self.assert_serves(client)  # After both calls.
             self.assert_scratch_is_free(client)
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
@@ -369,7 +371,7 @@ class BusyWorkerTest(Case):
     def test_a_worker_that_is_busy_with_what_can_be_stopped_turns_nobodys_health(self):
         client = self.client
         call = self.hold_worker(client)
-        for _ in range(8):  # longer than the watchdog allows
+        for _ in range(8):  # Longer than the watchdog allows.
             self.assertEqual(client.health(), 1)
             time.sleep(0.05)
         self.assertFalse(call.done())
@@ -387,7 +389,8 @@ class BusyWorkerTest(Case):
         while len(refused) < 30:
             if len(refused) == 1:
                 before = server.rss()
-            # One at a time: gRPC itself rejects calls that arrive faster than they are read.
+            # One at a time, because gRPC itself rejects calls that arrive faster than they are
+            # read.
             call = client.future("Dot", a=big, b=big, timeout=600)
             count = len(waiting) + 1
             self.assert_eventually(lambda: call.done() or client.device().waiting == count)
@@ -412,7 +415,7 @@ class BusyWorkerTest(Case):
 
 class WorkTest(Case):
     def strategies(self, client):
-        """The strategies of Matmul, and the server's own choice."""
+        """Returns the strategies of Matmul, and "" for the server's own choice."""
         rows = client.call("ListStrategies", operation="matmul").strategies
         return ["", *sorted({row.name for row in rows})]
 
@@ -458,10 +461,10 @@ class WorkTest(Case):
         server = self.start("--memory-limit", "16Mi", "--scratch-limit", "16Mi")
         client = server.client()
         client.put("s", ONE)
-        n = 100_000_000  # elements of 4 bytes, or of 8
+        n = 100_000_000  # Elements of 4 or 8 bytes.
         half = inline(np.ones(1), view([n], [0]))
         wide = resident("s", view([n], [0]))
-        # These strides cannot be simplified to those of one element.
+        # These strides cannot be simplified to the strides of one element.
         client.put("two", np.ones(2, np.float32))
         mixed = resident("two", view([n // 2, 2], [0, 1]))
         before = server.peak_rss()
@@ -481,7 +484,7 @@ class WorkTest(Case):
             }
             self.assertIn(outcome.reason, numbers, outcome)
             self.assert_fails(outcome, outcome.code, outcome.reason, *numbers[outcome.reason])
-            # The call alone needs too much, so it is pointless to retry it.
+            # The call exceeds the limit by itself, so a retry is pointless.
             self.assertIsNone(outcome.retry_s, outcome)
         self.assert_grew_less(2 * n, before, server.peak_rss)
         self.assert_scratch_is_free(client)
@@ -532,7 +535,7 @@ class WorkTest(Case):
         self.assertEqual(client.names(), ["s"])
 
     def test_the_row_that_runs_by_default_may_take_longer_than_a_lesson(self):
-        """The limit of slow strategies refuses a product that the limit of the default strategy
+        """The limit for slow strategies refuses a product that the limit for the default strategy
         accepts."""
         self.needs_cpu()
         limits = ("--max-slow-operation-seconds", "0.05", "--max-operation-seconds", "60")
@@ -545,12 +548,12 @@ class WorkTest(Case):
     def test_an_idle_server_leaves_the_processor_alone(self):
         server = self.share()
         client = server.client()
-        for _ in range(200):  # so that workers and the device's last kernel have waited
+        for _ in range(200):  # Workers have then waited.
             self.assertEqual(client.dot_of_ones(), 1)
 
         def is_idle():
-            """Whether no thread is running or runnable in all samples, and all threads together use
-            little time."""
+            """Returns whether no thread is running or runnable in all samples, and all threads
+            together use little time."""
             before, begin, always = server.cpu_seconds(), time.monotonic(), None
             for _ in range(20):
                 time.sleep(0.01)
@@ -564,8 +567,8 @@ class WorkTest(Case):
         self.assert_eventually(is_idle)
 
     def test_no_thread_of_grpc_sleeps_between_calls(self):
-        """gRPC's threads for callbacks sleep for a tenth of a second after each second without a
-        call, and a call that arrives in that time waits for them."""
+        """gRPC's callback threads sleep for a tenth of a second after each second without a call. A
+        call that arrives in that time would wait for them."""
         server = self.share()
         client = server.client()
         client.put("x", FOUR)
@@ -581,7 +584,7 @@ class WorkTest(Case):
         total = 16 * o.MI
         client = self.start("--host-memory", str(total)).client()
         wide = inline(ONE, view([3 * o.MI // 4], [0]))
-        add = o.compute.AddRequest(a=wide, b=wide)  # a result of 3 MiB
+        add = o.compute.AddRequest(a=wide, b=wide)  # A result of 3 MiB.
         program = o.compute.ExecuteRequest(steps=[o.compute.Step(add=add)])
 
         def attempt(rpc, message, groups):
@@ -604,17 +607,18 @@ class WorkTest(Case):
             with self.subTest(rpc=rpc):
                 many = 1 << 19
                 size = assert_is_refused(attempt(rpc, message, many)) / many
-                # There is room for the request alone, but not for its response as well.
+                # The request fits, but not together with its response.
                 requested = assert_is_refused(attempt(rpc, message, int((total - 2 * o.MI) / size)))
                 self.assertLess(requested, total + 12 * o.MI)
-                # With half as many fields, there is room for both.
+                # With half as many fields, both fit.
                 self.assert_ok(attempt(rpc, message, int(6 * o.MI / size)))
         self.assert_becomes(0, lambda: client.budget("host_memory").used)
 
 
 class MemoryTest(Case):
     def test_more_memory_than_there_is(self):
-        """--memory-limit beyond the machine: the server does not start, or says so and clamps."""
+        """With --memory-limit beyond the machine's memory, the server does not start, or says so
+        and clamps the limit."""
         try:
             server = self.start("--memory-limit", "900Gi")
         except AssertionError as refused:
@@ -626,7 +630,7 @@ class MemoryTest(Case):
         self.assertRegex(server.log(), r"warn\S* .*memory", "clamped without a warning")
 
     def test_an_allocation_that_fails_is_an_answer(self):
-        # The address space ends before the machine's memory does.
+        # The limit on the address space is below the machine's memory.
         self.needs_cpu("RLIMIT_AS does not bound the memory of a GPU")
         if o.Program.sanitized():
             self.skipTest("a sanitizer takes additional memory")
@@ -703,7 +707,7 @@ class MemoryTest(Case):
             }
 
         for i, ttl in enumerate((
-            {"seconds": 315_576_000_000},  # the longest possible
+            {"seconds": 315_576_000_000},  # The longest possible.
             {"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
             {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {},
         )):  # fmt: skip
@@ -729,7 +733,7 @@ class MemoryTest(Case):
 
 
 class CountTest(Case):
-    """Each of these budgets is small."""
+    """The server has a small limit on each of these counts."""
 
     def setUp(self):
         flags = "--max-buffers 10 --max-uploads 5 --max-downloads 3 --max-streams 10"
@@ -802,7 +806,7 @@ class CountTest(Case):
         self.assert_becomes(1, used)
         raw = []
         for _ in range(60):
-            with contextlib.suppress(OSError):  # closed before it has sent anything
+            with contextlib.suppress(OSError):  # It may be closed before it has sent anything.
                 raw.append(self.raw(self.server))
         kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
         self.assertEqual((len(kept), used(), client.budget("connections").limit), (19, 20, 20))
@@ -825,20 +829,20 @@ LOG_LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
 )
 CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
-# Errors quote a hundred characters of each.
+# An error quotes a hundred characters of each.
 HOSTILE_TEXTS = [
     "x\nFORGED\r\nFORGED\rFORGED\u2028FORGED\u0085FORGED\u009b2J\x1b[2J\x1b]0;title\x07",
     'nul\0nul, quote " backslash \\ {} %s %n {0} \u202egnirts \ud7ff\U0010ffff',
-    "x" * 127 + "\u00e4" * 700,  # whose characters errors must not cut in two
+    "x" * 127 + "\u00e4" * 700,  # Errors must not split these characters.
 ]
 
 
 class LogTest(Case):
     def hostile_calls(self, client, text):
-        """Makes calls with the text in every place that takes text from a client."""
+        """Makes calls with the text in every field that takes text from a client."""
         one, spec = inline(ONE), o.spec_of(ONE)
         named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
-        # The log takes ten lines a second, so calls with different texts come first.
+        # The log writes ten lines a second, so calls with different texts come first.
         return [
             client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
             client.attempt("ListBuffers", page_token=text),
@@ -910,7 +914,7 @@ class LogTest(Case):
 
     @staticmethod
     def fail(client):
-        """Makes calls whose lines in the log are long."""
+        """Makes calls that log long lines."""
         client.attempt("Dot", a=resident("\1" * 100_000), b=resident("C"))
         client.attempt("Dot", a=inline(ONE), b=inline(ONE), strategy="\1" * 100_000)
 
@@ -920,7 +924,7 @@ class LogTest(Case):
         client = server.client()
 
         def is_full():
-            """Returns whether there may be no room for another line."""
+            """Returns whether the pipe may lack space for another line."""
             self.fail(client)
             (used,) = struct.unpack("i", fcntl.ioctl(server.pipe, termios.FIONREAD, bytes(4)))
             return used > size - 700
@@ -948,7 +952,7 @@ class LogTest(Case):
 class BrokenUploadTest(Case):
     def check(self, second, data, **how):
         """Checks uploads whose bytes have all arrived before, or together with, a second message
-        that breaks them."""
+        that makes them invalid."""
         server = self.share()
         judge, client = server.client(), server.client(**how)
         raw = client.channel.stream_unary(BUFFERS + "Upload", request_serializer=lambda m: m)
@@ -977,7 +981,7 @@ class BrokenUploadTest(Case):
         self.assert_becomes(0, lambda: judge.budget("uploads").used)
         self.assertEqual(judge.names(), ["live"], "buffers of refused uploads")
         self.assertEqual(judge.download("live"), old.tobytes(), "a refused upload replaces")
-        # A refused upload writes no range either.
+        # A refused upload does not write to a range either.
         judge.create("range", old)
         first = o.buffers.UploadRequest(name="range", offset=0, data=data).SerializeToString()
         self.assertFalse(outcome_of(lambda: raw(iter([first, second]), timeout=600)).ok)
@@ -994,8 +998,8 @@ class BrokenUploadTest(Case):
         ):
             with self.subTest(what):
                 self.check(second, os.urandom(64))
-        # gRPC sends incompressible messages as they are: this applies to the random first message
-        # only.
+        # gRPC sends incompressible messages uncompressed. Here, only the first message, which is
+        # random, is incompressible.
         self.check(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
     def test_cancelled_cut_and_late_uploads_leave_nothing(self):
@@ -1074,9 +1078,9 @@ class IdleUploadTest(Case):
                 o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
                 o.frame(o.DATA, 0, 1, in_frames(request)),
             )
-        # All have begun, and some may have ended already.
+        # All uploads have begun, and some may have ended already.
         self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
-        # The first third is silent from now on.
+        # The first third sends nothing from now on.
         for one in raw[5:10]:
             one.socket.shutdown(socket.SHUT_WR)
         for one in raw[10:]:
@@ -1134,7 +1138,8 @@ class UnreadTest(Case):
         ):
             with self.subTest(method):
                 before, begin = server.rss(), refused()
-                # The window of a connection is 64 KiB until its reader widens it: these never do.
+                # The window of a connection is 64 KiB until its reader widens it, and these readers
+                # never do.
                 connections = [self.raw(server, window=0) for _ in range(4)]
                 for raw in connections:
                     for _ in range(count):
@@ -1148,14 +1153,14 @@ class UnreadTest(Case):
         self.assert_serves(client)
 
     def test_small_responses_that_nobody_reads_end(self):
-        # The memory of a response is charged as long as gRPC holds it, and no longer than the
+        # The memory of a response is charged as long as gRPC holds it, but no longer than the
         # timeout.
         wide = inline(ONE, view([12000], [0]))
         raw = [self.raw(self.server, window=0) for _ in range(3)]
         raw[0].call(COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide))
         self.assert_eventually(lambda: self.held() >= 48000, "the response was not charged")
         raw[1].call(BUFFERS + "Upload", self.one_upload())
-        # A method that needs no token. Zero bytes are a valid message of any type, without fields.
+        # This method needs no token. Zero bytes are a valid message of any type, without fields.
         raw[2].call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
         for one in raw:
             self.assertIsNotNone(one.find_frame(o.RST_STREAM, LONG_S), "the call does not end")
@@ -1175,8 +1180,8 @@ class UnreadTest(Case):
 
 class StoppedTest(Case):
     def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
-        """The device is not lost either, although the clock advances by more than a hang may last:
-        by the watchdog's time and four times that of an operation."""
+        """The device is not considered lost either, although the clock advances by more than a hang
+        may last, which is the watchdog's time plus four times that of an operation."""
         self.needs_cpu()
         ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
@@ -1198,7 +1203,7 @@ class StoppedTest(Case):
         upload = client.b.Upload.future(messages(), timeout=600)
         self.assert_becomes(1, lambda: client.budget("uploads").used)
         a = resident("s", view([600, 600], [0, 0]))
-        # Enough calls that one is always running.
+        # The calls are numerous enough that one is always running.
         calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
         self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
@@ -1226,15 +1231,15 @@ class StoppedTest(Case):
 
 class MessageTest(Case):
     def test_messages_of_many_parts_count_as_what_they_take(self):
-        """Two bytes of a message may be an object of fifty bytes in memory."""
+        """Two bytes of a message may become an object of fifty bytes in memory."""
         server = self.start("--host-memory", "64Mi")
         client = server.client()
         client.put("x", ONE)
-        groups = b"\x7b\x7c" * (2 << 20)  # an unknown field of every message
+        groups = b"\x7b\x7c" * (2 << 20)  # An unknown field in every message.
         before = server.peak_rss()
         x = resident("x").SerializeToString()
         dot = field(1, x) + field(2, x)
-        # An operand that begins as a tensor of many dimensions, and ends as a buffer.
+        # An operand that begins as a tensor of many dimensions and ends as a buffer.
         shape = field(1, field(2, field(2, bytes(4 << 20)))) + dot
         execute = field(1, field(1, dot))
         upload = field(1, b"y") + field(2, o.spec_of(ONE).SerializeToString() + groups)
@@ -1252,13 +1257,13 @@ class MessageTest(Case):
             ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
         ):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
-        # None of them has been parsed, which would take 100 MiB: gRPC holds 4 MiB, and their
-        # pieces.
+        # None of them has been parsed, which would take 100 MiB. gRPC holds 4 MiB and the pieces of
+        # the messages.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
         self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")
         self.assertTrue(ask(check, b"").ok)
-        # A few unknown fields, as a newer client may send, do no harm.
+        # A few unknown fields, as a newer client may send them, do no harm.
         few = groups[: 32 << 10]
         for method, message in (("Dot", dot), ("Execute", execute)):
             self.assert_ok(ask(COMPUTE + method, message + few), method)
@@ -1273,7 +1278,7 @@ class MessageTest(Case):
                        b"\x08" + b"\xff" * 10 + b"\x01",
                        b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
                 if service.name == "BufferService" and method.name != "ListBuffers":
-                    bad.append(b"\x0a\x02\xff\xfe")  # a name that is not UTF-8
+                    bad.append(b"\x0a\x02\xff\xfe")  # A name that is not UTF-8.
                 for request in bad:
                     with self.subTest(method.name, request=request):
                         path = f"/{service.full_name}/{method.name}"
@@ -1338,7 +1343,7 @@ class ErrorTest(Case):
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
     def test_messages_say_which_value_is_wrong(self):
-        """The texts of errors say which value is wrong and what is allowed."""
+        """The text of an error says which value is wrong and what is allowed."""
         client = self.share("--memory-limit", "1Mi").client()
         x = np.arange(6, dtype=np.float32)
         client.put("x", x)
@@ -1356,7 +1361,7 @@ class ErrorTest(Case):
                 ("BAD_SHAPE", "9", "CreateBuffer", dict(name="y", spec=spec(*[1] * 9))),
                 ("BAD_DTYPE", "77", "CreateBuffer", dict(name="y", spec=spec(1, dtype=77))),
                 ("BAD_NAME", "128", "CreateBuffer", dict(name="y" * 129, spec=spec(1))),
-                # The text alone would also match "a buffer's name".
+                # The word "name" would also match "a buffer's name".
                 ("BAD_NAME", "value: a b", "CreateBuffer", dict(name="a b", spec=spec())),
                 ("EMPTY_INPUT", "min", "Reduce", dict(x=empty, op="REDUCE_OP_MIN")),
                 ("BAD_TTL", "-7", "UpdateBuffer", dict(name="x", ttl={"seconds": -7})),
@@ -1420,7 +1425,7 @@ class ErrorTest(Case):
                 self.assertLessEqual(least, most, row)
                 for value in {0, least, most, most + 1, max(least - 1, 0), 2**32 - 1}:
                     outcome = client.attempt(rpc, launch={knob: value}, strategy=row.name, **fields)
-                    # Strategies for tensor cores need 16-bit operands, others need large ones.
+                    # Tensor core strategies need 16-bit operands, and others need large ones.
                     if outcome.reason == "STRATEGY_UNSUPPORTED":
                         continue
                     what = (row.operation, row.name, knob, value, outcome)
@@ -1445,7 +1450,7 @@ class ConnectionTest(Case):
         headers = o.request_headers(COMPUTE + "Dot")
         raw = [self.raw(server) for _ in range(40)]
         for one in raw:
-            # A message is announced, and 5 bytes of its data are sent.
+            # This announces a message and sends 5 bytes of its data.
             one.send(
                 o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
                 o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")),
@@ -1465,7 +1470,7 @@ class ConnectionTest(Case):
 
         def open_and_reset():
             raw = self.raw(server)
-            with contextlib.suppress(OSError):  # closed by the server, which is fine, too
+            with contextlib.suppress(OSError):  # The server may close it.
                 for begin in range(1, 2 * count, 200):
                     raw.send(
                         *(
@@ -1486,7 +1491,7 @@ class ConnectionTest(Case):
         spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[64 << 10], replace=True)
         first = o.buffers.UploadRequest(name="x", spec=spec, data=bytes(48 << 10))
         data = in_frames(first) + 4 * in_frames(o.buffers.UploadRequest(data=bytes(52 << 10)))
-        # As much data as the window allows before the server grants more.
+        # The stream holds as much data as the window allows before the server grants more.
         stream = o.PREFACE + o.frame(o.SETTINGS, 0, 0)
         stream += o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload"))
         for begin in range(0, 65_535, 16_000):
@@ -1497,8 +1502,8 @@ class ConnectionTest(Case):
                 one = server.socket()
                 one.sendall(stream[: generator.randrange(len(stream) + 1)])
                 if i % 3 == 0:
-                    one.recv(100)  # it has been accepted
-                if i % 2 == 0:  # a reset instead of an orderly end
+                    one.recv(100)  # It has been accepted.
+                if i % 2 == 0:  # A reset instead of an orderly end.
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 one.close()
             self.assert_serves(client)
@@ -1509,7 +1514,7 @@ class ConnectionTest(Case):
 
         self.assert_serves(client)
         files = o.descriptors(server)
-        # Each has sent 32 KiB.
+        # Each client has sent 32 KiB on average.
         self.assert_steady(server, die, count * 16 << 10)
 
     def test_open_reflection_streams_take_no_threads(self):
@@ -1558,7 +1563,7 @@ class TooManyStreamsTest(Case):
         return found.search(self.server.log())[1]
 
     def open_calls(self, count, **how):
-        """Opens a connection with that many calls, without their messages."""
+        """Opens a connection and that many calls on it, without their messages."""
         raw = self.raw(self.server, **how)
         raw.send(
             *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count))
@@ -1569,7 +1574,7 @@ class TooManyStreamsTest(Case):
     def wait_for_end(raw):
         raw.socket.settimeout(LONG_S * o.Program.patience())
         with contextlib.suppress(ConnectionResetError):
-            while raw.socket.recv(65536):  # the server's settings; no responses
+            while raw.socket.recv(65536):  # Settings, but no responses.
                 pass
 
     def assert_open(self, raw):
@@ -1587,7 +1592,7 @@ class TooManyStreamsTest(Case):
                 self.assert_serves(self.client)
                 self.assert_open(few)
                 self.assert_becomes(before + i, ended)
-        said = r"connections ended for more than 288 calls: ipv"
+        said = r"connections ended for having more than 288 calls: ipv"
         self.assert_eventually(lambda: re.search(said, self.server.log()))
 
     def test_only_the_connection_with_too_many_streams_ends(self):
@@ -1611,7 +1616,7 @@ class TooManyStreamsTest(Case):
             raw.send(*(o.frame(o.RST_STREAM, 0, i, b"\0\0\0\x08") for i in streams))
         server.signal(signal.SIGCONT)
         self.assert_open(raw)
-        self.wait_for_end(self.open_calls(400))  # the server has watched for half a second
+        self.wait_for_end(self.open_calls(400))  # The server has waited half a second.
         self.assert_open(raw)
         self.assert_serves(self.client)
 
@@ -1660,7 +1665,7 @@ class DrainTest(Case):
         self.assertFalse(outcome_of(call).ok)
 
     def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
-        """Callers see UNAVAILABLE at worst."""
+        """The worst that callers see is UNAVAILABLE."""
         server, done = self.start(), [0] * 4
 
         def work(i):
@@ -1680,10 +1685,9 @@ class DrainTest(Case):
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        """These readers are those of a download, of a response, and of the response to an
-        upload."""
-        # The limit is the shorter of --download-timeout and the time that a stream may stall in a
-        # drain.
+        """The readers are those of a download, of a response, and of an upload's response."""
+        # The limit is the stall timeout of a stream in a drain, or --download-timeout if that is
+        # shorter.
         servers, calls = [], []
         for timeout in ("3s", "60s"):
             server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")

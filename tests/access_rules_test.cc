@@ -1,4 +1,4 @@
-// The file of tokens, and the rules for roles.
+// The token file and the rules for roles.
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
@@ -112,7 +112,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   }
 }
 
-// The methods of the files in which these messages are.
+// Returns the methods of the .proto files that define these messages.
 template <class... Messages>
 std::multiset<std::string> MethodsOf(bool full_names) {
   std::multiset<std::string> names;

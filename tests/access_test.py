@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Access control from outside: every method with every role, tenants that cannot see each other,
-quotas, files that change while a server runs, wrong tokens, and places where no token may appear.
+quotas, files that change while a server runs, wrong tokens, and outputs that must not contain a
+token.
 
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -24,7 +25,7 @@ from callers import PIECE, Caller, Region, every_method, line_of, replace
 
 ROLES = ("read", "write", "admin")
 
-# The least role that each method of the protocol needs.
+# The lowest role that each method of the protocol needs.
 NEEDED = {
     "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
@@ -45,7 +46,7 @@ class AccessTest(o.FreshCase):
         replace(self.file, "".join(line + "\n" for line in lines))
 
     def serve(self, *lines, flags=()):
-        """Starts a server that knows the lines' tokens."""
+        """Starts a server with these lines as its token file."""
         self.write_tokens(*lines)
         return super().serve("--tokens", self.file, *flags)
 
@@ -61,7 +62,7 @@ class AccessTest(o.FreshCase):
         self.assertTrue(o.eventually(lambda: text in server.log(), 30), server.log())
 
     def begin_upload(self, caller, name, hold):
-        """Begins an upload, which may be refused; otherwise it stays open until hold is set."""
+        """Begins an upload, which may be refused. Otherwise it stays open until hold is set."""
 
         def messages():
             data = PIECE.tobytes()
@@ -216,7 +217,7 @@ class AccessTest(o.FreshCase):
                 change()
                 self.assert_logs(server, said)
                 self.assertTrue(caller.attempt("ListBuffers").ok)
-        # The server looks at the ring after the tokens.
+        # The server checks the ring after the tokens.
         replace(ring, "a host-a:2\n")
         self.assert_logs(server, "--ring: the file has changed")
         self.assertEqual(server.log().count("there is no such file"), 1)
@@ -235,7 +236,7 @@ class AccessTest(o.FreshCase):
         self.write_tokens(line_of("t"))
         beyond = ("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
         said = o.refused(*beyond, "--tokens", self.file)
-        self.assertIn("tokens would be sent in clear", said)
+        self.assertIn("tokens would be sent in the clear", said)
         self.assertIn("--insecure", said)
         server = self.serve(line_of("t"), flags=("--listen", "0.0.0.0:0", "--insecure"))
         self.assertIn("anyone who sees the traffic to it can read the tokens", server.log())
@@ -243,7 +244,7 @@ class AccessTest(o.FreshCase):
     # --- Tenants ---
 
     def two(self, *quotas, flags=()):
-        """Clients of two tenants, and the server."""
+        """Returns the clients of two tenants, and the server."""
         server = self.serve(
             line_of("a", "write", "anna", *quotas), line_of("b", "write", "bert"),
             line_of("admin", "admin", "staff"), flags=flags,
@@ -256,7 +257,7 @@ class AccessTest(o.FreshCase):
         anna.put("x", PIECE)
         bert.put("x", 2 * PIECE)
         anna.put("large", np.zeros(1 << 17, np.float32))
-        near = self.serve(  # the same file, which the first server reads again
+        near = self.serve(  # The first server reads the same file again.
             line_of("a", "write", "anna", "bytes=100Ki"), line_of("b", "write", "bert"),
             line_of("r", "read", "bert"), flags=flags,
         )  # fmt: skip
@@ -270,7 +271,7 @@ class AccessTest(o.FreshCase):
         self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
         end = callers["a"].attempt("ImportBuffer", **(ask | dict(source_name="large", name="z")))
         self.assert_refused(end, "RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED")
-        # A caller that the source does not know reads nothing there.
+        # A caller whose token the source does not know can read nothing there.
         other = self.folder / "other-tokens"
         replace(other, line_of("somebody") + "\n")
         alone = super().serve("--tokens", other)
@@ -305,7 +306,7 @@ class AccessTest(o.FreshCase):
     def test_tenants_are_blind_to_each_other(self):
         flags = ("--shared-memory", self.folder / "shared", "--import-from", "127.0.0.1:*")
         anna, bert, server = self.two(flags=(*flags, "--insecure"))
-        near = server.address  # it may import from itself
+        near = server.address  # It may import from itself.
         made = anna.put("secret", PIECE)
         draft = anna.create("sketch", PIECE)
         region = Region(self.folder / "shared")
@@ -366,8 +367,8 @@ class AccessTest(o.FreshCase):
         wider = o.inline(PIECE[:1], o.view([3_000_000], [0]))
 
         def ends(caller):
-            """Returns the calls that are refused because all tenants together have too little
-            memory."""
+            """Returns the outcomes of calls that are refused because the memory of all tenants
+            together is too small."""
             add = o.compute.AddRequest(a=wider, b=wider, result=o.into("sum"))
             found = {
                 "buffer": caller.attempt("CreateBuffer", name="big", spec=huge),
@@ -401,7 +402,7 @@ class AccessTest(o.FreshCase):
         put = ("put", "--random", "zeros", "--shape", 1 << 40, "--name", "big")
         self.assertIn("4 TiB requested; 'tessera rm", self.run_cli(server, *put, token="b").stderr)
         self.assertIn("8 MiB free; 'tessera rm", self.run_cli(server, *put, token="admin").stderr)
-        # A region is registered by a user, not yet by a tenant's caller.
+        # A region is registered by an operating-system user, before any tenant uses it.
         first = Region(self.folder / "shared")
         self.addCleanup(first.connection.close)
         second = Region(self.folder / "shared")
@@ -417,7 +418,7 @@ class AccessTest(o.FreshCase):
         self.assert_refused(refused, "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", used="2", limit="2")
         held += [self.begin_upload(bert, name, hold) for name in "xy"]
         self.assertFalse([upload for upload in held if upload.done()])
-        # Finished uploads do not count, and a single stream is available to every tenant.
+        # Finished uploads do not count, and every tenant may have at least one stream.
         hold.set()
         for upload in held:
             self.assertTrue(o.outcome_of(upload).ok)
@@ -498,7 +499,7 @@ class AccessTest(o.FreshCase):
 
     def test_quota_of_bytes(self):
         anna, bert, _ = self.two("bytes=64Ki")
-        block = np.zeros(8 << 10, np.float32)  # 32 KiB
+        block = np.zeros(8 << 10, np.float32)  # 32 KiB.
         for name in "xy":
             anna.put(name, block)
         x = o.resident("x")
@@ -551,8 +552,7 @@ class AccessTest(o.FreshCase):
             anna.put("y", PIECE, ttl={"nanos": 20_000_000})
             gone = lambda: anna.reason("GetBuffer", name="y") == "BUFFER_NOT_FOUND"
             self.assertTrue(o.eventually(gone, 10, pause=0))
-            # The next call comes immediately: before the server's own sweep, and in the middle of
-            # it.
+            # The next call comes immediately, before or in the middle of the server's own sweep.
             if i % 2:
                 anna.put("z", PIECE)
             else:
@@ -576,7 +576,7 @@ class AccessTest(o.FreshCase):
         hold.set()
         for upload in uploads:
             self.assertTrue(o.outcome_of(upload).ok)
-        # Calls that follow each other never count twice.
+        # Consecutive calls never count twice.
         for _ in range(300):
             self.assertTrue(anna.attempt("ListBuffers").ok)
 
@@ -596,7 +596,7 @@ class AccessTest(o.FreshCase):
     LONG = ("--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000")
 
     def flood(self, caller, count, steps=None):
-        """Starts products that take minutes, or programs of such products; they are cancelled in
+        """Starts products that take minutes, or programs of such products. They are cancelled at
         the end."""
         m = o.inline(np.ones(1, np.float32), o.view([4000, 4000], [0, 0]))
         fields = dict(a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True))
@@ -613,9 +613,9 @@ class AccessTest(o.FreshCase):
         anna, bert, server = self.two(flags=("--workers", "1", "--queue", "40", *self.LONG))
         staff = Caller(server, "admin")
         flood = self.flood(anna, 1)
-        self.assert_eventually(lambda: staff.device().scratch_used_bytes > 0)  # it runs
+        self.assert_eventually(lambda: staff.device().scratch_used_bytes > 0)  # It runs.
         flood += self.flood(anna, 59)
-        # Anna's queue is full, but only hers.
+        # Only Anna's queue is full.
         self.assert_eventually(lambda: sum(call.done() for call in flood) == 60 - 41)
         for call in flood:
             if call.done():
@@ -638,7 +638,7 @@ class AccessTest(o.FreshCase):
         staff = Caller(server, "admin")
         flood = self.flood(anna, 2, steps=4)
         self.assert_eventually(lambda: staff.device().waiting == 1)
-        # Programs too long for the thread that receives them.
+        # Programs that are too long for the thread that receives them.
         one = o.inline(np.ones(1, np.float32))
         small = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one))] * 40
         timed = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one, timing=True))]

@@ -1,4 +1,4 @@
-// Every strategy of Add, from the table, against sums that are rounded once.
+// Compares every strategy of Add in the table with sums that are rounded once.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {

@@ -1,4 +1,4 @@
-// Unread responses, with calls to a server that does not exist, which end when they are cancelled.
+// Unread responses. The calls go to a server that does not exist, and end when they are cancelled.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -46,8 +46,8 @@ TEST(ViewTest, AcceptsEveryWindowInside) {
   EXPECT_FALSE(ok(99, {10, 10}, {-10, -1})->contiguous());
   EXPECT_TRUE(ok(0, {kMax / 8}, {0}).ok());              // one element, repeated
   EXPECT_TRUE(ok(100, {0}, {}).ok());                    // nothing, at the end
-  EXPECT_TRUE(ok(50, {5, 0}, {kMax, kMin}).ok());        // nothing, whatever its strides
-  EXPECT_TRUE(ok(0, {1, 10}, {kMax, 1})->contiguous());  // an extent of 1 has no stride to speak of
+  EXPECT_TRUE(ok(50, {5, 0}, {kMax, kMin}).ok());        // nothing, for any strides
+  EXPECT_TRUE(ok(0, {1, 10}, {kMax, 1})->contiguous());  // the stride of an extent of 1 is unused
 }
 
 TEST(ViewTest, RefusesEveryWindowOutside) {

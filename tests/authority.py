@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl."""
+"""Certificates for tests, made with openssl."""
 
 import pathlib
 import subprocess

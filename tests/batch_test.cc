@@ -1,4 +1,5 @@
-// Batches give the same bits as each problem alone; other suites compare those with exact results.
+// Batches give the same bits as each problem alone. Other suites compare the problems with exact
+// results.
 #include <array>
 
 #include "kernels/same_bits/batch.h"
@@ -7,7 +8,7 @@
 namespace tessera::test {
 namespace {
 
-// Lengths around those at which a vector, a warp, a row and the longest operand are full.
+// Lengths around those at which a vector, a warp, a row or the longest operand is full.
 constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,    9,    31,   64,
                                      127,  255,  257,  509,  511,   512,  513,  1021, 1023,
                                      1024, 1025, 2047, 2048, 2049,  4093, 4095, 4096, 0,
@@ -31,7 +32,7 @@ class BatchTest : public BackendDTypeTest {
     return views;
   }
 
-  // Checks that batch(operand, results) computes what alone(operands) does for each problem.
+  // Checks that batch(operand, results) computes for each problem what alone(operands) does.
   static void Compare(const Operands& all, const auto& batch, const auto& alone) {
     std::vector<ScalarResult> results(all.size());
     const auto operand = [&](std::size_t i, int o) -> const View& { return At(all[i], o); };
@@ -72,7 +73,7 @@ class BatchTest : public BackendDTypeTest {
   void CheckAll(const std::vector<T>& x, const std::vector<T>& y) const {
     DeviceArray<T> array(stream(), x, 1), other(stream(), y, 3);
     const std::vector<View> a = Cut(array.data()), b = Cut(other.data() + 5);
-    // All operands, and those that are so short that a GPU gives each a warp.
+    // All operands, and only those that are so short that a GPU gives each of them a warp.
     for (const std::int64_t most : {kBatchBytes, std::int64_t{kTreeRowBytes}}) {
       Operands operands;
       for (std::size_t i = 0; i < a.size(); ++i)
@@ -90,7 +91,7 @@ TEST_P(BatchTest, HasTheBitsOfEachProblemAlone) {
   });
 }
 
-// NaN, infinities, and values whose sums and products leave the range of f32.
+// NaN, infinities, and values whose sums and products exceed the range of f32.
 TEST_P(BatchTest, HasThemForExtremesToo) {
   DispatchDType(dtype(), [&]<class T>(T) {
     std::vector<T> x(kElements);
@@ -130,8 +131,8 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
   });
 }
 
-// Operands that are slices of an array: all of them, and all but one, which begins elsewhere or is
-// shorter.
+// Operands that are slices of an array at one distance, and operands one of which begins elsewhere
+// or is shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
   DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
@@ -151,7 +152,7 @@ TEST_P(BatchTest, TakesSlicesAtOneDistance) {
                 return WholeView({dtype(), MakeShape({n - (differs && shorter)})},
                                  begin + (differs && !shorter ? 5 : 0));
               };
-              // Each slice with one vector, and with a slice of another array.
+              // Each slice is combined with one vector, and with a slice of another array.
               operands.push_back(
                   {cut(first + i * apart), cut(y.data() + (n % 2 == 0 ? 0 : i * n))});
             }

@@ -77,7 +77,7 @@ TEST(Bench, TimesInTurnAndTakesTheMedian) {
   std::map<std::string, Actor> actors = {{"a", {.us = 10}}, {"b", {.us = 1}}};
   const BenchReport report = Report(actors);
   ASSERT_EQ(report.rows.size(), 2u);
-  // The first of six calls warms up; of the others, the odd ones take longer.
+  // The first of six calls warms up. Of the others, every second call takes longer.
   EXPECT_THAT(report.rows[0].kernel_us, ElementsAre(10, 10, 10, 30, 30));
   EXPECT_EQ(report.rows[0].median_us, 10);
   EXPECT_DOUBLE_EQ(report.rows[0].rate, 1000 / 10e-6);
@@ -125,7 +125,7 @@ TEST(Bench, AnswersDifferByNoMoreThanBothBounds) {
   EXPECT_FALSE(Agree(kNan, 1, 1e-3, 1));
   EXPECT_FALSE(Agree(1, kInf, 1e-3, 1));
   EXPECT_TRUE(Agree(3e38L, kInf, 1e-3, 1e39L)) << "one order may overflow";
-  // Both may round to their type, in either direction.
+  // Both results may be rounded to their type, in either direction.
   EXPECT_TRUE(Agree(1, 1 + 0x1p-10L, 0, 1, DType::kF16));
   EXPECT_FALSE(Agree(1, 1 + 0x1p-10L, 0, 1, DType::kF32));
 }
@@ -145,7 +145,7 @@ TEST(Bench, ComparesWithTheTightestBound) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("'wrong' differs from 'tight' by 1"));
   EXPECT_EQ(ExitCode(status), 1);
   EXPECT_EQ(ToJson(report)["agree"], false);
-  EXPECT_THAT(ChartText(report, 80, false), Not(HasSubstr("All answers agree")));
+  EXPECT_THAT(ChartText(report, 80, false), Not(HasSubstr("All results agree")));
 }
 
 TEST(Bench, BarsFitTheTerminal) {

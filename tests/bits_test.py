@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The same request gives the same bits: alone, among 64 others, as a step of a program, with other
-settings of the server, after a restart, and, where devices agree, those in bits.txt.
+"""Checks that the same request gives the same bits: alone, among 64 others, as a step of a program,
+with other settings of the server, after a restart, and, where devices agree, as in bits.txt.
 
-The requests are random, of every operation and element type, and name no strategy.
+The requests are random, cover every operation and element type, and name no strategy.
 
 usage: bits_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N] [--seed S]
                     [--write] [test ...]
 
---seconds: how long each load of other requests lasts at least. --seed: uses other requests than
-those of bits.txt. --write replaces bits.txt with the responses of this server.
+--seconds: the minimum time for which each load of other requests lasts. --seed: uses other requests
+than those of bits.txt. --write replaces bits.txt with the responses of this server.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ import outsider as o
 import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
-LENGTH = 1 << 16  # of the resident arrays
+LENGTH = 1 << 16  # The length of the resident arrays.
 COUNT = 240
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
-SEED = 20261125  # of GOLDEN
-# Results that are the same on every device (docs/design/reproducible-bits.md), and hence on every
-# machine. Expressions belong to them if they need no library function of the device or the host.
-# The bits of NaN are excepted.
+SEED = 20261125  # The seed of GOLDEN.
+# Operations whose results are the same on every device (docs/design/reproducible-bits.md), and
+# hence on every machine. Expressions are included if they need no library function of the device or
+# the host. The bits of NaN are excluded.
 ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "bytes")
-# Reductions of bytes that are computed in integers.
+# Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),
           BOOL: (0, 2)}
@@ -64,7 +64,7 @@ class Windows(r.Requests):
 
     def __init__(self, seed):
         super().__init__(random.Random(seed))
-        # Streams of RandomState never change, but those of NumPy's newer generators may.
+        # The streams of RandomState never change, but those of NumPy's newer generators may.
         numbers = np.random.RandomState(seed)
         for dtype in (F32, F64, F16, BF16, I32, I64, *BYTES):
             self.live |= {f"{dtype}/{part}": Held(dtype, numbers) for part in "ab"}
@@ -98,7 +98,7 @@ def bits(response):
 
 
 def group_on_every_device(case):
-    """Returns the entry of ON_EVERY_DEVICE, or None where devices may differ."""
+    """Returns the entry of ON_EVERY_DEVICE, or None if devices may differ."""
     group = case.operation
     if group not in ON_EVERY_DEVICE or not case.is_exact:
         return None
@@ -123,11 +123,12 @@ def without_bits_of_nan(case, answer):
 
 
 class Suite:
-    """The requests, and the bits that each has alone, from the first server that was asked."""
+    """The requests, and the bits that each of them has alone, from the first server that was
+    asked."""
 
     def __init__(self, server):
         self.requests = Windows(ARGUMENTS.seed)
-        # Takes the kinds in rotation, so that none is left out.
+        # Takes the kinds in rotation, so that every kind occurs.
         kinds = [*r.Requests.KINDS, "reduce", "reduce", "reduce"]
         self.cases = [self.requests.valid(kinds[i % len(kinds)]) for i in range(COUNT)]
         self.alone = []
@@ -197,7 +198,7 @@ def test_among_others(server, client):
 def test_as_steps_of_programs(server, client):
     mine = suite(server)
     client, order = mine.client_of(server), mine.shuffled()
-    for begin in range(0, COUNT, 40):  # a client's largest message bounds a program's results
+    for begin in range(0, COUNT, 40):  # Results must fit into one message.
         part = order[begin : begin + 40]
         steps = [mine.cases[i].step() for i in part]
         for i, result in zip(part, client.call("Execute", steps=steps).results):
@@ -207,7 +208,7 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Other numbers of workers, and measured rates."""
+    """Other numbers of workers, and measured instead of assumed rates."""
     mine = suite(server)
     for flags in (["--workers=1"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(server.log_path.parent, *flags)

@@ -1,4 +1,4 @@
-// BufferService as a client sees it, each error with its code, reason and numbers.
+// BufferService as a client sees it. Each error is checked with its code, reason and numbers.
 
 #include <limits>
 
@@ -56,7 +56,7 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
   }
   EXPECT_TRUE(Upload(messages).ok());
 
-  // An offset of 0 is an offset, too.
+  // An offset of 0 counts as an offset.
   v1::UploadRequest back = More("ijkl");
   back.set_offset(0);
   ASSERT_TRUE(Upload({First("back", 2, "abcd"), More("efgh"), back}).ok());
@@ -69,7 +69,7 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
   ExpectError(Get("b"), "BUFFER_NOT_FOUND", {{"name", "b"}});
 }
 
-// A damaged message does not count as a write that never ends.
+// A damaged message must not count as a write that never ends.
 TEST_F(BufferServiceTest, ADamagedMessageDoesNotKeepABufferFromBeingSealed) {
   ASSERT_TRUE(Create("a", {2}).ok());
   v1::UploadRequest damaged = At("a", 0, "abcdefgh");
@@ -200,7 +200,7 @@ TEST_F(BufferServiceTest, MessagesOverTheCap) {
   EXPECT_TRUE(Upload({fits}).ok()) << "4 MiB of data are what the interface promises";
 }
 
-// --- What is known about buffers ----------------------------------------------------------------
+// --- Properties of buffers ----------------------------------------------------------------------
 
 TEST_F(BufferServiceTest, GetReplaceAndVersions) {
   ASSERT_TRUE(server_.Put<float>("a", v1::DTYPE_F32, {1, 2}, {1, 2}).ok());
@@ -264,7 +264,7 @@ TEST_F(BufferServiceTest, CopiesOfWholeBuffersViewsAndCasts) {
   EXPECT_EQ(made.dtype(), v1::DTYPE_F32);
   EXPECT_THAT(made.shape(), ElementsAre(2, 3));
   EXPECT_FALSE(made.has_expire_time());
-  // A window read backwards, with a lease.
+  // A window that is read backwards, with a lease.
   EXPECT_THAT(Values<float>(copy("name: 'window' view { offset: 4 shape: 2 strides: -3 } "
                                  "ttl { seconds: 40 }")),
               ElementsAre(-5e9f, 2.5f));
@@ -297,7 +297,7 @@ TEST_F(BufferServiceTest, CopiesThatCannotBe) {
   expect("view { shape: 4 }", "BAD_VIEW");
   expect("view { shape: 1073741824 strides: 0 }", "QUOTA_EXCEEDED",
          {{"requested", std::to_string(std::int64_t{4} << 30)}, {"free", "*"}, {"total", "*"}});
-  // The size in the new type does not fit 63 bits.
+  // The size in the new type does not fit into 63 bits.
   expect("view { shape: 1152921504606846976 strides: 0 } dtype: DTYPE_F64", "BAD_SHAPE");
   ExpectError(Get("y"), "BUFFER_NOT_FOUND");
 }
@@ -339,7 +339,7 @@ class LimitsTest : public ServiceTest {
 TEST_F(LimitsTest, Ttls) {
   v1::UploadResponse uploaded;
   ASSERT_TRUE(Upload({First("a", 1, "abcd")}, &uploaded).ok());
-  // The ttl counts from when the buffer became READY, shortly after it was created.
+  // The ttl counts from the time when the buffer became READY, shortly after it was created.
   const google::protobuf::Duration lives =
       uploaded.buffer().expire_time() - uploaded.buffer().create_time();
   EXPECT_GE(lives.seconds(), 50);
@@ -369,7 +369,7 @@ class PatienceTest : public ServiceTest {
       : ServiceTest(With([](Options& options) { options.upload_timeout = absl::Hours(1); })) {}
 };
 
-// The messages take longer together than a single one may.
+// Together, the messages take longer than a single message may.
 TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
   UploadStream upload(server_.buffers());
   for (unsigned i = 1; i <= 5; ++i) {
@@ -384,8 +384,8 @@ TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// The array is larger than a chunk of a copy through the host, with a cast and a view that must be
-// gathered.
+// The array is larger than a chunk of a copy through the host. The copy has a cast, and a view that
+// must be gathered.
 class CopyBetweenDevicesTest : public TwoDevicesTest {};
 
 TEST_F(CopyBetweenDevicesTest, CopiesReachTheOtherDevice) {

@@ -17,7 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::SizeIs;
 
-constexpr std::uint64_t kLimit = 5 * 256;  // five buffers of up to 64 floats each
+constexpr std::uint64_t kLimit = 5 * 256;  // Five buffers of up to 64 floats each.
 
 class BufferStoreTest : public testing::Test {
  protected:
@@ -64,7 +64,7 @@ class BufferStoreTest : public testing::Test {
     spec.ttl = ttl;
     return spec;
   }
-  // Returns the reason why the name does not become a link, or "".
+  // Tries to make a link of that name. Returns the reason why that fails, or "".
   std::string Link(const std::string& source, std::uint64_t version, const std::string& name,
                    std::optional<absl::Duration> ttl = std::nullopt) {
     BufferSpec spec;
@@ -291,7 +291,7 @@ TEST_F(BufferStoreTest, ResultsBecomeReadyTogetherOrNotAtAll) {
   EXPECT_EQ(store_.Find("a", 0)->buffer, before);
   EXPECT_EQ(seal(Replacing(Spec("a", 2)), Replacing(Spec("b", 2))), "");
   EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
-  // Both results have the same name; the second one would replace the first.
+  // Both results have the same name, so the second one would replace the first.
   EXPECT_EQ(seal(Replacing(Spec("c", 1)), Spec("c", 2)), "BUFFER_EXISTS");
   EXPECT_EQ(ErrorReason(store_.Find("c", 0).status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(seal(Spec("c", 1), Replacing(Spec("c", 2))), "");
@@ -323,7 +323,7 @@ TEST_F(BufferStoreTest, Checksums) {
   auto draft = *store_.Create(Spec("a", 4));
   write(*draft, 8, 16);
   write(*draft, 0, 4);
-  write(*draft, 4, 8);  // between both
+  write(*draft, 4, 8);  // Between both.
   EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole + 1).status()), "BAD_CHECKSUM");
   EXPECT_EQ(store_.Seal(*draft, whole).status(), absl::OkStatus());
   EXPECT_EQ(store_.Find("a", 0)->checksum, whole);
@@ -351,7 +351,7 @@ TEST_F(BufferStoreTest, RangesAreCountedWhileTheyAreWrittenAndAfterwards) {
   expect_full();
   for (std::uint64_t i = 0; i < 4; ++i) store_.EndWrite(*draft, 8 * i, 4, true);
   expect_full();
-  Write(*draft, 4, 4);  // closes a gap
+  Write(*draft, 4, 4);  // Closes a gap.
   Write(*draft, 100, 4);
 }
 
@@ -502,7 +502,8 @@ TEST_F(BufferStoreTest, SweepsFollowEveryTtl) {
   EXPECT_THAT(left(absl::Minutes(150)), ElementsAre("replaced"));
 }
 
-// Holds for each limit: the server's on buffers, and a tenant's on bytes and on buffers.
+// This holds for each limit: the server's limit on buffers, and a tenant's limits on bytes and on
+// buffers.
 TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
   constexpr std::uint64_t kMany = 1000;
   for (const auto& [buffers, bytes, own_buffers] : std::vector<std::array<std::uint64_t, 3>>{
@@ -564,7 +565,7 @@ TEST_F(BufferStoreTest, ALinkIsTheMemoryOfItsSource) {
 TEST_F(BufferStoreTest, ALinkOfALinkHoldsTheMemoryAlone) {
   Make(Spec("0", 64));
   for (int i = 0; i < 20; ++i) {
-    // Makes the memory, which has no name from the second round on, and two names for it.
+    // Each round makes a second name for the memory and deletes the first one.
     ASSERT_EQ(Link(std::to_string(i), 0, std::to_string(i + 1)), "");
     ASSERT_TRUE(store_.Delete(std::to_string(i), 0).ok());
   }
@@ -669,7 +670,7 @@ TEST_F(BufferStoreTest, ManyThreadsOnOneName) {
         BufferSpec spec = Spec("a", 1);
         spec.replace = i % 2 == 0;
         if (auto draft = store_.Create(spec); draft.ok()) {
-          // Another thread may have deleted it by now.
+          // Another thread may have deleted it in the meantime.
           if (store_.BeginWrite(**draft, 0, 4).ok()) store_.EndWrite(**draft, 0, 4, true);
           if (store_.Seal(**draft).ok()) ++made;
         }

@@ -1,4 +1,4 @@
-"""Clients of the access tests: with tokens, over shared memory, and through every method."""
+"""Clients for the access tests: with tokens, over shared memory, and through every method."""
 
 import array
 import fcntl

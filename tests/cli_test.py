@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The real `tessera` command against a real server on loopback; every value is checked with
+"""Runs the real `tessera` command against a real server on loopback. Every value is checked with
 NumPy."""
 
 import io
@@ -26,7 +26,7 @@ EMPTY = np.zeros((0, 4), "<f4")
 
 
 class CliCase(o.Case):
-    """A server, a folder, and ways to run the command."""
+    """A server, a folder, and methods that run the command."""
 
     FLAGS, DEVICE = ("--memory-limit", "2Gi"), None
 
@@ -89,7 +89,7 @@ class CliCase(o.Case):
         return error
 
     def all_fail(self, code, *calls):
-        """calls: the reason, a part of the hint and the arguments of each."""
+        """Checks each call, which has the reason, a part of the hint, and the arguments."""
         for reason, hint, *arguments in calls:
             with self.subTest(arguments):
                 self.fails(code, reason, hint, *arguments)
@@ -109,7 +109,7 @@ class CliCase(o.Case):
         return np.load(self.folder / name)
 
     def on_terminal(self, *arguments, server=None, watch=None, **more):
-        """Returns what the command writes on a terminal; watch gets the terminal before it is
+        """Returns what the command writes on a terminal. watch is given the terminal before it is
         read."""
         server = server or self.server.address
         terminal = Terminal(o.Program.cli, "--server", server, *arguments, cwd=self.folder, **more)
@@ -198,7 +198,7 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["a/2"])
         error = self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "rm", "nothing", "a/2")
         self.assertEqual(error["metadata"]["name"], "nothing")
-        self.assertEqual(self.names(), [])  # the other one was deleted all the same
+        self.assertEqual(self.names(), [])  # The other name was deleted.
 
     def test_server_info_strategies_health_version(self):
         info = self.json("info")
@@ -222,7 +222,7 @@ class CliTest(CliCase):
         x = np.random.default_rng(1).standard_normal((30, 40)).astype("<f4")
         self.put("x", x)
         exact = x.astype(np.float64)
-        # By default, short chains are added in the operands' own type.
+        # By default, short chains are added in the type of the operands.
         self.assertAlmostEqual(float(self.cli("dot", "x", "x")), np.sum(exact * exact), delta=1e-4)
         for op, value in (("sum", exact.sum()), ("mean", exact.mean()), ("min", x.min()),
                           ("max", x.max()), ("norm_l1", np.abs(exact).sum()),
@@ -258,7 +258,7 @@ class CliTest(CliCase):
         self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
 
     def test_large_results_go_to_a_file(self):
-        """This also works where buffers live only briefly."""
+        """This also works if buffers expire soon."""
         i = np.arange(1500.0)
         add = ("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1")
         self.put("x", i)
@@ -296,7 +296,7 @@ class CliTest(CliCase):
         for dtype, name in (("f8", "f64"), ("f2", "f16"), ("i4", "i32"), ("i8", "i64")):
             self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", o.Program.device)
             np.testing.assert_array_equal(self.get("y"), x.astype(dtype))
-        # A link outlives its source, and has the same size.
+        # A link outlives its source and has the same size.
         self.assertIn("4.7 KiB", self.cli("cp", "x", "same", "--link", "--ttl", "10m"))
         self.cli("rm", "x")
         np.testing.assert_array_equal(self.get("same"), x)
@@ -376,7 +376,7 @@ class CliTest(CliCase):
         path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
         self.fails(4, "BAD_OPERAND", "", "run", path)
 
-    # NumPy has no such function. A stable sort orders like TopK: NaN comes after all numbers.
+    # NumPy has no such function. A stable sort orders as TopK does, and NaN follows all numbers.
     def topk(self, x, k, smallest=False, axis=-1):
         order = np.argsort(x if smallest else -x, axis, kind="stable")
         indices = np.take(order, np.arange(k), axis)
@@ -433,7 +433,8 @@ class CliTest(CliCase):
                          "intermediate results have no name")
 
     def neighbours(self, vectors, queries, k):
-        """Returns squared distances and indices of the nearest vectors, by the definition."""
+        """Returns squared distances and indices of the nearest vectors, computed by the
+        definition."""
         x, q = (a.astype("f8" if a.dtype.kind == "f" else a.dtype) for a in (vectors, queries))
         return self.topk(((q[:, None] - x) ** 2).sum(axis=2), k, smallest=True)
 
@@ -463,7 +464,7 @@ class CliTest(CliCase):
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
                 np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
                                            atol=1e-4)
-        # Windows of both arrays, with printed and saved results: the last arrays are i4.
+        # Windows of both arrays, with printed and saved results. The last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
@@ -479,7 +480,7 @@ class CliTest(CliCase):
         self.put("vectors", vectors)
         self.put("queries", queries)
         answer = self.json("search", "vectors", "--queries", "queries", "--k", 2)
-        # Each query has n products, and n sums of these and the norms. One call computes the norms.
+        # Each query has n products, and n sums of products and norms. One call computes the norms.
         scratch = min(2 << 30, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
         block = scratch // (16 * n)
         self.assertEqual(answer["calls"], -(-q // block) + 1)
@@ -491,7 +492,8 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["queries", "vectors"])
 
     def little_scratch(self, limit, **arrays):
-        """Returns a server with this limit of scratch memory, which has the arrays."""
+        """Returns the address of a server with this limit on scratch memory, which has the
+        arrays."""
         server = self.serve("--scratch-limit", limit)
         for name, array in arrays.items():
             self.put(name, array, server=server.address)
@@ -499,7 +501,7 @@ class CliTest(CliCase):
 
     def test_a_search_of_one_query_among_many_vectors_takes_several_calls(self):
         random = np.random.default_rng(14)
-        n, parts = 131_073, 3  # of 65536 vectors; their products and scores take half of 1 MiB
+        n, parts = 131_073, 3  # Each part takes half of 1 MiB.
         vectors = random.integers(-8, 8, (n, 3)).astype("<f4")
         vectors[-1] = vectors[70_000] = vectors[5]
         queries = np.array([vectors[5], [50, 50, 50]], "<f4")
@@ -514,21 +516,22 @@ class CliTest(CliCase):
         want = self.neighbours(vectors, queries, 4096)
         self.assertIn(n - 1, want[1][0])
         for count in (1, 2):
-            # With several queries, norms are computed once. The first query has more neighbours at
-            # distance 0 than k, and is compared again by differences.
+            # With several queries, norms are computed only once. The first query has more than k
+            # neighbours at distance 0, so its distances are computed again from differences.
             calls = count * parts + (count > 1) + parts
             check("distances", want, calls, queries[:count], "--k", 4096)
-        # There are two parts, whose scores are the products.
+        # There are two parts, and their scores are the products.
         vectors = np.resize(vectors, (n + 65_535, 3))
         want = self.topk(queries.astype("f8") @ vectors.T.astype("f8"), 3)
         check("products", want, 2 * 2, queries, "--k", 3, "--metric", "dot")
-        # Vectors of 16 bits are not converted to f32.
+        # 16-bit vectors are not converted to f32.
         vectors = random.integers(-8, 8, (20_000, 16)).astype("<f2")
         queries = random.integers(-8, 8, (1, 16)).astype("<f2")
         check("distances", self.neighbours(vectors, queries, 5), 1, queries, "--k", 5)
 
     def test_a_search_far_from_the_origin(self):
-        """Vectors find themselves, and their neighbours from the differences, wherever they lie."""
+        """Vectors find themselves, and their neighbours by differences, wherever the vectors
+        are."""
         cloud = np.random.default_rng(16).standard_normal((1000, 32))
         near, sign = 0.01 * cloud + 100, np.where(np.arange(1000) % 2, 1, -1)[:, None]
         outlier = near.copy()
@@ -565,8 +568,8 @@ class CliTest(CliCase):
                 self.assertEqual(answer["indices"]["data"], [[0, 1, 2][:k]])
 
     def test_a_search_reads_its_arrays_as_they_were(self):
-        """An array that is replaced between two calls of a search is an error, and the new one is
-        not read."""
+        """Replacing an array between two calls of a search is an error, and the search does not
+        read the new array."""
         random = np.random.default_rng(15)
         arrays = {
             "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
@@ -601,7 +604,7 @@ class CliTest(CliCase):
         types = "f32, f64, f16, bf16 or i32"
         error = self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double",
                            "--k", 1)
-        self.assertIn(f"f32 and queries f64: a search takes both of one type, {types}",
+        self.assertIn(f"f32 and queries are f64: both must have the same type, one of {types}",
                       error["message"])
         for name, own, wide in (("i64", "<i8", "f64"), ("u8", "u1", "i32"), ("bool", "?", "i32")):
             self.put(name, np.ones((2, 3), own))
@@ -690,7 +693,7 @@ class CliTest(CliCase):
         for line, name in zip(lines[5:], self.runs_here("dot", "f64")):
             self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
             self.assertLessEqual(len(line), 80)
-        self.assertEqual(lines[-1], "All answers agree within the strategies' error bounds.")
+        self.assertEqual(lines[-1], "All results agree within the strategies' error bounds.")
         # A terminal shows blocks if it can display them, in its own width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
             rows = self.on_terminal(*command, columns=50, LC_ALL=locale).splitlines()[5:]
@@ -765,7 +768,7 @@ class CliTest(CliCase):
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
 
     def test_only_the_error_is_printed(self):
-        """gRPC does not log credentials that cannot be used, or connections that fail."""
+        """gRPC does not log unusable credentials or failing connections."""
         empty, garbage = self.folder / "empty", self.folder / "garbage"
         empty.touch()
         garbage.write_text("no certificate\n")
@@ -778,7 +781,7 @@ class CliTest(CliCase):
             self.assertIn(reason, process.stderr)
 
     def test_health_of_a_process_on_a_free_port(self):
-        # Whatever the program is, it was started with this flag.
+        # The process counts as started with this flag, whatever the program is.
         command = ["/bin/sh", "-c", "read line", "sh", "--listen", "127.0.0.1:0,unix:/nowhere"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             asked = self.run_cli("health", "--process", process.pid)
@@ -788,7 +791,7 @@ class CliTest(CliCase):
         self.assertIn("--server", asked.stderr)
 
     def test_advice_leads_somewhere(self):
-        """The server's log does not mention what the client itself refuses."""
+        """For what the client itself refuses, the advice does not mention the server's log."""
         self.put("x", np.zeros(3, "<f4"))
         self.fails(4, "BAD_EXPRESSION", "operand 0 is a, 1 is b", "map", "a + b", "x")
         process = self.run_cli("ls", server="gpu.example.org:50051",
@@ -841,7 +844,7 @@ class CliTest(CliCase):
                         env=o.environment(TESSERA_SERVER=address))
         self.assertEqual(process.returncode, 7)
         self.assertIn(f"is tessera-server running at {address}", process.stderr)
-        self.assertIn("the connection is refused", process.stderr)
+        self.assertIn("the connection was refused", process.stderr)
         process = self.run_cli("ls", "--timeout", "0.5", server="no-such-name.invalid:1")
         self.assertIn("the name does not resolve", process.stderr)
 
@@ -868,7 +871,7 @@ class CliTest(CliCase):
                           ("dot", "x", "x", "--strategy", "\x1b[31m"),
                           ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
                           ("--json", "get", "y\x9b", "-o", "y.npy")):
-            ended = self.run_cli(*arguments)  # UTF-8 nevertheless
+            ended = self.run_cli(*arguments)  # Still UTF-8.
             for text in (ended.stdout, ended.stderr):
                 controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
                 self.assertEqual(controls, [], text)
@@ -882,7 +885,7 @@ class CliTest(CliCase):
     def test_arrays_go_to_pipes_and_standard_output(self):
         x = np.arange(300_000, dtype="<f4")
         self.put("x", x)
-        # A redirection appends where the shell opens the file in that mode.
+        # A redirection appends if the shell opens the file in that mode.
         with open(self.folder / "out", "wb") as out:
             out.write(b"before")
             out.flush()
@@ -918,12 +921,12 @@ class CliTest(CliCase):
             process.stdout.read(100)
             return process
 
-        # A reader that has seen enough: the process ends like any writer to a closed pipe.
+        # The reader closes the pipe early, so the process ends like any writer to a closed pipe.
         process = get("60s")
         process.stdout.close()
         self.assertEqual(process.wait(30), -signal.SIGPIPE)
         process.stderr.close()
-        # A reader that stalls holds nothing on the server for longer than --timeout.
+        # A reader that stalls occupies nothing on the server for longer than --timeout.
         downloads = lambda: self.server.client().budget("downloads").used
         self.assertTrue(eventually(lambda: not downloads(), 10))
         process = get("2s")
@@ -938,7 +941,8 @@ class CliTest(CliCase):
         victim = self.folder / "victim"
         victim.write_text("precious")
 
-        # The process that becomes the client makes the links: an attacker can only guess its id.
+        # The process that becomes the client makes the links, whereas an attacker can only guess
+        # its id.
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
         get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
@@ -949,7 +953,7 @@ class CliTest(CliCase):
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())
         np.testing.assert_array_equal(np.load(out), np.arange(3.0))
-        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's mask says.
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's umask says.
 
     def test_an_interrupted_download_leaves_no_file(self):
         self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")
@@ -960,7 +964,7 @@ class CliTest(CliCase):
             self.assertTrue(relay.silent.wait(20))
             self.assertTrue(eventually(self.parts, 10))
             process.send_signal(number)
-            self.assertEqual(process.wait(30), 8)  # while the connection is silent
+            self.assertEqual(process.wait(30), 8)  # While the connection is silent.
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
 
@@ -969,7 +973,7 @@ class CliTest(CliCase):
         relay = self.relay()
 
         def piece(terminal):
-            """Lets a piece of the upload pass; returns whether the command has written
+            """Lets a piece of the upload pass. Returns whether the command has written
             something."""
             passed = sum(relay.requests)
             relay.silent.clear()
@@ -987,7 +991,7 @@ class CliTest(CliCase):
 
 
 class BenchTest(CliCase):
-    """Comparing strategies where memory is too small to measure how fast it can be read."""
+    """Compares strategies where memory is too small to measure how fast it can be read."""
 
     FLAGS = ("--memory-limit", "200Mi")
 
@@ -1017,7 +1021,7 @@ class BenchTest(CliCase):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
                     self.assertEqual((report["unit"], report["work"]), (unit, work))
-                    # A strategy may refuse a problem of a type that it takes: the others are in
+                    # A strategy may refuse a problem of a type that it takes. The others are in
                     # order.
                     skipped = [row["name"] for row in report["skipped"]]
                     self.assertEqual([row["name"] for row in report["strategies"]],
@@ -1030,7 +1034,7 @@ class BenchTest(CliCase):
     def test_bench_of_chosen_strategies(self):
         self.put("i", np.ones((50, 50), "<i4"))
         mine = self.runs_here("matmul", "i32")[:2]
-        # OpenBLAS does not know integers, or other devices.
+        # OpenBLAS supports neither integers nor other devices.
         chosen = [mine[1], "cpu_library", mine[0]]
         report = self.bench("matmul", "i", "i", "--strategy", ",".join(chosen))
         self.assertEqual([row["name"] for row in report["strategies"]], mine[::-1])
@@ -1109,7 +1113,7 @@ class ShardsTest(CliCase):
 
 class DraftsTest(CliCase):
     def test_a_draft_is_seen_and_dropped_and_in_nobodys_way(self):
-        """This is the draft that an upload of several streams leaves when its client is killed."""
+        """An upload of several streams leaves such a draft when its client is killed."""
         x = np.arange(1000.0)
         self.put("x", x)
         live = self.json("info", "x")["buffer"]["version"]

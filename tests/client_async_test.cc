@@ -1,4 +1,4 @@
-// The client's asynchronous calls, and the handles of buffers.
+// The client's asynchronous calls and the handles of buffers.
 #include "client/async.h"
 
 #include <gmock/gmock.h>
@@ -80,7 +80,7 @@ TEST_F(AsyncTest, BuffersAreCopiedAndDeleted) {
   EXPECT_TRUE(client_.Async().DeleteBuffer("y", version).Get().ok());
   EXPECT_EQ(ErrorReason(client_.GetBuffer("y").status()), "BUFFER_NOT_FOUND");
 
-  // A call that is refused before it is sent ends like all calls, on the client's thread.
+  // A call that is refused before it is sent ends on the client's thread, like all calls.
   const Operand inline_operand = Floats({1});
   absl::Notification done;
   std::thread::id thread;
@@ -213,7 +213,7 @@ TEST_F(BusyAsyncTest, ManyDotsEndWhenAStopIsRequested) {
   EXPECT_EQ(client_->traffic().sent_bytes, sent);
 }
 
-// One call is running, and one waits for room.
+// One call is running, and one is waiting for capacity.
 TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
   std::atomic<int> cancelled{0};
   for (int i = 0; i < 4; ++i) {
@@ -279,7 +279,7 @@ TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
                                        {.expression = (Element(0) > 1.5).ToMessage()}));
   const auto results = ProgramResults::Execute(client_, program);
   ASSERT_TRUE(results.ok()) << results.status();
-  EXPECT_EQ(*results->Real("deviations"), 2);  // of 1, 2, 3
+  EXPECT_EQ(*results->Real("deviations"), 2);  // Of 1, 2 and 3.
   EXPECT_EQ(*results->Integer("above"), 2);
 
   v1::Tensor row = Floats({3, 4});
@@ -344,14 +344,14 @@ TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
     EXPECT_EQ(dots[k].ok() ? dots[k]->value().real() : i + 5, i + 5);
     EXPECT_EQ(sums[k].ok() ? sums[k]->value().real() : i + 2, i + 2);
   }
-  // There is more data than a message has room for.
+  // There is more data than fits into a message.
   const Operand large = Floats(std::vector<float>(1 << 17, 1));
   for (const auto& sum : client_.Reduces(ReduceOp::kSum, std::vector<Operand>(20, large))) {
     ASSERT_TRUE(sum.ok()) << sum.status();
     EXPECT_EQ(sum->value().real(), 1 << 17);
   }
   EXPECT_TRUE(client_.Dots({}).empty());
-  // A deadline that has just expired leaves gRPC the rest of a millisecond.
+  // A deadline that has only just expired would leave gRPC the rest of a millisecond.
   for (const auto& dot : client_.Dots(pairs, {.timeout = -absl::Milliseconds(10)})) {
     EXPECT_FALSE(dot.ok());
   }

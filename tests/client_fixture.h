@@ -1,4 +1,4 @@
-// Common parts of the suites of the client library: options, servers as processes, and values.
+// Common parts of the client library's suites: options, servers as processes, and values.
 #pragma once
 
 #include <fcntl.h>
@@ -66,7 +66,7 @@ inline absl::StatusOr<v1::Buffer> PutFloats(Client& client, const std::string& n
                        FromMemory(bytes), {.replace = true});
 }
 
-// Returns the bytes that a download brings.
+// Returns the bytes of a download.
 inline std::string Get(Client& client, const std::string& name,
                        const DownloadOptions& options = {}) {
   std::string data;
@@ -88,8 +88,8 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// Returns a free port of this host, below those that Linux gives to sockets that ask for any.
-// Processes begin with different ports.
+// Returns a free port of this host, below the ports that Linux gives to sockets that request any
+// port. Each process starts its search at a different port.
 inline int FreePort() {
   constexpr int kFirst = 10000, kPorts = 22000;
   static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};
@@ -107,7 +107,7 @@ inline int FreePort() {
   }
 }
 
-// A server whose one worker waits for the test before each operation.
+// A server whose only worker waits for the test before each operation.
 class WithABusyServer : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -123,13 +123,13 @@ class WithABusyServer : public ::testing::Test {
   }
   void TearDown() override { device_->Open(); }
 
-  FakeDevice* const device_ = new FakeDevice;  // the server's
+  FakeDevice* const device_ = new FakeDevice;  // Owned by the server.
   std::unique_ptr<TestServer> server_;
   std::unique_ptr<Client> client_;
 };
 
 #ifdef TESSERA_SERVER
-// The server as a separate process, which can be killed, stopped and started again at its address.
+// The server as a separate process, which can be killed, stopped and restarted at its address.
 class ServerProcess {
  public:
   ServerProcess() : address_("127.0.0.1:" + std::to_string(FreePort())) { Start(); }
@@ -139,7 +139,7 @@ class ServerProcess {
 
   const std::string& address() const { return address_; }
 
-  // Returns when the server answers.
+  // Returns when the server responds.
   void Start() {
     std::vector<std::string> words = {TESSERA_SERVER, "--listen", address_,      "--device", "cpu",
                                       "--workers",    "2",        "--log-level", "off"};
@@ -152,12 +152,12 @@ class ServerProcess {
     const absl::Status status = Client(options).GetServerInfo().status();
     ASSERT_TRUE(status.ok()) << status;
   }
-  // SIGSTOP: the server hangs when this returns; SIGCONT: it continues.
+  // With SIGSTOP, the server hangs when this returns; with SIGCONT, it continues.
   void Signal(int signal) const {
     ::kill(pid_, signal);
     if (signal == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);
   }
-  // Returns how many bytes wait in its connections until it reads them.
+  // Returns the number of bytes in its connections that the server has not read yet.
   std::uint64_t Unread() const {
     const int port = std::stoi(address_.substr(address_.rfind(':') + 1));
     std::ifstream table("/proc/self/net/tcp");

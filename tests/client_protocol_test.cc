@@ -47,7 +47,8 @@ class Served {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Receives the question where its memory is, and answers only when the caller has gone.
+// Receives the question where the server's shared memory is, and responds only when the caller is
+// gone.
 class SilentSharedMemory final : public v1::SharedMemoryService::Service {
  public:
   grpc::Status GetSharedMemory(grpc::ServerContext* context, const v1::GetSharedMemoryRequest*,
@@ -57,11 +58,11 @@ class SilentSharedMemory final : public v1::SharedMemoryService::Service {
     return {grpc::StatusCode::UNIMPLEMENTED, ""};
   }
   std::counting_semaphore<> asked{0};
-  std::atomic<int> left = 0;  // callers
+  std::atomic<int> left = 0;  // Callers that are gone.
 };
 
-// Has one name, "x", whose READY buffer has version 3 and whose draft gets version 7. It fails on
-// demand, and remembers its requests.
+// Has one name, "x". Its READY buffer has version 3, and its draft gets version 7. The service
+// fails on demand, and remembers its requests.
 class FakeBuffers final : public v1::BufferService::Service {
  public:
   static constexpr std::uint64_t kOld = 3;
@@ -179,14 +180,14 @@ class FakeBuffers final : public v1::BufferService::Service {
   }
 
   std::string data;
-  // The first calls of CreateBuffer get this.
+  // The first `refusals` calls of CreateBuffer get this.
   grpc::Status refusal;
   int refusals = 0;
   int damaged_uploads = 0;
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
-  std::optional<std::uint64_t> sealed_bytes;  // instead of the size of data
+  std::optional<std::uint64_t> sealed_bytes;  // Instead of the size of data.
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 
@@ -294,7 +295,7 @@ TEST_F(ProtocolTest, ADownloadIsComparedWithTheChecksumOfItsBuffer) {
   const absl::Status status = client_.Download("x", absl::MakeSpan(out)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ErrorMetadata(status)["field"], "buffer.crc32c");
-  // The checksum of a part says nothing about the whole.
+  // The whole array's checksum does not apply to a part.
   EXPECT_TRUE(client_.Download("x", absl::MakeSpan(out).subspan(100), {.offset = 100}).ok());
 }
 
@@ -361,7 +362,7 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   EXPECT_EQ(fake_.creates, 1);
 }
 
-// Its first response is a failure; it counts calls.
+// Its first response is a failure. It counts calls.
 class FailingCompute final : public v1::ComputeService::Service {
  public:
   using Context = grpc::ServerContext;
@@ -384,8 +385,8 @@ class FailingCompute final : public v1::ComputeService::Service {
   }
 
   // These are set before a call.
-  int more_results = 0;  // in a program's response than it has steps
-  grpc::Status failure;  // result of the first call
+  int more_results = 0;  // Extra results in a program's response.
+  grpc::Status failure;  // The result of the first call.
   int calls = 0;
 
  private:
@@ -448,7 +449,7 @@ TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
   EXPECT_EQ(calls(error(StatusCode::FAILED_PRECONDITION, "BUFFER_NOT_READY", 0)), 1);
 }
 
-// The result that a call stored before its connection broke would be stored twice.
+// If a call stores its result before its connection breaks, a repetition would store it twice.
 TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
   FailingCompute server;
   server.failure = {grpc::StatusCode::UNAVAILABLE, "gone"};

@@ -16,7 +16,8 @@
 namespace tessera {
 namespace {
 
-// Calls from several threads until it is destroyed; each call must succeed and be right.
+// Makes calls from several threads until it is destroyed. Each call must succeed with the right
+// result.
 class Load {
  public:
   Load(Client& client, int threads) {
@@ -51,7 +52,7 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-// The servers are ended one after the other by a signal while clients call, and start again.
+// While clients call, a signal ends the servers one after the other, and they are restarted.
 void EndUnderLoad(int signal) {
   ServerProcess a, b;
   Client client(FastOptions(a.address() + "," + b.address()));
@@ -86,13 +87,13 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
   ServerProcess b;
   ClientOptions options =
       FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address());
-  options.connect_timeout = absl::Hours(1);  // longer than a call may last
+  options.connect_timeout = absl::Hours(1);  // Longer than a call may last.
   Client client(options);
   EXPECT_TRUE(client.GetServerInfo().ok());
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
-// Returns the outcome of CreateBuffer with two servers. The one that the client uses hangs, and
+// Returns the outcome of CreateBuffer with two servers. The server that the client uses hangs, and
 // gets another signal when the call has begun.
 absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   ServerProcess a, b;
@@ -115,19 +116,19 @@ absl::Status CreateMeanwhile(ClientOptions options, int signal) {
   return made;
 }
 
-// It is unknown whether the server that was killed has made the buffer.
+// It is unknown whether the killed server has made the buffer.
 TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
   EXPECT_EQ(ErrorReason(CreateMeanwhile(FastOptions(""), SIGKILL)), "CONNECTION_LOST");
 }
 
-// Another server would not know what the hanging one has made.
+// Another server would not know what the hanging server has made.
 TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
   ClientOptions options = FastOptions("");
   options.attempt_timeout = absl::Milliseconds(40);
   EXPECT_EQ(CreateMeanwhile(options, SIGCONT), absl::OkStatus());
 }
 
-// The end of a handle deletes its buffer on whichever server it is.
+// The end of a handle deletes its buffer on the server that has it.
 TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
   ServerProcess a, b;
   b.Signal(SIGSTOP);
@@ -146,7 +147,7 @@ TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
 TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
   ServerProcess server;
   ClientOptions options = FastOptions(server.address());
-  options.timeout = absl::InfiniteDuration();  // except where a call sets it
+  options.timeout = absl::InfiniteDuration();  // Except where a call sets it.
   Client client(options);
   ASSERT_TRUE(client.GetServerInfo().ok());
   server.Signal(SIGSTOP);
@@ -193,15 +194,15 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
   ASSERT_TRUE(patient.GetServerInfo().ok());
   server.Signal(SIGSTOP);
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
-  // The upload's connection may have ended with it: bytes that the server's host has not taken
-  // block it.
+  // The upload's connection may have ended with it, because bytes that the server's host has not
+  // received block the connection.
   EXPECT_EQ(ErrorReason(reader.Download("x", absl::MakeSpan(out)).status()), "STALLED");
   EXPECT_EQ(reader.Download("x", absl::MakeSpan(out), {.timeout = absl::Milliseconds(100)})
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   const std::string bytes = Bytes(values);
-  // These transfers retry without end, until they are cancelled.
+  // These transfers retry until they are cancelled.
   for (const int streams : {1, 4}) {
     std::stop_source source;
     const std::uint64_t sent = patient.traffic().sent_bytes;

@@ -294,7 +294,7 @@ TEST_F(ClientTest, ABufferByHand) {
 }
 
 TEST_F(ClientTest, ListsEveryPage) {
-  constexpr int kBuffers = 1203;  // more than the largest page
+  constexpr int kBuffers = 1203;  // More than the largest page.
   for (int i = 0; i < kBuffers; ++i) Put("many/" + std::to_string(i), {1});
   Put("other", {1});
   const auto all = client_.ListBuffers();
@@ -442,7 +442,7 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   device_->WaitForBlocked(1);
   source.request_stop();
   caller.join();
-  // A call that was cancelled before it began fails, even one that would wait for a server.
+  // A call that was cancelled before it began fails, even if it would wait for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
 }
@@ -453,7 +453,7 @@ TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
   const auto call = [&] { answered += client_->Dot("x", "x").ok(); };
   busy.emplace_back(call);
   device_->WaitForBlocked(1);
-  // The worker holds one operation; of these three, one waits in the queue, and the others are
+  // The worker holds one operation. Of these three, one waits in the queue, and the others are
   // refused and retry.
   for (int i = 0; i < 3; ++i) busy.emplace_back(call);
   EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));

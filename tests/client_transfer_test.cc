@@ -53,13 +53,13 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   caller.join();
 }
 
-// The server's versions continue where those of the server before it ended.
+// The server's versions continue where those of the previous server ended.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
   options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
   options.listen = {server->address()};
-  const std::string data = Pattern(64 << 20);  // more than the connection can buffer
+  const std::string data = Pattern(64 << 20);  // More than the connection can buffer.
   const auto upload = [&](const std::string& bytes) {
     Client client(FastOptions(options.listen[0]));
     return client.Upload("x", DType::kF32, {16 << 20}, FromMemory(bytes)).status();
@@ -76,14 +76,14 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
-// Forwards TCP connections to a server and cuts the first `cuts` of them that carry that many bytes
-// in one direction. A connection that a slow machine gives up before it carries data does not
+// Forwards TCP connections to a server. Of the connections that carry `bytes` in one direction, it
+// cuts the first `cuts`. A connection that a slow machine gives up before it carries data does not
 // count.
 class CuttingProxy {
  public:
   enum class Direction { kToServer, kToClient };
-  // Returns what each part of a transfer lacks. If there are two, the second one's bytes are mostly
-  // 'b'.
+  // Returns the number of bytes that each part of a transfer lacks. If there are two parts, the
+  // bytes of the second part are mostly 'b'.
   using Left = std::function<std::vector<std::uint64_t>()>;
 
   // left: a connection is cut only once the part that it carries has made progress.
@@ -111,7 +111,7 @@ class CuttingProxy {
     ::close(listener_);
   }
   const std::string& address() const { return address_; }
-  // The number of connections that it has cut.
+  // The number of connections that the proxy has cut.
   int cut() const { return cut_; }
 
  private:
@@ -151,7 +151,7 @@ class CuttingProxy {
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
-            // Data that a side has not read by the end of its connection is lost.
+            // Data that a side has not read when its connection ends is lost.
             const std::size_t part =
                 before.size() > 1 && std::count(block.begin(), block.begin() + n, 'b') > n / 2;
             EXPECT_TRUE(Eventually(
@@ -175,7 +175,7 @@ class CuttingProxy {
   sockaddr_in target_{};
   int listener_ = -1;
   std::string address_;
-  std::vector<std::thread> connections_;  // owned by the acceptor's thread until it has ended
+  std::vector<std::thread> connections_;  // Owned by the acceptor's thread until it ends.
   std::thread acceptor_;
 };
 
@@ -245,12 +245,12 @@ TEST(BrokenConnection, ADownloadResumes) {
   }
 }
 
-// There are more breaks than the client tolerates in a row, each after some progress.
+// There are more breaks than the client tolerates in a row, but each follows some progress.
 TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   constexpr int kBreaks = 7;
   TestServer server(TcpOptions());
   const std::string data = std::string(8 << 20, 'a') + std::string(8 << 20, 'b');
-  // Returns what is missing of both halves, each of which has a stream.
+  // Returns the number of missing bytes in each half, which has its own stream.
   Client direct(FastOptions(server.address()));
   const auto missing = [&] {
     std::vector<std::uint64_t> left(2);
@@ -287,14 +287,14 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   EXPECT_TRUE(back == data);
 }
 
-// It does not begin with the transfer, which may last longer than it may stall.
+// The patience does not begin with the transfer, which may last longer than it may stall.
 TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   TestServer server(TcpOptions());
   const std::string data = Pattern(4 << 20);
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
   ClientOptions options = FastOptions(proxy.address());
   options.stall_timeout = absl::Seconds(3);
-  // Until the break a stream takes half a second longer than that.
+  // Before the break, a stream takes half a second longer than that.
   const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
     absl::SleepFor(absl::Milliseconds(3500 / 16));
     return FromMemory(data)(offset, out);
@@ -335,7 +335,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   const auto buffer =
       client.Upload("x", DType::kF32, {1000},
                     [&](std::uint64_t offset, absl::Span<char> out) {
-                      if (offset > 0) {  // until the server has seen the end of the stream
+                      if (offset > 0) {  // Until the server has seen the end.
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
                       }

@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-// Polls like the threads of a server.
+// Polls as the threads of a server do.
 class Poller {
  public:
   Poller()
@@ -47,7 +47,7 @@ class Poller {
   std::thread thread_;
 };
 
-// A port of the loopback. It refuses connections until Listen.
+// A loopback port. It refuses connections until Listen.
 class Port {
  public:
   Port() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -95,13 +95,13 @@ void Await(grpc::Channel& channel, grpc_connectivity_state wanted) {
   }
 }
 
-// Sends an empty SETTINGS frame, by which a client knows that it is connected.
+// Sends an empty SETTINGS frame, which tells a client that it is connected.
 void Greet(int connection) {
   constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
   send(connection, kSettings.data(), kSettings.size(), MSG_NOSIGNAL);
 }
 
-// Returns whether the other end closes within the time; closes this one.
+// Returns whether the other end closes the connection within the time, and closes this end.
 bool Ends(int connection, int milliseconds = 5000) {
   std::array<char, 4096> bytes;
   pollfd coming{connection, POLLIN, 0};
@@ -143,7 +143,7 @@ int Descriptors() {
   return static_cast<int>(std::distance(begin(all), end(all)));
 }
 
-// The channel ends just before, while and just after the other end greets.
+// The channel ends just before, while or just after the other end greets.
 TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   port_.Listen();
   std::mt19937 random(1);
@@ -171,8 +171,8 @@ TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   EXPECT_LE(Descriptors(), before);
 }
 
-#ifndef __SANITIZE_ADDRESS__  // with which UBSan opens a pipe to look at objects
-// They end immediately: a channel that cannot end its sockets waits for two seconds.
+#ifndef __SANITIZE_ADDRESS__  // With it, UBSan opens a pipe to inspect objects.
+// The connections end immediately. A channel that cannot end its sockets waits for two seconds.
 TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   port_.Listen();
   std::shared_ptr<grpc::Channel> channel = Connect(port_);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`tessera completion` in real shells: bash on its own terminal, and zsh and fish where they are
-installed; and the manual pages that deploy/tools/manual.py makes from the help texts.
+"""Tests `tessera completion` in real shells: bash on its own terminal, and zsh and fish if they are
+installed. Also tests the manual pages that deploy/tools/manual.py makes from the help texts.
 """
 
 import os
@@ -35,7 +35,7 @@ class CompletionTest(o.Case):
         return result.stdout
 
     def types(self, shell, *cases):
-        """Returns what the shell makes of typed lines; the first one prints "ready"."""
+        """Returns what the shell makes of typed lines. The first line prints "ready"."""
         terminal = Terminal(*shell, cwd=self.folder, **self.environment)
         self.addCleanup(terminal.close)
         for typed, line in cases:
@@ -43,7 +43,7 @@ class CompletionTest(o.Case):
                 terminal.key(typed.encode())
                 terminal.wait_for(line.encode())
                 if line != "ready":
-                    terminal.key(b"\x15")  # deletes the line
+                    terminal.key(b"\x15")  # Deletes the line.
 
     def complete(self, *words, server=None):
         lines = self.run_cli("complete", "--", *words, server=server).splitlines()
@@ -52,16 +52,16 @@ class CompletionTest(o.Case):
     def test_what_is_offered(self):
         for words, offered in [
             ("to", ["token", "top", "topk"]), ("bench win", ["window-sum"]),
-            ("comp", ["completion"]),  # not `complete`, which is for scripts
+            ("comp", ["completion"]),  # Not `complete`, which is for scripts.
             ("top --m", ["--metrics"]), ("reduce va", ["variance"]), ("reduce sum --dtype", []),
             ("put --random un", ["uniform"]), ("put --random=un", ["--random=uniform"]),
             ("matmul --trans", ["--transpose-a", "--transpose-b"]),
-            ("matmul --time", ["--timeout"]),  # an option of the program itself
-            ("put --na", ["--name"]),  # where a file may stand as well
+            ("matmul --time", ["--timeout"]),  # An option of the program itself.
+            ("put --na", ["--name"]),  # A file would be possible as well.
             ("matmul -- --trans", []), ("dot di", ["digests/2", "digits"]),
             ("dot --strategy fixed_tree di", ["digests/2", "digits"]),
             ("dot digits ot", ["other"]), ("rm digits other dige", ["digests/2"]),
-            ("dot a b di", []),  # no third operand
+            ("dot a b di", []),  # There is no third operand.
             ("dot --strategy cpu_p", ["cpu_parallel"]), ("bench window-sum --strategy c", ["cpu"]),
             ("topk digits --indices-out", ["--indices-out", "--indices-output"]),
             ("search digits --queries ot", ["other"]), ("search digits --metric ", ["dot", "l2"]),

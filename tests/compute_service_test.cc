@@ -1,4 +1,4 @@
-// ComputeService as a client sees it, each error with its code, reason and numbers.
+// ComputeService as a client sees it. Each error is checked with its code, reason and numbers.
 
 #include <algorithm>
 #include <future>
@@ -48,7 +48,7 @@ TEST(RefusalTest, WhatMayHaveBeenDoneIsNotToBeRepeated) {
   EXPECT_EQ(DetailsOf(ToGrpc(HostMemoryError())).reason, "HOST_MEMORY_EXHAUSTED");
 }
 
-// A client is asked to retry only what there can be room for.
+// A client is told to retry only if the call can fit once other calls have ended.
 TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   const auto may_repeat = [](const char* reason, int requested, bool sees_all = true) {
     const grpc::Status refused =
@@ -65,7 +65,7 @@ TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   for (const char* reason : {"HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_TRUE(may_repeat(reason, 100)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101)) << reason;
-    // Whether the caller is told how much room there is does not matter.
+    // It does not matter whether the caller is told the free amount.
     EXPECT_TRUE(may_repeat(reason, 100, false)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101, false)) << reason;
   }
@@ -199,8 +199,8 @@ TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
               {{"requested", std::to_string(std::int64_t{8} << 30)}});
 }
 
-// Makes a program of that many dots with statistics, and then arrays in the response, one of each
-// of these sizes.
+// Makes a program with statistics that has that many dots, and then one array in the response for
+// each of these sizes.
 v1::ExecuteRequest DotsAndArrays(int dots, const std::vector<std::int64_t>& sizes) {
   v1::ExecuteRequest request;
   request.set_stats(true);
@@ -237,16 +237,16 @@ TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
   };
   const std::string refused = "RESULT_TOO_LARGE";
   EXPECT_THAT(run(4000, {kMost, 8}), ElementsAre(refused, ""));
-  // A step takes 512 bytes, of which 64 KiB are reserved in addition to the arrays.
+  // A step takes 512 bytes. 64 KiB are reserved for steps in addition to the arrays.
   EXPECT_THAT(run(127, {kMost}), ElementsAre(""));
   EXPECT_THAT(run(128, {kMost}), ElementsAre(refused));
   EXPECT_THAT(run(128, {kMost - 512}), ElementsAre(""));
-  // The arrays count together, and what is refused takes nothing.
+  // The arrays count together. A refused array takes nothing.
   EXPECT_THAT(run(0, {kMost / 2, kMost / 2 + 8, kMost / 2, 8}),
               ElementsAre("", refused, "", refused));
 }
 
-// Steps do not depend on their neighbours, whether or not they are computed together.
+// Steps do not depend on adjacent steps, whether or not they are computed together.
 TEST_F(ComputeServiceTest, ABatchIsOfOneOperationAndOneType) {
   ASSERT_TRUE(server_.Put<float>("f32", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   ASSERT_TRUE(server_.Put<double>("f64", v1::DTYPE_F64, {3}, {4, 5, 7}).ok());
@@ -312,7 +312,7 @@ TEST_F(ComputeServiceTest, ServerInfo) {
   EXPECT_FALSE(info.version().empty());
 }
 
-// Another caller takes the name of one array while both are being computed.
+// Another caller takes the name of one array while both arrays are being computed.
 TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
   ASSERT_TRUE(server_.Put<float>("values", v1::DTYPE_F32, {1}, {7}).ok());
@@ -358,7 +358,7 @@ TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
   EXPECT_TRUE(Delete("x").ok()) << "an empty response needs no room";
 }
 
-// The name, the shape and the shards have the largest sizes that are allowed.
+// The name, the shape and the shards have the maximum sizes.
 TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
   v1::CreateBufferResponse response;
   v1::Buffer& buffer = *response.mutable_buffer();
@@ -398,7 +398,7 @@ TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
   add = AddInto("");
   *add.mutable_a() = InView(add.a(), 0, {4096}, {0});
   *add.mutable_b() = add.a();
-  add.set_timing(true);  // so that the device sees it
+  add.set_timing(true);  // A timed step launches on the device.
   const int before = device_.Count(FakeDevice::Step::kLaunch);
   ExpectError(Call(request), "HOST_MEMORY_EXHAUSTED");
   EXPECT_EQ(device_.Count(FakeDevice::Step::kLaunch), before);
@@ -423,11 +423,11 @@ class OneWorker : public ServiceTest {
   FakeDevice& device_;
 };
 
-// The operands are deleted while the call runs, so that it frees their memory.
+// The operands are deleted while the call runs, so the call frees their memory.
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // granted only to a thread of a queue
+    const CallQueue::Leave leave;  // Granted only to a thread of a queue.
     by_queues += leave.granted();
     ++freed;
   });
@@ -470,8 +470,8 @@ TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
   ExpectError(Dot(Named("x"), Named("y")), "CUDA_ERROR", {{"device", "fake:1"}, {"operand", "b"}});
   ASSERT_TRUE(Dot(Named("x"), Named("y")).ok());
 
-  // Two steps use y once, and one uses it twice; then come steps that depend on these, and one that
-  // does not need y.
+  // Two steps use y once, and one step uses it twice. Then come steps that depend on these, and one
+  // step that does not need y.
   const auto request = Of<v1::ExecuteRequest>(R"(
       steps { dot { a { buffer: 'x' } b { buffer: 'y' } } }
       steps { dot { a { buffer: 'y' } b { buffer: 'x' } } }
@@ -561,7 +561,7 @@ TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {
 // x is on one device, and s on both.
 class ShardedTest : public TwoDevicesTest, public testing::WithParamInterface<FakeDevice::Step> {
  protected:
-  // Rows of the fixed tree, in four chunks.
+  // 16 rows of the fixed tree, in four chunks.
   static constexpr std::int64_t kUnits = 16, kFloats = kUnits * 4096 / 4;
   void SetUp() override {
     const std::vector<float> ones(kFloats, 1);
@@ -580,7 +580,7 @@ TEST_P(ShardedTest, ALostDeviceTakesTheBuffersAlongThatItHasAPartOf) {
   EXPECT_EQ(response.stats().devices(), 2u);
   EXPECT_EQ(response.stats().device(), "fake:0");
 
-  // The helper fails, but not the device on which the call runs.
+  // The helper fails, but the device on which the call runs does not.
   second_.Fail(GetParam(), DeviceError::Kind::kLost);
   ExpectError(Dot(Named("s"), Named("s")), "DEVICE_LOST", {{"device", "fake:1"}});
   EXPECT_TRUE(Eventually([&] { return IsGone("s"); }));

@@ -29,7 +29,7 @@ std::string RandomBytes(std::size_t size) {
   return bytes;
 }
 
-// The first is the check value in the catalogues of CRCs; the others are those of RFC 3720.
+// The first value is the check value in the CRC catalogues. The others are from RFC 3720.
 TEST(Crc32c, HasTheStandardValues) {
   EXPECT_EQ(Of("123456789"), 0xe3069283u);
   EXPECT_EQ(Of(std::string(32, '\0')), 0x8a9136aau);
@@ -65,14 +65,14 @@ TEST(Crc32c, ExtendsAndCombinesToTheChecksumOfTheWhole) {
   }
 }
 
-// These sizes do not fit in memory: moving by a + b bytes is moving by a and then by b.
+// These sizes do not fit into memory. Moving by a + b bytes equals moving by a and then by b.
 TEST(Crc32c, CombinesOverSizesBeyond32Bits) {
   const std::uint32_t crc = Of("123456789");
   const std::uint64_t huge = (std::uint64_t{1} << 40) + 12345;
   std::uint32_t moved = crc;
   for (int i = 0; i < 4; ++i) moved = Crc32cCombine(moved, 0, huge / 4);
   EXPECT_EQ(Crc32cCombine(moved, 0, huge % 4), Crc32cCombine(crc, 0, huge));
-  // The shift register of 32 bits has 2^31 - 1 states: that many bytes change nothing.
+  // The 32-bit shift register has a period of 2^31 - 1, so that many zero bytes change nothing.
   EXPECT_EQ(Crc32cCombine(crc, 0, (std::uint64_t{1} << 31) - 1), crc);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that the files of deploy/ agree with each other and with the programs: names, ports,
-flags, versions, selectors. tests/by_hand uses them with the programs that read them.
+flags, versions and selectors. tests/by_hand tests them with the programs that read them.
 
 usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -26,7 +26,7 @@ def help_of(program):
 
 
 def variables():
-    """The environment variables of the server and of the command line."""
+    """Returns the environment variables of the server and of the command line."""
     text = help_of(o.Program.path) + help_of(o.Program.cli)
     return set(re.findall(r"Env:(TESSERA_\w+)", text))
 
@@ -47,7 +47,7 @@ class ComposeTest(unittest.TestCase):
     def test_services(self):
         for name, service in self.services.items():
             with self.subTest(name):
-                self.assertTrue(service["profiles"])  # nothing starts by default
+                self.assertTrue(service["profiles"])  # Nothing starts by default.
                 self.assertTrue(service["read_only"])
                 self.assertEqual(service["cap_drop"], ["ALL"])
                 for port in service.get("ports", []):
@@ -75,7 +75,7 @@ class ComposeTest(unittest.TestCase):
 
 
 class PinsTest(unittest.TestCase):
-    """Everything that does not come from the distribution has a version wherever it is named."""
+    """Everything that does not come from the distribution has its version wherever it is named."""
 
     def test_images(self):
         images = {service["image"] for service in
@@ -96,7 +96,7 @@ class PinsTest(unittest.TestCase):
         text = "\n".join(path.read_text() for path in files)
         found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*",
                            text)
-        self.assertEqual(len(found), 2, found)  # ghz and buf
+        self.assertEqual(len(found), 2, found)  # ghz and buf.
         for download in found:
             self.assertRegex(download, r"/v\d+\.\d+\.\d+/|@\$buf_version")
         self.assertRegex(text, r"buf_version=\d+\.\d+\.\d+\n")
@@ -193,7 +193,7 @@ class ChartTest(unittest.TestCase):
             self.assertTrue(any(leaf == u or leaf.startswith(u + ".") for u in used), leaf)
             found = schema
             for part in leaf.split("."):
-                if "properties" not in found:  # a table of any keys
+                if "properties" not in found:  # A table with any keys.
                     break
                 self.assertIn(part, found["properties"], leaf)
                 found = found["properties"][part]
@@ -204,19 +204,19 @@ class ServiceTest(unittest.TestCase):
 
     def test_its_options_are_valid(self):
         text = (DEPLOY / "systemd" / "server.toml").read_text()
-        proposed = re.sub(r"(?m)^# (\S+ = )", r"\1", text)  # includes commented lines
+        proposed = re.sub(r"(?m)^# (\S+ = )", r"\1", text)  # Includes commented lines.
         proposed = re.sub(r"(?m)^listen.*\n", "", proposed, count=1)
         for content in (text, proposed):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(content + '\nmax-ttl = "soon"\n')
                 file.flush()
-                # All other lines were understood.
+                # The server has understood all other lines.
                 said = o.run(o.Program.path, "--config", file.name).stderr
                 self.assertIn("'soon' is not a time", said)
 
     def test_signals_and_users_reach_it(self):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
-        # systemd treats an exit by SIGHUP as intended.
+        # systemd treats an exit on SIGHUP as intended.
         self.assertIn("\nExecReload=/bin/kill -HUP $MAINPID\n", unit)
         self.assertIn("\nRestart=always\n", unit)
         # --socket-group and the uid: lines of --tokens need real users and groups.
@@ -233,7 +233,7 @@ class ServiceTest(unittest.TestCase):
 
 class PackTest(unittest.TestCase):
     def test_packages_and_bundles_are_for_the_devices_asked_for(self):
-        """Here nvcc is installed, in the form of a stand-in."""
+        """A stand-in makes nvcc appear installed."""
         script = """set -e; root=$PWD
             source "$1/common.sh"; source "$1/build.sh"; step() { printf '%s\\n' "$@"; }
             choose_devices package ${2:-}; configure release; cat build/release/devices.txt"""
@@ -258,8 +258,8 @@ class PackTest(unittest.TestCase):
 
 class ReadmeTest(unittest.TestCase):
     def test_flags_exist(self):
-        """Flags of the server are in the table of deploy/README.md; `dev` has those of its own
-        commands."""
+        """The table in deploy/README.md has the flags of the server, and `dev` has the flags of its
+        own commands."""
         flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(),
                                re.MULTILINE))
         names = {name for cell in flags for name in re.findall(r"--[\w-]+", cell)}

@@ -1,4 +1,4 @@
-"""Makes from descriptors at run time what protoc and its plugin for gRPC would generate: for hosts
+"""Makes at run time, from descriptors, what protoc and its gRPC plugin would generate. For hosts
 that have neither, with any version of protobuf from 3.21 on."""
 
 import sys
@@ -16,7 +16,7 @@ else:
 
 
 def _message(descriptor):
-    """Returns the class of a message, with those of the nested messages as its attributes."""
+    """Returns the class of a message. Its attributes include the classes of nested messages."""
     made = _class_of(descriptor)
     for nested in descriptor.nested_types:
         if not hasattr(made, nested.name):
@@ -30,7 +30,7 @@ def _enum(space, descriptor):
 
 
 def _stub(package, service):
-    """Returns a class to be used as FooStub(channel), with a callable for each method."""
+    """Returns a class for use as FooStub(channel), with a callable for each method."""
 
     def connect(self, channel):
         for method in service.method:
@@ -51,7 +51,7 @@ def _stub(package, service):
 
 
 def install(path):
-    """Makes FOO_pb2 and FOO_pb2_grpc of each file of a FileDescriptorSet importable, and the
+    """Makes FOO_pb2 and FOO_pb2_grpc importable for each file of a FileDescriptorSet, and the
     packages that they are in."""
     for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file:
         stem = file.name[: -len(".proto")].replace("/", ".")

@@ -37,7 +37,7 @@ TEST_P(DeviceTest, CopiesPieces) {
     pieces.push_back({nullptr, 0});
     const auto memory = Get(Allocate(*TestDevice(GetParam()), in.size()));
     ASSERT_TRUE(CopyToDevice(stream(), memory.data(), pieces).ok());
-    std::fill(in.begin(), in.end(), 'x');  // the contract: free to reuse on return
+    std::fill(in.begin(), in.end(), 'x');  // `in` may be reused on return.
     std::string out(in.size(), '\0');
     ASSERT_TRUE(CopyToHost(stream(), out.data(), memory.data(), out.size()).ok());
     EXPECT_TRUE(out == kept) << longest;
@@ -46,7 +46,7 @@ TEST_P(DeviceTest, CopiesPieces) {
   }
 }
 
-// Copies through memory whose owner outlives the device's use, at every alignment.
+// Copies through memory whose owner outlives the device's use of it, at every alignment.
 TEST_P(DeviceTest, CopiesToStaging) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto staging = MakeStaging(*TestDevice(GetParam()), kBytes);
@@ -129,11 +129,11 @@ std::vector<T> ConversionCases() {
                   (T(1) << 53) + 1})
         cases.push_back(x);
     }
-    cases.push_back(T((257 << 18) + 5));  // its nearest float is odd, the one below it a tie
+    cases.push_back(T((257 << 18) + 5));  // Its nearest float is odd, and the float below is a tie.
     for (int i = 0; i < 4000; ++i)
       cases.push_back(static_cast<T>(random.Bits() >> random.Bits() % 64));
   } else {
-    // The last numbers lie next to ties of 16 bits, and their nearest floats are odd.
+    // The last numbers are next to ties of 16-bit types, and their nearest floats are odd.
     const auto push = [&](auto... x) { (cases.push_back(Element<T>(x)), ...); };
     push(0.0, -0.0, 0.99, -0.99, 1.5, 2.5, -2.5, 65504.0, 65519.9, 65520.0, 1e10, 0x1p31,
          2147483647.0, -0x1p31, -2147483649.0, -2147483904.0, 0x1p63, -0x1p63,
@@ -153,7 +153,7 @@ std::vector<T> ConversionCases() {
   return cases;
 }
 
-// Returns the value of T nearest to x, in steps of T, ties to even.
+// Returns the value of T that is nearest to x, with ties to even.
 template <class T>
 long double NearestHalf(long double x) {
   constexpr bool kF16 = std::is_same_v<T, Half>;
@@ -170,7 +170,7 @@ template <class To>
 long double Converted(long double x) {
   using Limits = std::numeric_limits<To>;
   if constexpr (std::is_integral_v<To>) {
-    if (std::isnan(x) || std::abs(x) < 1) return 0;  // without the sign of -0
+    if (std::isnan(x) || std::abs(x) < 1) return 0;  // The result is never -0.
     return std::clamp(std::trunc(x), static_cast<long double>(Limits::min()),
                       static_cast<long double>(Limits::max()));
   } else if constexpr (sizeof(To) == 2) {
@@ -279,9 +279,9 @@ class RoomTest : public testing::Test {
   std::unique_ptr<Stream> large_, other_;
 };
 
-// Products that fill all available SMs run one after the other. Dots of microseconds run next to
-// them. Without room, each would wait until a product ends, and there would be no more dots than
-// products, or up to five times as many where other processes share the GPU.
+// Products that fill all available SMs run one after the other, and short Dots run next to them.
+// Without reserved SMs, each Dot would wait until a product ends. Then there would be at most as
+// many Dots as products, or up to five times that many if other processes share the GPU.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   constexpr int kProducts = 20;
   constexpr std::int64_t kSide = 8192, kLength = 4096;
@@ -313,8 +313,8 @@ TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   EXPECT_GT(dots, 3 * kProducts);
 }
 
-// Strategies that distribute their tiles over all SMs do so in the same way on both kinds of
-// streams.
+// Strategies that distribute their tiles over all SMs distribute them in the same way on both kinds
+// of streams.
 TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
     DispatchDType(dtype, [&]<class T>(T) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A server with several devices over the wire: operands on any of them, against NumPy and
+"""Tests a server with several devices over the wire: operands on any of them, against NumPy and
 against the bits of one device; programs; callers that leave.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
@@ -88,7 +88,7 @@ def test_the_largest_operand_stays(server, client):
 
 def test_views_of_another_device(server, client):
     """Only the part of the other device's buffer between the view's first and last element is
-    moved: the buffer is larger than the scratch memory."""
+    moved, because the buffer is larger than the scratch memory."""
     first, second = client.devices()[:2]
     rows, columns = 5000, 4096  # 78 MiB
     big = RNG.integers(-1000, 1000, (rows, columns)).astype(np.float32)
@@ -103,7 +103,7 @@ def test_views_of_another_device(server, client):
         (o.view([n], [-2], 900_000), flat[900_000 : 900_000 - 2 * n : -2]),
         (o.view([1], [1], rows * columns - 1), flat[-1:]), (o.view([0], [1], 12), flat[:0]),
     ):
-        # The ones span more than the view of the other operand, so that operand is moved.
+        # The array of ones spans more memory than the other operand's view, so that view is moved.
         got = client.attempt(
             "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view),
         )

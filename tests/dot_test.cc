@@ -1,4 +1,5 @@
-// Every strategy of Dot in the table, against sums in long double with the strategy's own bound.
+// Every strategy of Dot in the table, compared with sums in long double within the strategy's own
+// bound.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -7,7 +8,7 @@ namespace {
 struct Reference {
   long double sum = 0;
   long double magnitude = 0;
-  std::int64_t wrapped = 0;  // the sum of integers, in 64 bits
+  std::int64_t wrapped = 0;  // The sum of integers in 64 bits.
 };
 
 template <class T>
@@ -131,7 +132,7 @@ TEST_P(DotOfIntegersTest, Wrap) {
 
 TEST_P(DotTest, Large) {
   ForType([&]<class T>(T) {
-    // All elements are one except for one; made once for each type and device.
+    // All elements are one except for one element. Made once per type and device.
     static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
     const std::int64_t n = LargeSize(GetParam().backend);
     if (!inputs.contains(GetParam().backend)) {

@@ -1,7 +1,7 @@
-// Every request with a fault of the device at every place where one can come: the k-th allocation,
-// copy, launch or wait fails, for each possible k. The call reports it or succeeds, nothing of it
-// is left, and the same call succeeds afterwards. Or the device is lost there: the call reports it,
-// and nothing is left on the device.
+// Makes a device fault at every place where one can occur in every request: the k-th allocation,
+// copy, launch or wait fails, for each possible k. The call reports the fault or succeeds, leaves
+// nothing behind, and the same call succeeds afterwards. Also loses the device at each of these
+// places: the call reports that, and nothing remains on the device.
 #include <unistd.h>
 
 #include <cstddef>
@@ -26,14 +26,14 @@ class EveryFaultTest : public ServiceTest {
   EveryFaultTest(const Options& options, int devices)
       : EveryFaultTest(options, FakeDevices(devices)) {}
 
-  // Stores the operands of requests, on a new server as well.
+  // Stores the operands of the requests. Also runs for each new server.
   void SetUp() override {
     std::vector<float> values(64 * 64);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
     ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {64, 64}, values).ok());
   }
 
-  // stored: the names that the request stores if it succeeds.
+  // Makes the request with each fault. stored: the names that the request stores if it succeeds.
   void Try(const std::string& what, const std::function<grpc::Status()>& request,
            const std::vector<std::string>& stored = {}) {
     int hit = 0;
@@ -46,7 +46,7 @@ class EveryFaultTest : public ServiceTest {
                          std::to_string(static_cast<int>(step)) + ", kind " +
                          std::to_string(static_cast<int>(kind)) + ", time " + std::to_string(k));
             ASSERT_LT(k, 1000) << "the faults never end";
-            ASSERT_NO_FATAL_FAILURE(ExpectGood(request, stored));  // pools have grown
+            ASSERT_NO_FATAL_FAILURE(ExpectGood(request, stored));  // Pools have grown.
             devices_[device]->Fail(step, kind, 1, k);
             const grpc::Status status = request();
             const bool over = devices_[device]->Relent(step) > 0;
@@ -80,7 +80,7 @@ class EveryFaultTest : public ServiceTest {
     faults_ += hit;
   }
 
-  // Like Try, for an operation with timing: with it a launch can fail on this device.
+  // Like Try, but with timing, because a launch can only fail on this device with timing.
   template <class Request>
   void TryTimed(const std::string& text, const std::vector<std::string>& stored) {
     auto request = Of<Request>(text);
@@ -124,13 +124,13 @@ class EveryFaultTest : public ServiceTest {
   void Restart() {
     Devices devices = FakeDevices(static_cast<int>(devices_.size()));
     devices_ = Pointers(devices);
-    server_.server().Drain();  // closes its socket
+    server_.server().Drain();  // Closes its socket.
     server_ = TestServer(options_, std::move(devices));
     used_.clear();
     SetUp();
   }
 
-  // A request without a fault succeeds.
+  // Checks that the request succeeds without a fault.
   void ExpectGood(const std::function<grpc::Status()>& request,
                   const std::vector<std::string>& stored) {
     if (used_.empty()) Remember();
@@ -158,7 +158,8 @@ class EveryFaultTest : public ServiceTest {
       ASSERT_EQ(server_.Info(index).scratch_used_bytes(), 0);
     }
   }
-  // Checks that the call reports it and the device's memory comes back, and starts a new server.
+  // Checks that the call reports the loss and that the device's memory is freed, and starts a new
+  // server.
   void ExpectLost(FakeDevice& device, const grpc::Status& status) {
     EXPECT_TRUE(device.lost());
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
@@ -175,7 +176,7 @@ class EveryFaultTest : public ServiceTest {
   }
 
   const Options options_;
-  std::vector<FakeDevice*> devices_;  // the server's
+  std::vector<FakeDevice*> devices_;  // Owned by the server.
   // The state of each device before the first request.
   std::vector<std::uint64_t> used_;
   std::vector<std::uint64_t> allocations_;
@@ -237,7 +238,7 @@ TEST_F(EveryFaultTest, Operations) {
                             {"y", "z"});
 }
 
-// The error of a step is separate: a program with a failing step succeeds, and stores what it can.
+// Errors of steps are separate. A program with a failing step succeeds, and stores what it can.
 TEST_F(EveryFaultTest, Programs) {
   Try("Execute", [&] {
     v1::ExecuteResponse response;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Programs (Execute) over the wire: chains against NumPy, the bits of separate calls, faults of
-single steps, limits, and leftovers.
+"""Tests programs (Execute) over the wire: chains against NumPy, the bits of separate calls, faults
+of single steps, limits, and leftovers.
 
 usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -67,7 +67,7 @@ def fill(client, name, shape, value):
 
 
 def idle(client):
-    """Returns whether only buffers hold memory."""
+    """Returns whether only buffers use memory."""
     return client.device().scratch_used_bytes == 0 and client.budget("host_memory").used == 0
 
 
@@ -75,7 +75,7 @@ def idle(client):
 
 
 def test_a_method_of_several_steps(server, client):
-    """Nearest neighbours: only their indices come back."""
+    """Nearest neighbours, of which only the indices are returned."""
     train = RNG.integers(-8, 9, (300, 24)).astype(np.float32)
     test = RNG.integers(-8, 9, (77, 24)).astype(np.float32)
     client.put("train", train)
@@ -95,7 +95,7 @@ def test_a_method_of_several_steps(server, client):
 
 
 def test_scalars_are_arrays_of_rank_0(server, client):
-    """They have the type of the reduction along axes; ARGMAX gives the index."""
+    """A scalar has the type of the reduction along axes; ARGMAX gives the index."""
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         x = RNG.integers(-9, 10, 1000).astype(dtype)
         result = "<i8" if dtype[1] == "i" else dtype
@@ -119,8 +119,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
 
 
 def test_neighbours_that_share_no_launch(server, client):
-    """Steps with other element types, operations, strategies or launches, and those with an
-    expression: each has the value of a separate call, whichever step comes before it."""
+    """Steps with other element types, operations, strategies or launches, and steps with an
+    expression. Each step has the value of a separate call, whichever step precedes it."""
     calls = []
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
@@ -180,7 +180,7 @@ def test_an_empty_program(server, client):
 
 
 def test_all_buffers_are_read_at_one_moment(server, client):
-    """A step that replaces an operand of a later one does not change it."""
+    """A step that replaces an operand of a later step does not change the later step's operand."""
     client.put("x", np.array([1, 2, 3], np.float32))
     three = o.view([3], [1])
     answers = values(
@@ -259,7 +259,7 @@ def test_too_many_steps(server, client):
     outcome = client.attempt("Execute", steps=[dot(x, x)] * (limit + 1))
     refused(outcome, "INVALID_ARGUMENT", "TOO_MANY_STEPS")
     assert outcome.metadata["limit"] == str(limit)
-    # Refusing many more of them, in few bytes, takes no memory.
+    # Refusing many more steps, which take few bytes, takes no memory.
     before = server.peak_rss()
     message = b"\x0a\x00" * (2 * MIB - 100)
     call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
@@ -268,7 +268,7 @@ def test_too_many_steps(server, client):
 
 
 def test_answers_fit_what_clients_receive(server, client):
-    """The limit covers all inline results together, and thousands of errors."""
+    """The limit covers all inline results together, and also thousands of errors."""
     block = o.inline(np.ones(250 * 1024 // 4, np.float32))
     client.put("x", np.ones(MIB // 4, np.float32))
     x = o.resident("x")
@@ -301,7 +301,7 @@ def test_scratch_is_limited_and_given_back(server, client):
 
 
 def absolute(a, b, **more):
-    """|a b|, which takes scratch memory for the product while it runs."""
+    """Returns |a b|, which takes scratch memory for the product while it runs."""
     node = o.compute.Expression.Node
     nodes = [node(operand=0), node(op="MAP_OP_ABS", args=[0])]
     return matmul(a, b, expression=o.compute.Expression(nodes=nodes), **more)
@@ -323,7 +323,8 @@ def test_steps_take_scratch_memory_one_after_the_other(server, client):
 
 
 def test_programs_that_others_leave_no_room(server, client):
-    """They fail as a whole before they have run, and can be retried; none of their steps fails."""
+    """Such programs fail as a whole before they have run, and can be retried. None of their steps
+    fails."""
     b = fill(client, "b", [16, 16 << 10], 0.5)
     a = fill(client, "a", [896, 16], -1)
     end = time.monotonic() + 60 * o.Program.patience()
@@ -332,7 +333,7 @@ def test_programs_that_others_leave_no_room(server, client):
     def caller(_):
         mine = server.client()
         while not wrong and (len(done) < 20 or not refusals) and time.monotonic() < end:
-            # This takes 56 MiB, and 56 for the product.
+            # This takes 56 MiB, and another 56 MiB for the product.
             steps = [absolute(a, b, result=scratch()), reduce("MIN", step(0))]
             outcome = mine.attempt("Execute", steps=steps)
             if outcome.ok and outcome.answer.results[1].reduce.value.real == 8:
@@ -349,7 +350,7 @@ def test_programs_that_others_leave_no_room(server, client):
 
 
 def test_programs_that_take_too_long_together(server, client):
-    """Each step is short enough."""
+    """Each step by itself is short enough."""
     elements = 2**26 if o.Program.device == "cpu" else 2**34
     slow = reduce("SUM", o.inline(np.ones(1, np.float32), o.view([elements], [0])))
     assert run(client, slow)[0].answer.value.real == elements
@@ -359,7 +360,7 @@ def test_programs_that_take_too_long_together(server, client):
 
 
 def test_callers_that_leave(server, client):
-    """Their programs stop, and leave no buffers and no memory."""
+    """The programs of callers that leave stop, and leave no buffers and no memory behind."""
     m = fill(client, "m", [400, 400], 1)
     used = client.device().buffer_used_bytes
     steps = [matmul(m, m, result=o.into(f"left{i}")) for i in range(10)]
@@ -373,7 +374,7 @@ def test_callers_that_leave(server, client):
     assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
     assert eventually(lambda: idle(client) and client.device().waiting == 0, 20)
     for name in client.names():
-        if name.startswith("left"):  # this one had ended before its caller left
+        if name.startswith("left"):  # It ended before its caller left.
             client.call("DeleteBuffer", name=name)
     assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
 

@@ -114,11 +114,11 @@ TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
   for (int i = 1; i < 4; ++i) blockers[i].Release();
 }
 
-// Tasks of shares on one worker, which record their share when they run and take minutes of the
-// test's clock.
+// Tasks of several shares on one worker. Each task records its share when it runs, and takes
+// minutes on the test's clock.
 class SharesTest : public testing::Test {
  protected:
-  // Holds the worker until Order is called.
+  // Keeps the worker busy until Order is called.
   void Hold() { blocker_.Occupy(*executor_); }
   void SubmitFor(std::size_t share, int count, int minutes, bool at_once = false) {
     for (int i = 0; i < count; ++i) {
@@ -158,7 +158,7 @@ TEST_F(SharesTest, TakeTurns) {
   SubmitFor(7, 3, 2);
   const std::vector<std::size_t> order = Order();
   ASSERT_EQ(order.size(), 26u);
-  // A share that comes later waits for one turn of each other share, not for the others' queues.
+  // A share that comes later waits for one task of each other share, not for the others' queues.
   const auto last = [&](std::size_t share) {
     return std::find(order.rbegin(), order.rend(), share).base() - order.begin();
   };
@@ -171,7 +171,7 @@ TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
   SubmitFor(1, 8, 60);
   SubmitFor(2, 20, 1);
   const std::vector<std::size_t> order = Order();
-  // The second share's tasks together take a third of the time of one task of the first.
+  // The second share's tasks together take a third of the time of one task of the first share.
   EXPECT_GE(std::count(order.begin(), order.begin() + 22, std::size_t{2}), 20);
 }
 
@@ -185,14 +185,14 @@ TEST_P(LateShareTest, HasSavedNothingUp) {
   AwaitAll();
   SubmitFor(1, 1, 50, at_once);
   AwaitAll();
-  SubmitFor(3, 1, 1, at_once);  // does not give other shares their time back
+  SubmitFor(3, 1, 1, at_once);  // Does not reset the other shares.
   AwaitAll();
   Hold();
   order_.clear();
   SubmitFor(1, 4, 10);
   SubmitFor(2, 15, 10);
   const std::vector<std::size_t> order = Order();
-  // It begins where the first share was before its task of 50 minutes.
+  // The second share begins where the first share was before its task of 50 minutes.
   const auto first = std::find(order.begin(), order.end(), std::size_t{1}) - order.begin();
   EXPECT_GE(first, 5);
   EXPECT_LE(first, 6);
@@ -225,7 +225,7 @@ TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   EXPECT_EQ(large.runs(), 1);
 }
 
-// Large work has its own stream, and a thread of lower priority.
+// Large work has its own stream, and a thread with lower priority.
 TEST(ExecutorTest, LargeTasksHaveTheirOwnStreamsAndThreadsWhereThereIsAReserve) {
   FakeDevice device;
   const int here = getpriority(PRIO_PROCESS, 0);
@@ -260,11 +260,11 @@ TEST(ExecutorTest, TheTimeOfLargeTasksIsNoDebtOfSmallOnes) {
         share);
     ASSERT_TRUE(executor->Submit(tasks.back(), size).ok());
   };
-  // One share waits all the time, while another floods with large tasks.
+  // One share is waiting all the time, while another share submits many large tasks.
   for (int i = 0; i < 20; ++i) submit(2, TaskSize::kSmall, 1);
   for (int i = 0; i < 3; ++i) submit(1, TaskSize::kLarge, 60);
   while (tasks.back().runs() == 0) std::this_thread::yield();
-  // The tasks that come then, including that of the flood, have their turns among the small ones.
+  // Tasks that are submitted now, even a task of the flooding share, run among the small ones.
   submit(3, TaskSize::kSmall, 1);
   submit(1, TaskSize::kSmall, 1);
   blocker.Release();
@@ -367,7 +367,7 @@ TEST(ExecutorTest, WhatOverrunsIsToldToStop) {
   ASSERT_TRUE(executor->Submit(task).ok());
   begun.get_future().wait();
   const auto all = [](absl::Duration wait) { return wait; };
-  // It may run for 100 s plus eight times the expected 5 s.
+  // The task may run for 100 s plus eight times the expected 5 s.
   AdvanceSteadyNow(absl::Seconds(120));
   EXPECT_EQ(executor->StopOverdue(all), absl::ZeroDuration());
   AdvanceSteadyNow(absl::Seconds(120));
@@ -405,7 +405,7 @@ TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns)
   blocker.Release();
   executor = Start(device, 1, 3);
   {
-    // A short task has the only stream.
+    // A short task occupies the only stream.
     TestTask inner([&](Stream&) { where = std::this_thread::get_id(); });
     TestTask outer([&](Stream&) {
       EXPECT_TRUE(executor->RunOrSubmit(inner).ok());
@@ -443,7 +443,7 @@ TEST(ExecutorTest, LongestRunIsThatOfTheTaskThatBeganFirst) {
     start(i);
     EXPECT_EQ(hours(), i + 1);
   }
-  // Each of the others takes the place of the earliest one.
+  // Each of the other tasks takes the place of the earliest one.
   for (std::size_t i = 4; i < 8; ++i) {
     blockers[i - 4].Release();
     start(i);
@@ -463,8 +463,8 @@ TEST(ExecutorTest, StreamsThatCannotBeMade) {
   EXPECT_EQ(Executor::Start(device, {}).status().code(), absl::StatusCode::kInternal);
 }
 
-// Every task runs exactly once, unless it is cancelled first, with and without a polling thread,
-// from many submitters.
+// Many threads submit, with and without a polling thread. Every task runs exactly once unless it is
+// cancelled first.
 TEST(ExecutorTest, NothingIsLostUnderLoad) {
   for (const microseconds spin : {microseconds(0), microseconds(20), microseconds(2000)}) {
     FakeDevice device;
@@ -498,7 +498,8 @@ TEST(ExecutorTest, NothingIsLostUnderLoad) {
   }
 }
 
-// A task that arrives while a thread polls, and one that arrives when all sleep, both start soon.
+// A task that arrives while a thread polls and a task that arrives when all threads sleep both
+// start soon.
 TEST(ExecutorTest, OneAfterTheOther) {
   FakeDevice device;
   auto executor = Start(device, 2, 16, microseconds(100));
@@ -510,10 +511,10 @@ TEST(ExecutorTest, OneAfterTheOther) {
     ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));
   }
-  executor.reset();  // before the objects that its tasks refer to
+  executor.reset();  // Before the objects that its tasks refer to.
 }
 
-// A polling thread takes one of them; the other wakes a sleeping thread.
+// A polling thread takes one task, and the other task wakes a sleeping thread.
 TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
   FakeDevice device;
   auto executor = Start(device, 2, 16, std::chrono::seconds(1));
@@ -531,7 +532,7 @@ TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
     first_done.get_future().wait();
     if (HasFailure()) break;
   }
-  executor.reset();  // before the objects that its tasks refer to
+  executor.reset();  // Before the objects that its tasks refer to.
 }
 
 // Work for chores that blocks their threads until it is released.
@@ -626,7 +627,7 @@ TEST(ChoresTest, NoMoreThreadsJoinThan64) {
   held.Release();
 }
 
-// Destroying what work holds may submit more work.
+// The destructor of something that a work item captures may submit more work.
 TEST(ChoresTest, WhatWorkHoldsEndsWithoutTheLock) {
   std::promise<void> done;
   Chores chores(1, 1);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Expressions as inputs of Reduce and epilogues of Matmul over the wire, with the same bits as Map
-into a buffer and the operation on that; and arrays whose elements are bytes.
+"""Tests expressions as inputs of Reduce and epilogues of Matmul over the wire. The bits are the
+same as with a Map into a buffer followed by the operation. Also tests arrays with one-byte
+elements.
 
 usage: expression_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -53,7 +54,7 @@ def reduce_step(*arguments, **more):
 
 
 def stored(client, name, dtype, shape):
-    """Puts random elements of the type; returns them."""
+    """Puts random elements of the type, and returns them."""
     if dtype in (I32, I64):
         array = RNG.integers(-40, 40, shape).astype(NUMPY[dtype])
     elif dtype == BF16:
@@ -119,7 +120,7 @@ def test_steps_of_a_program_are_operands(server, client):
             transpose_a=True)),
         reduce_step(o.resident("a"), SUM, deviations, [o.compute.Operand(step=9)]),
         reduce_step(o.resident("a"), SUM, [operand(1)]),
-        # Neighbours that share a launch, next to a step that does not.
+        # Adjacent steps that share a launch, next to a step that does not.
         *[o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))] * 2,
         reduce_step(o.resident("a"), SUM, [operand(0), node("NEGATE", 0)]),
         o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM)),
@@ -136,7 +137,7 @@ def test_steps_of_a_program_are_operands(server, client):
 
 
 def test_no_array_is_made(server, client):
-    """An expression that would take more scratch memory than there is, is folded in pieces."""
+    """An expression that exceeds the scratch memory is folded in pieces."""
     n = 20 * o.MI
     client.put("a", np.ones(n // 64, np.float32))
     x = o.resident("a", o.view([128, n // 64], [0, 1]))
@@ -206,7 +207,7 @@ def test_errors_name_the_operand_and_the_node(server, client):
     both([operand(0)] * 65, [], "BAD_EXPRESSION", field="expression.nodes", limit="64")
     for rpc, fields in (("Reduce", dict(x=a, op=SUM)),
                         ("Matmul", dict(a=a, b=a, transpose_b=True))):
-        outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # without an expression
+        outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # Without an expression.
         expect_refused(outcome, "BAD_EXPRESSION", field="expression.nodes", limit="64")
     both([operand(0), node("NOT", 0)], [], "BAD_EXPRESSION", node="1")
     request = product(a, a, add, [o.resident("deep")], transpose_b=True)
@@ -217,11 +218,12 @@ def test_errors_name_the_operand_and_the_node(server, client):
     expect_refused(client.attempt("Reduce", **request), "BAD_AXES")
 
 
-# --- Elements of a byte ---------------------------------------------------------------------------
+# --- One-byte elements ----------------------------------------------------------------------------
 
 
 def test_elements_of_a_byte(server, client):
-    """They are uploaded, downloaded and folded; operations that do not take them refuse them."""
+    """One-byte elements are uploaded, downloaded and folded. Operations that do not support them
+    refuse them."""
     for dtype, kind in ((U8, "i4"), (I8, "i4"), (BOOL, "i8")):
         limits = (0, 2) if dtype == BOOL else (-128 if dtype == I8 else 0, 128)
         x = RNG.integers(*limits, (3, o.MI)).astype(NUMPY[dtype])
@@ -255,7 +257,7 @@ def test_copies_cast(server, client):
     client.put("a", a)
 
     def cast(numbers, dtype):
-        """Truncates to integers, saturating; NaN becomes 0."""
+        """Truncates to integers with saturation. NaN becomes 0."""
         if dtype in (BOOL, F32, F64):
             return np.array(numbers).astype(NUMPY[dtype])
         ends = np.iinfo(NUMPY[dtype])

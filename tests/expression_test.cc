@@ -1,4 +1,4 @@
-// Expressions of the client: written in C++, and read from text.
+// The client's expressions, written in C++ and read from text.
 #include "client/expression.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Returns the last node as a call of its arguments: "add(a, multiply(b, 2))".
+// Returns the last node as a call of its arguments, such as "add(a, multiply(b, 2))".
 std::string Written(const v1::Expression& expression, int index) {
   const v1::Expression::Node& node = expression.nodes(index);
   const std::string type =

@@ -1,4 +1,4 @@
-// Expressions for tests of Map: by hand, and drawn at random.
+// Expressions for the Map tests: handwritten ones and random ones.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ inline std::uint32_t Below(Random& random, std::size_t n) {
 }
 inline DType AnyDType(Random& random) { return kArrayDTypes[Below(random, kArrayDTypes.size())]; }
 
-// An expression that compiles, over all its operands, whose types are drawn as well.
+// A random expression that compiles, over all of its operands, whose types are random as well.
 struct DrawnExpression {
   std::vector<DType> dtypes;
   Nodes nodes;

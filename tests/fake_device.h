@@ -1,4 +1,4 @@
-// A device that fails and stalls on demand: the CPU device with switches in front.
+// A device that fails and stalls on demand: the CPU device behind switches.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace tessera {
 // Thread safe.
 class FakeDevice final : public Device {
  public:
-  // The places where a failure or a stall can be requested. kBegin is only the first step of every
+  // The points where a failure or a stall can be requested. kBegin is only the first step of every
   // operation. kLaunch covers the work of a stream, and the start and end of a timer. kFree cannot
   // fail.
   enum class Step {
@@ -51,16 +51,16 @@ class FakeDevice final : public Device {
     info_.backend = backend;
   }
 
-  // From now on, after `after` successes, the step fails in this way, `times` times.
+  // From now on, after `after` successes, the step fails in this way `times` times.
   void Fail(Step step, DeviceError::Kind kind, int times = 1, int after = 0) {
     Locked([&] { failures_[step] = Failure{kind, times, after}; });
   }
-  // Cancels the rest of Fail: returns how often the step would still have failed.
+  // Cancels the rest of Fail, and returns how often the step would still have failed.
   int Relent(Step step) {
     return Locked([&] { return std::exchange(failures_[step].times, 0); });
   }
 
-  // From now on this step, and no other, blocks until Open.
+  // From now on, only this step blocks, until Open.
   void Close(Step step) {
     const std::lock_guard lock(mutex_);
     closed_ = step;
@@ -71,7 +71,8 @@ class FakeDevice final : public Device {
     closed_.reset();
     changed_.notify_all();
   }
-  // Lets one of the calls that are blocked by the closed step continue. REQUIRES: there is one.
+  // Lets one of the calls that are blocked by the closed step continue. REQUIRES: there is such a
+  // call.
   void Pass() {
     std::unique_lock lock(mutex_);
     passing_ = true;
@@ -88,17 +89,17 @@ class FakeDevice final : public Device {
   // allocation.
   void OnFree(std::function<void()> on_free) { on_free_ = std::move(on_free); }
 
-  // How often a step was reached.
+  // Returns how often a step was reached.
   int Count(Step step) {
     return Locked([&] { return counts_[step]; });
   }
 
-  // The thread that reached it last.
+  // Returns the thread that reached the step last.
   std::thread::id ThreadOf(Step step) {
     return Locked([&] { return threads_[step]; });
   }
 
-  // Bytes that its streams have copied from the host to it.
+  // The number of bytes that its streams have copied from the host to the device.
   std::uint64_t copied_to_device() const { return copied_to_device_; }
 
   // The number of allocations that have not been freed.
@@ -138,7 +139,7 @@ class FakeDevice final : public Device {
   }
   std::unique_ptr<Stream> MakeStream() override;
   std::unique_ptr<Stream> MakeLargeStream() override;
-  // Whether MakeLargeStream made it.
+  // Returns whether MakeLargeStream made the stream.
   bool IsLarge(const Stream& stream) {
     return Locked([&] { return large_.contains(&stream); });
   }
@@ -194,7 +195,7 @@ class FakeDevice final : public Device {
   std::map<Step, std::thread::id> threads_;
   std::optional<Step> closed_;
   int blocked_ = 0;
-  bool passing_ = false;  // Pass waits for a call to continue
+  bool passing_ = false;  // Pass is waiting for a call to continue.
   std::uint64_t allocations_ = 0;
   std::atomic<std::uint64_t> copied_to_device_{0};
   std::set<const Stream*> large_;

@@ -7,13 +7,13 @@
 namespace {
 
 tessera::FakeNvml& State() {
-  static auto* state = new tessera::FakeNvml;  // outlives the threads that are blocked in it
+  static auto* state = new tessera::FakeNvml;  // Outlives the threads that block in it.
   return *state;
 }
 
 constexpr int kNotFound = 6, kInvalidArgument = 2;
 
-// Stores the value, unless the function is supposed to fail.
+// Stores the value unless the function is supposed to fail.
 template <class T>
 int Tell(const char* function, T value, T* out) {
   tessera::FakeNvml& state = State();

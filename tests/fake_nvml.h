@@ -12,10 +12,11 @@ namespace tessera {
 struct FakeNvml {
   std::mutex mutex;
   int init_result = 0;
-  std::map<std::string, int> results;  // of functions that fail
+  std::map<std::string, int> results;  // Results of functions that fail.
   unsigned long long slowdowns = 0x4;
-  std::atomic<int> calls{0};         // of the first function, and of those that return a number
-  std::atomic<bool> blocked{false};  // they do not return
+  // Calls of the first function and of the functions that return a number.
+  std::atomic<int> calls{0};
+  std::atomic<bool> blocked{false};  // Whether these calls block.
 };
 
 }  // namespace tessera

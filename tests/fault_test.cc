@@ -25,7 +25,7 @@ void OneWorker(Options& options) {
   options.drain_timeout = absl::Seconds(10);
 }
 
-// The longest time that a test's operations may take, which also decides when a device hangs.
+// Sets the longest time that a test's operations may take, which also decides when a device hangs.
 void Impatient(Options& options) {
   options.watchdog = absl::Milliseconds(100);
   options.max_operation_seconds = options.max_slow_operation_seconds = 0.1;
@@ -34,7 +34,7 @@ void Impatient(Options& options) {
 constexpr char kCompute[] = "tessera.v1.ComputeService";
 constexpr char kBuffers[] = "tessera.v1.BufferService";
 
-// UNKNOWN where the server does not know the service.
+// Returns UNKNOWN if the server does not know the service.
 HealthCheckResponse::ServingStatus HealthOf(const std::shared_ptr<grpc::Channel>& channel,
                                             const std::string& service) {
   grpc::ClientContext context;
@@ -71,14 +71,14 @@ class FaultTest : public testing::Test {
   std::future<grpc::Status> DotAsync(double* value = nullptr) {
     return std::async(std::launch::async, [this, value] { return Dot(value); });
   }
-  // Like DotAsync, but the call is blocked by the device until that is opened.
+  // Like DotAsync, but the device blocks the call until the device is opened.
   std::future<grpc::Status> HoldWorker(double* value = nullptr) {
     device_->Close(Step::kBegin);
     auto held = DotAsync(value);
     device_->WaitForBlocked(1);
     return held;
   }
-  // Makes a resident buffer with the sum of x and x.
+  // Makes a resident buffer with the sum x + x.
   grpc::Status AddInto(const std::string& name) {
     auto request = Of<v1::AddRequest>("a { buffer: 'x' } b { buffer: 'x' }");
     request.mutable_result()->mutable_buffer()->set_name(name);
@@ -117,11 +117,11 @@ class FaultTest : public testing::Test {
   }
 
   const v1::DotRequest dot_ = Of<v1::DotRequest>("a { buffer: 'x' } b { buffer: 'x' }");
-  FakeDevice* device_ = nullptr;  // the server's
+  FakeDevice* device_ = nullptr;  // Owned by the server.
   std::unique_ptr<TestServer> server_;
 };
 
-// A stream that uploads half of the buffer "slow", and the rest on demand.
+// A stream that uploads one half of the buffer "slow", and the other half on demand.
 class SlowUpload {
  public:
   SlowUpload(TestServer& server, const std::shared_ptr<grpc::Channel>& channel)
@@ -148,7 +148,7 @@ TEST_F(FaultTest, FullQueueRefusesAtOnce) {
   std::vector<std::future<grpc::Status>> accepted;
   accepted.push_back(HoldWorker());
   std::atomic<int> refused{0};
-  // Two of the next four find a place.
+  // Two of the next four calls fit into the queue.
   for (int i = 0; i < 4; ++i) {
     accepted.push_back(std::async(std::launch::async, [&] {
       const grpc::Status status = Dot();
@@ -191,12 +191,12 @@ TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   EXPECT_EQ(device_->Count(Step::kBegin), 2);
 }
 
-// Short operations do so, too. A worker that has begun to run an operation is slightly late to
+// Short operations run there as well. A worker that has begun an operation is slightly late to
 // report that it is idle.
 TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
-  // Runs that many sums, each of the one before; first: the operands of the first sum, and more:
+  // Runs that many sums, each of the previous result. first: the operands of the first sum; more:
   // fields of all steps.
   const auto run = [&](int steps, const std::string& first = "buffer: 'x'",
                        const std::string& more = "") {
@@ -316,7 +316,7 @@ std::string Row(std::size_t count, float value) {
 }
 
 // Multiplies a row of ones by every other element of every other row of "m", which has 256 x 256
-// floats: the server keeps a copy of those elements.
+// floats. The server keeps a copy of those elements.
 v1::MatmulRequest ProductOfEveryOther() {
   auto request = Of<v1::MatmulRequest>(
       "a { tensor { dtype: DTYPE_F32 shape: [1, 128] } } "
@@ -325,7 +325,7 @@ v1::MatmulRequest ProductOfEveryOther() {
   return request;
 }
 
-// Memory that the server keeps for prepared operands is no reason to refuse a call.
+// The server frees memory that it keeps for prepared operands before it refuses a call.
 TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   StartServer();
   ASSERT_TRUE(
@@ -365,8 +365,8 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
   EXPECT_FALSE(device_->lost());
 }
 
-// After a loss, in use or idle, the health service reports it within this time: a second is
-// promised, and a busy machine adds to it.
+// After a loss, in use or idle, the health service reports it within this time. The promised time
+// is one second, and a busy machine adds to it.
 constexpr std::chrono::seconds kSoon{5};
 
 TEST_F(FaultTest, LostDeviceEndsTheServer) {
@@ -395,7 +395,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
 
 TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   StartServer();
-  device_->Fail(Step::kProbe, Kind::kFailed);  // not a loss
+  device_->Fail(Step::kProbe, Kind::kFailed);  // This is not a loss.
   const int asked = device_->Count(Step::kProbe);
   ASSERT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -443,7 +443,7 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
   EXPECT_TRUE(Eventually([&] { return !IsServing(); }));
   EXPECT_TRUE(IsServing(""));
   device_->Open();
-  // It had been told to stop earlier.
+  // The operation had been told to stop earlier.
   ExpectError(running.get(), "OPERATION_TOO_LONG", {{"limit_seconds", "0.1"}});
   EXPECT_TRUE(Eventually([&] { return IsServing(); }));
 }
@@ -455,7 +455,7 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   const int asked = device_->Count(Step::kProbe);
   for (int i = 0; i < 10; ++i) {
     AdvanceSteadyNow(absl::Milliseconds(500));
-    absl::SleepFor(absl::Milliseconds(60));  // a single longer step would count as a suspension
+    absl::SleepFor(absl::Milliseconds(60));  // Longer would count as a suspension.
   }
   EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -463,7 +463,8 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   EXPECT_TRUE(running.get().ok());
 }
 
-// While it is stopped, the clock advances. Interrupted calls and uploads continue afterwards.
+// The clock advances while the process is stopped. Interrupted calls and uploads continue
+// afterwards.
 TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
   StartServer([](Options& options) {
     options.watchdog = absl::Seconds(10);
@@ -489,7 +490,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     EXPECT_FALSE(device_->lost());
   }
   EXPECT_TRUE(upload.Finish().ok());
-  // The worker's time while the process runs counts, and so does all time of what begins later.
+  // The time counts while the process runs, and so does all of the time of work that begins later.
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(Eventually([&] {
       AdvanceSteadyNow(absl::Milliseconds(100));
@@ -563,7 +564,7 @@ TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
 }
 
 TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
-  constexpr int kCalls = 6;  // more than there are threads
+  constexpr int kCalls = 6;  // More than there are threads.
   StartServer();
   device_->Close(Step::kAllocate);
   std::vector<std::future<grpc::Status>> blocked;
@@ -590,7 +591,7 @@ TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
   // Uses a socket, because connections inside the process are not told to go away.
   const auto dial = [&] {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // A separate connection.
     return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
                                      arguments);
   };
@@ -656,7 +657,7 @@ TEST(Admission, TheWaitEndsWithTheLastCall) {
   EXPECT_LT(absl::Now(), give_up);
 }
 
-// A client that watches the health service would never leave.
+// A client that watches the health service would never end its call.
 TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
   StartServer([](Options& options) {
     options.listen = {"127.0.0.1:0"};
@@ -680,14 +681,14 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
   EXPECT_TRUE(Eventually([&] { return !IsServing() && !IsServing(kBuffers); }));
   ExpectWorks();
-  device_->MarkLost();  // ends the delay
+  device_->MarkLost();  // Ends the delay.
   drained.get();
 }
 
 TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   StartServer([](Options& options) { options.drain_timeout = absl::Milliseconds(100); });
   SlowUpload upload(*server_, server_->channel());
-  server_->server().Drain();  // otherwise it would not end
+  server_->server().Drain();  // Otherwise it would not end.
   EXPECT_FALSE(upload.Finish().ok());
 }
 

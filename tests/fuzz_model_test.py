@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Random requests to all methods, and a model that predicts how each of them ends.
+"""Sends random requests to all methods, and predicts with a model how each of them ends.
 
-For half of the time one client sends requests, most of which are valid; the others have one fault
-each. The model predicts status, values, metadata, versions and lists. For the other half many
-callers upload, cancel, replace, copy, delete and download three names, with self-checking arrays,
-and run operations whose results the model knows.
+For half of the time, one client sends requests. Most of them are valid, and the others have one
+fault each. The model predicts status, values, metadata, versions and lists. For the other half,
+many callers upload, cancel, replace, copy, delete and download three names with self-checking
+arrays, and run operations whose results the model knows.
 
 The requests of the first half depend only on the seed.
 
@@ -27,8 +27,8 @@ from random_requests import BAD_NAMES, BOOL, BYTES, DTYPES, F32, I64, SIZES, Wro
 
 NAMES = ["a", "a/b", "a.b", "b", "b-1", "Z"]
 WRITING, READY = 1, 2
-LEAST_STEPS = 500  # however busy the machine is
-# A valid request may exceed the limits that the server was started with.
+LEAST_STEPS = 500  # The minimum, however busy the machine is.
+# A valid request may fail for these reasons if it exceeds the server's limits.
 TOO_MUCH = (
     "OPERATION_TOO_LONG", "SCRATCH_EXHAUSTED", "RESULT_TOO_LARGE", "QUOTA_EXCEEDED",
     "HOST_MEMORY_EXHAUSTED",
@@ -51,10 +51,10 @@ class Held:
         self.replace, self.ttl = replace, ttl
         size = SIZES[dtype] * math.prod(shape)
         self.data = bytearray(size)
-        self.written = bytearray(size)  # how often, up to 2
-        self.summed = bytearray(size)  # came with a checksum
+        self.written = bytearray(size)  # How often, up to 2.
+        self.summed = bytearray(size)  # Whether it came with a checksum.
         self.ready = False
-        self.crc = None  # None: absent; "?": either
+        self.crc = None  # None if absent, "?" if either is possible.
 
     def set(self, data, crc=None):
         self.data = bytearray(data)
@@ -89,7 +89,7 @@ class Held:
         return np.frombuffer(bytes(self.data), o.NUMPY_TYPES[self.dtype]).reshape(self.shape)
 
     def check(self, message):
-        """Checks that the server's Buffer says the same."""
+        """Checks that the server's Buffer agrees."""
         said = (message.name, message.dtype, tuple(message.shape), message.size_bytes,
                 message.state, message.version, message.committed_bytes)
         committed = [*self.missing(), (len(self.data),)][0][0]
@@ -110,16 +110,16 @@ class Held:
 
 
 class Fuzzer(r.Requests):
-    """One caller's requests, and what the server holds for this caller."""
+    """One caller's requests, and the model of what the server holds for this caller."""
 
     def __init__(self, client, seed):
         strategies = client.call("ListStrategies", backend=client.device().backend).strategies
         super().__init__(random.Random(seed), strategies)
         self.client = client
         client.requests = self
-        self.drafts = {}  # name: drafts by version
-        self.newest = 0  # version
-        self.history = {}  # name: the largest version that was READY
+        self.drafts = {}  # Name: drafts by version.
+        self.newest = 0  # The newest version.
+        self.history = {}  # Name: the largest version that was READY.
         self.calls = {}
         self.ended = {}
         self.what = ""
@@ -128,7 +128,7 @@ class Fuzzer(r.Requests):
         return self.rng.choice(NAMES)
 
     def expect(self, outcome, *reasons, ok=False):
-        """Checks that the call ended with one of the reasons, or with OK; returns whether it is
+        """Checks that the call ended with one of the reasons, or with OK. Returns whether it is
         OK."""
         end = outcome.reason or outcome.code
         self.ended[end] = self.ended.get(end, 0) + 1
@@ -146,7 +146,7 @@ class Fuzzer(r.Requests):
         return [draft for drafts in self.drafts.values() for draft in drafts]
 
     def taken(self, name):
-        """Returns whether a new buffer without replace is refused."""
+        """Returns whether the server refuses a new buffer of this name without replace."""
         drafts = self.drafts.get(name, [])
         return name in self.live or any(not draft.replace for draft in drafts)
 
@@ -162,7 +162,8 @@ class Fuzzer(r.Requests):
         return o.buffers.BufferSpec(dtype=dtype, shape=shape, **more)
 
     def random_spec(self):
-        """Returns (spec, dtype, shape, replace, ttl), or with one fault (spec, reasons)."""
+        """Returns (spec, dtype, shape, replace, ttl), or (spec, reasons) if the spec has a
+        fault."""
         rng = self.rng
         dtype = rng.choice((*DTYPES, *BYTES))
         shape = [rng.choice((0, 1, 2, 3, 5, 8)) for _ in range(rng.randrange(4))]
@@ -172,7 +173,7 @@ class Fuzzer(r.Requests):
         if 0.13 < fault < 0.43:
             more["placement"] = ["all"]
             if rng.random() < 0.3:
-                shape = [rng.choice((1500, 2049, 4001))]  # enough for several devices
+                shape = [rng.choice((1500, 2049, 4001))]  # Enough for several devices.
         if fault > 0.13:
             return self.spec(dtype, shape, **more), dtype, shape, replace, ttl
         bad_shapes = [-1], [2, -(2**63)], [2**62, 2**62], [1] * 9, [2**63 - 1, 2], [2**40]
@@ -217,7 +218,7 @@ class Fuzzer(r.Requests):
         self.drafts.setdefault(name, []).append(draft)
 
     def upload(self):
-        """Uploads by a stream that creates the buffer."""
+        """Uploads with a stream that creates the buffer."""
         rng, name = self.rng, self.pick_name()
         spec, *rest = self.random_spec()
         if len(rest) == 1:
@@ -275,7 +276,7 @@ class Fuzzer(r.Requests):
             messages.append(rng.choice((dict(name="other"), dict(spec=self.spec(dtype, [77])))))
             reasons = ("BAD_MESSAGE", *unknown)
         elif fault == "repeat" and piece:
-            # Repeats the last piece: the bytes are the same, but some came twice.
+            # Repeats the last piece. The bytes are the same, but some are sent twice.
             messages.append(dict(data=piece, offset=pieces[-1][0]))
             crc, reasons = None, unknown
         outcome = self.client.try_upload(messages)
@@ -290,7 +291,7 @@ class Fuzzer(r.Requests):
         self.become_ready(held)
 
     def find_draft(self, name, version):
-        """Returns (draft, reasons why there is none)."""
+        """Returns (draft, the reasons why there is none)."""
         drafts = self.drafts.get(name, [])
         if version == 0:
             if len(drafts) == 1:
@@ -312,7 +313,7 @@ class Fuzzer(r.Requests):
         return 0 if kind < 0.93 else self.wrong_version()
 
     def pick_draft(self):
-        """Returns (name, version, draft, reasons why there is none)."""
+        """Returns (name, version, draft, the reasons why there is none)."""
         names = [name for name in self.drafts if self.drafts[name]]
         name = self.rng.choice(names) if names and self.rng.random() < 0.9 else self.pick_name()
         version = self.pick_version(name)
@@ -383,7 +384,7 @@ class Fuzzer(r.Requests):
                 reasons.append("BAD_CHECKSUM")
         if not self.expect(outcome, *reasons, ok=not reasons):
             if outcome.reason in ("BUFFER_EXISTS", "BAD_CHECKSUM"):
-                # The proto does not say whether the draft stays.
+                # The .proto file does not say whether the draft stays.
                 self.client.attempt("DeleteBuffer", name=name, version=draft.version)
                 self.drafts[name].remove(draft)
             return
@@ -502,7 +503,7 @@ class Fuzzer(r.Requests):
         return super().not_readable(name, version)
 
     def pick_range(self):
-        """Returns (name, its buffer, version, size, offset, reasons) of a download."""
+        """Returns (name, its buffer, version, size, offset, reasons) for a download."""
         rng, name = self.rng, self.pick_name()
         live = self.live.get(name)
         version = rng.choice((0, 0, live.version if live else 0, self.wrong_version()))
@@ -582,7 +583,7 @@ class Fuzzer(r.Requests):
     # --- Operations -------------------------------------------------------------------------------
 
     def target(self, case):
-        """Decides where an array goes: inline, or to a buffer."""
+        """Decides where an array goes, which is inline or to a buffer."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.55:
             case.fields["result"] = rng.choice((None, o.compute.Result(inline=True)))
@@ -618,8 +619,8 @@ class Fuzzer(r.Requests):
         case.check(outcome.answer, held.array())
 
     def large(self):
-        """Sends valid views of very many elements: the outcome is a response or a clear refusal,
-        soon."""
+        """Sends valid views of very many elements. The outcome comes soon, and is a response or a
+        clear refusal."""
         rng = self.rng
         extents = rng.choice((
             [2**20], [2**31], [2**62], [2**16, 2**16], [2**31, 2**31], [3, 2**40], [2**63 - 1],
@@ -662,7 +663,7 @@ class Fuzzer(r.Requests):
     }
 
     def choose_client(self, kind):
-        """Chooses the client where there are several; returns how the next request is described."""
+        """Chooses the client if there are several. Returns how the next request is described."""
         return ""
 
     def step(self, number):
@@ -687,7 +688,7 @@ HARMLESS = {
 
 
 def self_checking(rng):
-    """Returns i64 numbers: the first determines all others, and how many there are."""
+    """Returns i64 numbers. The first number determines all others, and how many there are."""
     count, seed = rng.choice((1, 2, 100, 5000, 40_000)), rng.randrange(1 << 20)
     return np.arange(count, dtype=np.int64) * (2 * seed + 1) + (seed << 20 | count)
 
@@ -703,7 +704,7 @@ def is_whole(data):
 
 
 class Member:
-    """One of many callers, which share three names."""
+    """One of many callers that share three names."""
 
     def __init__(self, client, rng, note):
         self.client, self.rng, self.note = client, rng, note
@@ -718,7 +719,7 @@ class Member:
         return self.note(rpc, self.client.attempt(rpc, **fields))
 
     def send(self, array, hold=None, **first):
-        """Uploads an array; hold: an event that must be set before the upload ends."""
+        """Uploads an array. hold: an event that must be set before the upload ends."""
 
         def messages():
             data = array.tobytes()
@@ -771,7 +772,7 @@ class Member:
             check(a == b, f"Dot of {name} with itself read versions {a} and {b}")
 
     def operate(self, _):
-        """Runs a valid operation: the result is right whatever else the server does."""
+        """Runs a valid operation. Its result is right, whatever else the server does."""
         case = self.requests.case()
         outcome = self.client.attempt(case.rpc, **case.fields)
         if outcome.ok or outcome.reason in case.reasons:
@@ -780,7 +781,7 @@ class Member:
 
 
 def crowd(clients, seed, seconds):
-    """Runs many callers at the same three names; returns how the calls ended."""
+    """Lets many callers use the same three names, and returns how the calls ended."""
     end = time.monotonic() + seconds
     ended, lock = {}, threading.Lock()
     failed = threading.Event()
@@ -867,7 +868,7 @@ def test_model(server, client):
 
 def test_many_callers(server, client):
     clients = [server.client() for _ in range(ARGUMENTS.callers)]
-    crowd(clients, ARGUMENTS.seed, ARGUMENTS.seconds / 8)  # caches fill, pools grow
+    crowd(clients, ARGUMENTS.seed, ARGUMENTS.seconds / 8)  # Caches fill, pools grow.
     before = holdings(server)
     ended = crowd(clients, ARGUMENTS.seed + 1, ARGUMENTS.seconds / 2)
     check_holdings(server, before)

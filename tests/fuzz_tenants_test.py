@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Random requests of several tenants to two servers, and a model of each tenant's buffers.
+"""Sends random requests of several tenants to two servers, with a model of each tenant's buffers.
 
-Every tenant has the model of fuzz_model_test for its part of each server, and calls as a reader and
-as a writer (or administrator) with names that the other tenants use, too. This model also knows
-which calls are refused for their role, what each quota has left, what imports bring and what goes
-through shared memory. Some calls are broken off: cancelled, cut with their connection, or given a
-short deadline. The test then finds out whether they took place, and checks that they did so
-completely or not at all, and that the server's counts are those of the model. In the end many
-callers of all tenants call at the same time.
+Every tenant has the model of fuzz_model_test for its part of each server. It calls as a reader and
+as a writer (or administrator), with names that the other tenants use as well. This model also knows
+which calls are refused because of their role, what each quota has left, what imports contain and
+what goes through shared memory. Some calls are broken off: they are cancelled, cut with their
+connection, or given a short deadline. The test then finds out whether they took place, and checks
+that they did so completely or not at all, and that the server's counts agree with the model. At the
+end, many callers of all tenants call at the same time.
 
-The requests depend only on the seed; where a call is broken off depends on the machine.
+The requests depend only on the seed. Where a call is broken off depends on the machine.
 
 usage: fuzz_tenants_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
                             [--seed S] [--callers N]
@@ -57,13 +57,13 @@ class Member(r.ThroughPrograms):
         super().__init__(server.address, None)
         self.channel.close()
         self.server, self.token, self.role = server, token, role
-        self.writes = ""  # what the last call writes: "", "result" or "method"
-        self.wanted = None  # bytes of the buffer that it needs, if known
+        self.writes = ""  # What the last call writes: "", "result" or "method".
+        self.wanted = None  # The bytes of the buffer that it needs, if known.
         self.caller = None
         self.connect()
 
     def connect(self):
-        """Closes the connection, if there is one, with all calls on it, and makes another."""
+        """Closes the connection, if there is one, with all calls on it, and makes a new one."""
         if self.caller:
             self.caller.close()
             self.server.clients.remove(self.caller)
@@ -78,8 +78,9 @@ class Member(r.ThroughPrograms):
             self.wanted = SIZES[spec.dtype] * math.prod(spec.shape)
 
     def twice(self, call):
-        """Returns the outcome of a call. If a quota refuses it although the model has room, it is
-        made again when all calls are over: what was replaced is free once its users have ended."""
+        """Returns the outcome of a call. If a quota refuses it although the model has space, it is
+        repeated when all other calls have ended, because a replaced buffer is freed once its users
+        have ended."""
         outcome = call()
         if outcome.reason == "TENANT_QUOTA_EXCEEDED" and not self.requests.is_over_quota(outcome):
             self.requests.account()
@@ -106,7 +107,8 @@ class Member(r.ThroughPrograms):
 
 
 class Refused(Exception):
-    """A call ended as it should, by its role or a quota; other expectations do not count."""
+    """A call ended as it should, refused because of its role or a quota. Other expectations do not
+    count."""
 
 
 class TenantFuzzer(f.Fuzzer):
@@ -120,9 +122,9 @@ class TenantFuzzer(f.Fuzzer):
         for member in self.members:
             member.requests = self
         self.region = Region(server.shared)
-        self.peers = []  # this tenant's models, for all servers
-        self.others = []  # other tenants' models for this server
-        self.broken = {}  # (kind of call, whether it took place): how often it was broken off
+        self.peers = []  # This tenant's models for all servers.
+        self.others = []  # Other tenants' models for this server.
+        self.broken = {}  # (Kind of call, whether it took place): how often.
 
     # --- What the model knows apart from each buffer ----------------------------------------------
 
@@ -130,17 +132,17 @@ class TenantFuzzer(f.Fuzzer):
         return [*self.live.values(), *self.all_drafts()]
 
     def used_bytes(self):
-        """Returns the bytes of memory; a link uses that of its origin."""
+        """Returns the bytes of memory. A link uses the memory of its origin."""
         blocks = {id(block): block for block in (getattr(h, "block", h) for h in self.held())}
         return sum(self.charge(len(block.data)) for block in blocks.values())
 
     def used_buffers(self):
-        """Returns the number of buffers with a name, and of those without one that links keep."""
+        """Returns the number of buffers that have a name or that links keep alive."""
         held = self.held()
         return len({id(h) for h in held} | {id(getattr(h, "block", h)) for h in held})
 
     def is_over_quota(self, outcome):
-        """Whether the model agrees with a refusal by a quota."""
+        """Returns whether the model agrees with a refusal because of a quota."""
         used, limit = {
             "bytes": (self.used_bytes(), self.most_bytes),
             "buffers": (self.used_buffers(), self.most_buffers),
@@ -150,7 +152,8 @@ class TenantFuzzer(f.Fuzzer):
         return used + int(outcome.metadata["requested"]) > limit
 
     def made(self, message, name, dtype, shape, replace_=True, ttl=False, size=None):
-        """size: the memory that it takes; a link shares that of its origin."""
+        """Records a new buffer. size: the memory that it takes; a link shares the memory of its
+        origin."""
         made = super().made(message, name, dtype, shape, replace_, ttl)
         count = self.used_buffers() + 1
         used = self.used_bytes() + (self.charge(message.size_bytes) if size is None else size)
@@ -182,7 +185,7 @@ class TenantFuzzer(f.Fuzzer):
     # --- Accounts ---------------------------------------------------------------------------------
 
     def account(self):
-        """Checks that the server's counts are those of the model, for the tenant or, as an
+        """Checks that the server's counts agree with the model, for the tenant or, as an
         administrator, for all tenants."""
         everyone = [self, *self.others] if self.client.role == "admin" else [self]
         known = (sum(fuzzer.used_bytes() for fuzzer in everyone),
@@ -207,7 +210,7 @@ class TenantFuzzer(f.Fuzzer):
         check(shared == regions, "shared memory", shared, "is not", regions)
 
     def metrics(self):
-        """Checks that the metrics have each tenant's buffers by state."""
+        """Checks that the metrics count each tenant's buffers by state."""
         text = urllib.request.urlopen(self.server.metrics, timeout=20).read().decode()
         labels = r'device="[^"]*",state="(\w+)",tenant="(\w+)"'
         found = re.findall(rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$", text, re.M)
@@ -223,7 +226,8 @@ class TenantFuzzer(f.Fuzzer):
     # --- Imports, links and shared memory ---------------------------------------------------------
 
     def duplicate(self):
-        """Returns (source, name, replace, ttl, fields) for what is made from a buffer."""
+        """Returns (source, name, replace, ttl, fields) for a request that makes a buffer from
+        another."""
         rng = self.rng
         source, name, replace_, ttl = (
             self.pick_name(), self.pick_name(), rng.random() < 0.7, rng.random() < 0.2)
@@ -255,7 +259,7 @@ class TenantFuzzer(f.Fuzzer):
             check(outcome.metadata["reason"] in unreadable, outcome, "is not", unreadable)
 
     def adopt_copy(self, message, origin, replace_, ttl):
-        """Adds an import to the model: its bytes came with checksums, each once."""
+        """Adds an import to the model. Each of its bytes came once, with a checksum."""
         made = self.made(message, message.name, origin.dtype, origin.shape, replace_, ttl)
         made.set(origin.data, o.crc32c(origin.data) if origin.data else "?")
         self.adopt(made, message)
@@ -281,7 +285,7 @@ class TenantFuzzer(f.Fuzzer):
         self.become_ready(made)
 
     def range_of(self, size):
-        """Returns (a range of the region, reasons), which may have one fault."""
+        """Returns (a range of the region, reasons). The range may have one fault."""
         rng, right = self.rng, self.region.range(size)
         fault = rng.random()
         if fault < 0.05:
@@ -350,9 +354,9 @@ class TenantFuzzer(f.Fuzzer):
     # --- Calls that are broken off ----------------------------------------------------------------
 
     def break_off(self, begin, *reasons):
-        """Begins a call by begin(timeout), which returns a future, and cancels it, closes its
-        connection, or lets its deadline pass; waits until the server has ended it. Returns whether
-        it ended with OK."""
+        """Begins a call with begin(timeout), which returns a future. Then cancels it, closes its
+        connection or lets its deadline pass, and waits until the server has ended it. Returns
+        whether it ended with OK."""
         rng = self.rng
         way = rng.choice(("cancel", "close", "deadline"))
         timeout = rng.choice((-1, 0, 0, 0.0003, 0.004)) if way == "deadline" else 30
@@ -372,8 +376,9 @@ class TenantFuzzer(f.Fuzzer):
             check(outcome.code in ends, way, outcome)
             self.ended[outcome.code] = self.ended.get(outcome.code, 0) + 1
 
-        # The request may still be on its way to the server, or among the server's threads. A reader
-        # is told its own calls, even in an administrator's tenant; this call is the last.
+        # The request may still be on its way to the server, or in a queue between the server's
+        # threads. A reader sees only its own calls, even in an administrator's tenant, and this
+        # call is the last one.
         over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
             lambda: self.members[1].budget("calls").used == 1, 60
         )
@@ -385,7 +390,8 @@ class TenantFuzzer(f.Fuzzer):
         return self.break_off(lambda timeout: self.client.future(rpc, timeout, **fields))
 
     def break_upload(self, messages, spec, *reasons):
-        """messages: a function of an event, which is set when the call is over."""
+        """Uploads with a stream that is broken off. messages: a function of an event, which is set
+        when the call is over."""
         let_go = threading.Event()
         self.client.note("Upload", spec=spec)
         upload = self.client.b.Upload
@@ -396,13 +402,14 @@ class TenantFuzzer(f.Fuzzer):
         return ok
 
     def count(self, happened, ok, what):
-        """ok: whether the call ended with OK."""
+        """Counts a call that was broken off. ok: whether the call ended with OK."""
         check(happened or not ok, what, "ended with OK, and nothing has happened")
         key = what, bool(happened)
         self.broken[key] = self.broken.get(key, 0) + 1
 
     def adopt_newer(self, ok, what, name, dtype, shape, data, crc=None):
-        """Adds what a call has put under a name, if anything; returns whether it has."""
+        """Adds what a call has stored under a name, if anything. Returns whether there is
+        anything."""
         outcome = self.client.ask("GetBuffer", name=name)
         message = outcome.answer.buffer if outcome.ok else None
         there = outcome.ok and message.state == f.READY and message.version > self.newest
@@ -412,7 +419,7 @@ class TenantFuzzer(f.Fuzzer):
         return there
 
     def broken_upload(self):
-        """Uploads by a stream that creates the buffer, and whose last message often never comes."""
+        """Uploads with a stream that creates the buffer. Its last message is often not sent."""
         rng, name = self.rng, self.pick_name()
         if rng.random() < 0.2:
             dtype, shape = U8, (LARGE,)
@@ -434,14 +441,14 @@ class TenantFuzzer(f.Fuzzer):
         ok = self.break_upload(messages, spec, *(("MISSING_DATA",) * cut))
         there = self.adopt_newer(ok, "upload", name, dtype, shape, data)
         check(not (there and cut), "an upload that never ended has become a buffer")
-        if there and len(data) == LARGE:  # would leave no room for others
+        if there and len(data) == LARGE:  # It would leave no space for others.
             self.client.call("DeleteBuffer", name=name)
             self.forget(name)
         self.account()
 
     def broken_ranges(self):
-        """Sends a stream into a draft: each message has arrived completely or not at all, and none
-        arrives after one that did not."""
+        """Sends a stream into a draft. Each message arrives completely or not at all, and no
+        message arrives after a missing one."""
         rng = self.rng
         drafts = [draft for draft in self.all_drafts() if draft.missing()]
         if not drafts:
@@ -475,7 +482,7 @@ class TenantFuzzer(f.Fuzzer):
         self.count(landed > begin, ok, "ranges")
 
     def broken_call(self):
-        """Makes a call of one message that changes something."""
+        """Makes a call with one message that changes something."""
         kinds = ("create", "shared", "copy", "import", "add", "delete", "seal", "update")
         kind = self.rng.choice(kinds)
         self.what += f" ({kind})"
@@ -666,8 +673,8 @@ def totals(fuzzers, name):
 
 
 def check_variety(fuzzers, steps):
-    """Checks that every kind of request was sent, and that every ending occurred that this suite
-    tests."""
+    """Checks that every kind of request was sent, and that every ending that this suite tests
+    occurred."""
     ended, broken, calls = (totals(fuzzers, name) for name in ("ended", "broken", "calls"))
     if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
         check(len(calls) == len(TenantFuzzer.WEIGHTS), "only", calls)
@@ -681,10 +688,11 @@ def check_variety(fuzzers, steps):
 
 
 def many_callers(server, arguments):
-    """Runs all tenants at the same time: none sees another's arrays, and quotas hold."""
+    """Runs all tenants at the same time. No tenant sees another tenant's arrays, and quotas
+    hold."""
     tokens = [f"{tenant}-{role}" for tenant, (role, _, _) in TENANTS.items()]
     clients = [Caller(server, tokens[i % len(tokens)]) for i in range(arguments.callers)]
-    f.crowd(clients, arguments.seed, arguments.seconds / 8)  # caches fill, pools grow
+    f.crowd(clients, arguments.seed, arguments.seconds / 8)  # Caches fill, pools grow.
     before = f.holdings(server)
     ended = f.crowd(clients, arguments.seed + 1, arguments.seconds / 3)
     f.check_holdings(server, before)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Stands in for ghz where it is not installed: makes the calls of a configuration of ghz
-with plain grpcio, in a loop of few callers, and reports them as ghz 0.121 does."""
+"""Stands in for ghz if it is not installed: makes the calls of a ghz configuration with plain
+grpcio, in a loop with few callers, and reports them as ghz 0.121 does."""
 
 import argparse
 import collections
@@ -18,11 +18,11 @@ from google.protobuf import json_format
 
 import outsider
 
-CALLERS = 4  # a test's machine is small
+CALLERS = 4  # Test machines are small.
 
 
 def render(text, worker, number):
-    """The template strings that the configurations use."""
+    """Replaces the template variables that the configurations use."""
     text = text.replace("{{.WorkerID}}", worker).replace("{{.RequestNumber}}", str(number))
     text = re.sub(r"\{\{repeat (\d+) `(\w+)`\}\}", lambda m: m[2] * int(m[1]), text)
     if "{{" in text:
@@ -44,7 +44,8 @@ class Method:
         self.text = json.dumps(config["data"])
 
     def messages(self, worker="0", number=0):
-        """Raises json_format.ParseError for data that are not such a message."""
+        """Returns the request messages. Raises json_format.ParseError if the data are not such
+        messages."""
         data = json.loads(render(self.text, worker, number))
         data = data if isinstance(data, list) else [data]
         return [json_format.ParseDict(message, self.request()) for message in data]

@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// The stand-in has the name of the driver's library: once it is loaded, the monitor finds it by
+// The stand-in has the name of the driver's library. Once it is loaded, the monitor finds it by
 // that name.
 FakeNvml& Library() {
   static FakeNvml* const state = [] {
@@ -79,7 +79,7 @@ class GpuMonitorTest : public testing::Test {
     return std::make_unique<TestServer>(options, std::move(devices));
   }
 
-  // Scrapes until the driver has answered in time: the library is loaded concurrently with the
+  // Scrapes until the driver has responded in time. The library is loaded concurrently with the
   // first scrape.
   static std::string ScrapeWith(const Server& server, const std::string& metric) {
     std::string text;
@@ -119,7 +119,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   const auto server = Serve({"0000:65:00.0"});
   ScrapeWith(server->server(), "tessera_gpu_slowdown");
   for (const auto& [set, name] : reasons) {
-    Set({}, set | 0x1 | 0x8);  // plus the bit for idle, and a bit without a reason
+    Set({}, set | 0x1 | 0x8);  // Plus the idle bit, and a bit without a reason.
     // A reading may have begun earlier.
     const std::string text = ScrapeWith(server->server(), "reason=\"" + name + "\"} 1\n");
     for (const auto& [bit, reason] : reasons) {
@@ -129,7 +129,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   }
 }
 
-// A consumer card has no ECC, and a virtual one does not report power.
+// A consumer card has no ECC, and a virtual card does not report power.
 TEST_F(GpuMonitorTest, WhatTheDriverDoesNotTellIsLeftOut) {
   Set({{"errors", 3}, {"power", 3}, {"slowdowns", 3}}, 0x4);
   const auto server = Serve({"0000:65:00.0"});
@@ -161,7 +161,7 @@ TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
   Library().blocked = true;
   const int before = Library().calls;
   std::string text;
-  // The page is served without these values while a reading hangs.
+  // While a reading hangs, the page is served without these values.
   for (int i = 0; i < 3; ++i) text = Scrape(server->server());
   EXPECT_THAT(text, Not(HasSubstr("tessera_gpu")));
   EXPECT_LE(Library().calls, before + 1) << "one reading at a time";

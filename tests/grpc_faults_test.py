@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The known faults of the gRPC in use, as SECURITY.md lists them: they do not end the process, and
-callers on other connections are answered. abuse_test.py has the faults of connections and of
-streams that are reset.
+"""Tests the known faults of this version of gRPC, as SECURITY.md lists them. They do not end the
+process, and callers on other connections get responses. abuse_test.py has the faults of connections
+and of reset streams.
 
 usage: grpc_faults_test.py --server build/bin/tessera-server [test ...]
 """
@@ -27,8 +27,7 @@ def text(value):
 
 
 def field(name, value, indexed=False):
-    """Returns a header as a literal; if it is indexed, it is added to the connection's table as
-    well."""
+    """Returns a header as a literal. An indexed header is also added to the connection's table."""
     return (b"\x40" if indexed else b"\x00") + text(name) + text(value)
 
 
@@ -45,14 +44,13 @@ def headers(stream, block):
 
 def try_to_send(raw, *frames):
     raw.socket.settimeout(20)
-    with contextlib.suppress(OSError):  # The server reads no further, or has hung up.
+    with contextlib.suppress(OSError):  # The server has stopped reading or has hung up.
         for some in frames:
             raw.send(some)
 
 
 def send(server, *frames):
-    """Sends on another connection, until the server has read the bytes or has closed the
-    connection."""
+    """Sends on another connection, until the server has read the bytes or closed the connection."""
     raw = o.RawConnection(server)
     try_to_send(raw, *frames)
     assert still_answers(raw, 20 * o.Program.patience()), "neither a response nor an end"
@@ -65,7 +63,8 @@ def check_others(server, client):
 
 
 def check_memory(server, before, limit, what):
-    """AddressSanitizer keeps up to 256 MiB of freed memory."""
+    """Checks the growth of memory against a limit. AddressSanitizer keeps up to 256 MiB of freed
+    memory."""
     limit += 256 * o.MI if o.Program.sanitized() else 0
     grown = lambda: server.rss() - before
     assert o.eventually(lambda: grown() < limit, 10), f"{grown() / o.MI:.0f} MiB {what}"
@@ -95,8 +94,8 @@ def test_cve_2023_32731_headers_beyond_the_limit_and_then_the_table(server, clie
     send(
         server,
         headers(1, base + padding + field("x-last", "z", indexed=True))
-        + headers(3, base + b"\xbe")  # the table's newest entry
-        + headers(5, base + b"\xff\x7f"),  # an entry that it does not have
+        + headers(3, base + b"\xbe")  # The table's newest entry.
+        + headers(5, base + b"\xff\x7f"),  # An entry that it does not have.
     )
     check_others(server, client)
 
@@ -107,7 +106,7 @@ def test_cve_2023_32732_binary_header_that_is_none(server, client):
 
 
 def test_cve_2023_33953_endless_headers(server, client):
-    """An integer with endless zeros, a string of a gigabyte, and headers without an end."""
+    """Sends an integer with endless zeros, a string of a gigabyte, and headers without an end."""
     base = o.request_headers(PATH)
     beginnings = (
         (b"\x00\x7f" + b"\x80" * 16000, b"\x80" * 16000),
@@ -117,7 +116,7 @@ def test_cve_2023_33953_endless_headers(server, client):
     for begin, more in beginnings:
         before = server.rss()
         raw = o.RawConnection(server)
-        rest = [o.frame(CONTINUATION, 0, 1, more)] * 100  # 1.6 MB
+        rest = [o.frame(CONTINUATION, 0, 1, more)] * 100  # 1.6 MB.
         try_to_send(raw, o.frame(o.HEADERS, o.END_STREAM, 1, begin), *rest)
         check_others(server, client)
         check_memory(server, before, 64 * o.MI, "for 1.6 MB of headers")
@@ -127,7 +126,7 @@ def test_cve_2023_33953_endless_headers(server, client):
 def test_cve_2025_8671_frames_that_make_the_server_reset(server, client):
     before = server.rss()
     block = o.request_headers(PATH)
-    for payload in (b"\0\0\0\0", b"\x7f\xff\xff\xff"):  # increments by 0, and beyond all windows
+    for payload in (b"\0\0\0\0", b"\x7f\xff\xff\xff"):  # Increments by 0 and beyond all windows.
         send(
             server,
             *(

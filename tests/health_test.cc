@@ -1,4 +1,5 @@
-// What watchers of the health service receive. The client is gRPC's, over an in-process channel.
+// What watchers of the health service receive. The client is gRPC's own, over an in-process
+// channel.
 #include "server/status/health.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ class HealthTest : public testing::Test {
     HealthCheckRequest request;
     return stub_->Watch(&context, request);
   }
-  // Returns the status that the reader receives next; UNKNOWN at the end.
+  // Returns the status that the reader receives next, or UNKNOWN at the end.
   static HealthCheckResponse::ServingStatus Next(Reader& reader) {
     HealthCheckResponse response;
     return reader->Read(&response) ? response.status() : HealthCheckResponse::UNKNOWN;
@@ -67,7 +68,7 @@ TEST_F(HealthTest, TheLastThatAWatcherHearsIsTrue) {
   Reader reader = Watch(context);
   ASSERT_EQ(Next(reader), HealthCheckResponse::SERVING);
   for (int round = 0; round < 5; ++round) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the server has written it by now
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // It has been written by now.
     for (const bool serving : {false, true, false}) health_.Set("", serving);
     EXPECT_EQ(Next(reader), HealthCheckResponse::NOT_SERVING);
     auto more = std::async(std::launch::async, [&] { return Next(reader); });

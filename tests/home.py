@@ -1,4 +1,4 @@
-"""A model of where the home of a name is, by rendezvous hashing."""
+"""A model of which server is the home of a name, by rendezvous hashing."""
 
 
 def fnv1a(text):

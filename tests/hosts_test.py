@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Several servers as an outsider sees them: links to the memory of a buffer, buffers that one
+"""Tests several servers as an outsider sees them: links to the memory of a buffer, buffers that one
 server imports from another over connections that break, and names that have one home.
 
 usage: hosts_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
@@ -33,13 +33,13 @@ FROM_HERE = ("--import-from", "127.0.0.1:*")
 
 @contextlib.contextmanager
 def servers(*flags):
-    """Starts as many servers as there are tuples of flags."""
+    """Starts one server per tuple of flags."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         yield [stack.enter_context(o.Server(folder, *one)) for one in flags]
 
 
 def put_with_checksums(client, name, array):
-    """Uploads in messages of 1 MiB."""
+    """Uploads in messages of 1 MiB with checksums."""
     data = array.tobytes()
     parts = [data[i : i + MIB] for i in range(0, len(data), MIB)]
     messages = [dict(data=part, crc32c=o.crc32c(part)) for part in parts]
@@ -109,7 +109,7 @@ def test_link_is_the_same_memory(server, client):
     assert used(client) == before, "a link takes memory"
     assert (link.name, link.state, link.size_bytes) == ("t/1", 2, x.nbytes)
     assert link.version > first.version and tuple(link.shape) == x.shape
-    # A link stays when the first name is deleted, or is given to another array.
+    # A link stays when the first name is deleted or is given to another array.
     client.put("x", np.zeros(3, np.float32), replace=True)
     assert same(client, "t/1", x)
     got = client.call("Dot", a=o.resident("t/1", version=link.version), b=o.resident("t/1"))
@@ -161,8 +161,9 @@ def test_link_counts_as_a_buffer(server, client):
 
 
 def test_sharded_buffers(server, client):
-    """A link to a sharded buffer, and an import of one, which is then on one device."""
-    flags = ("--device", "cpu:0,cpu:1")  # in addition to the others' flags
+    """A link to a sharded buffer, and an import of a sharded buffer, which is then on one
+    device."""
+    flags = ("--device", "cpu:0,cpu:1")  # In addition to the flags of all servers.
     with servers(flags, FROM_HERE) as (far, near):
         own, there = far.client(), near.client()
         x = np.arange(1 << 16, dtype=np.float32)
@@ -258,7 +259,7 @@ def test_import_resumes_where_it_stood(server, client):
     source = put_with_checksums(client, "x", x)
     with servers(FROM_HERE) as (near,):
         there = near.client()
-        # There are more breaks than attempts may fail without any progress.
+        # There are more breaks than the allowed number of attempts without progress.
         relay = Relay(server.address, cuts=4 * [3 * MIB // 2, 300_000])
         answer = import_from(there, relay.where).answer
         assert same(there, "y", x)
@@ -267,7 +268,7 @@ def test_import_resumes_where_it_stood(server, client):
         assert sum(relay.passed) < x.nbytes + 9 * MIB, relay.passed
         relay.close()
         # A byte that is changed on the way is noticed, and is sent again. The import continues
-        # where it was, so that the connection is a new one for certain.
+        # where it was, which proves that the connection is a new one.
         relay = Relay(server.address, damage=5 * MIB)
         answer = import_from(there, relay.where, "z").answer
         assert relay.damage is None and answer.interruptions >= 1 and same(there, "z", x)
@@ -275,14 +276,14 @@ def test_import_resumes_where_it_stood(server, client):
 
 
 def test_import_checks_the_whole(server, client):
-    """The source is wrong about its own bytes, for example because its checksum is that of other
+    """The source is wrong about its own bytes, for example because its checksum belongs to other
     bytes."""
     x = np.arange(2048, dtype=np.float32)
-    size = 4096  # of a message
+    size = 4096  # The size of a message.
     asked = collections.Counter()
 
     def lie(i, changes, request, context):
-        """Returns two messages with checksums; changes: what is wrong with them."""
+        """Yields two messages with checksums. changes says what is wrong with them."""
         asked[i] += 1
         if asked[i] <= changes.get("full", 0):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there is no room")
@@ -317,7 +318,7 @@ def test_import_checks_the_whole(server, client):
         (dict(version=0), *unreachable),
         (dict(ends=9, code=grpc.StatusCode.DATA_LOSS), "FAILED_PRECONDITION", "SOURCE_REFUSED"),
         (dict(), "OK", ""),
-        (dict(short=1), "OK", ""),  # one message per attempt is progress
+        (dict(short=1), "OK", ""),  # One message per attempt is progress.
         (dict(full=2), "OK", ""),
         (dict(ends=1, code=grpc.StatusCode.UNAVAILABLE), "OK", ""),
     )
@@ -331,7 +332,7 @@ def test_import_checks_the_whole(server, client):
             assert (outcome.code, outcome.reason) == (code, reason), (changes, outcome)
             if code == "UNAVAILABLE":
                 assert asked[i] == 7, asked
-                right = size if "replaced" in changes else 0  # its first message was right
+                right = size if "replaced" in changes else 0  # Its first message was right.
                 assert outcome.metadata["received"] == str(right), outcome
             if outcome.ok:
                 assert same(there, f"y{i}", x)
@@ -358,7 +359,7 @@ def test_import_keeps_tokens_to_itself(server, client):
 def test_an_import_that_stands_still_says_why(server, client):
     flags = (*FROM_HERE, "--upload-timeout", "500ms")
     with servers(flags) as (near,), socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # refuses connections
+        closed.bind(("127.0.0.1", 0))  # Refuses connections.
         outcome = import_from(near.client(), where(closed))
         fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
         assert "onnect" in outcome.text, outcome
@@ -419,7 +420,7 @@ def test_import_of_a_source_that_sends_no_bytes(server, client):
 
 
 def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
-    """The import may be from a source that sends no bytes, or from one that cannot be found."""
+    """The source of the import may send no bytes, or its name may not be found."""
     flags = (*FROM_HERE, "--drain-timeout", "50s")
     with contextlib.ExitStack() as stack:
         closed = stack.enter_context(socket.socket())
@@ -437,15 +438,15 @@ def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
 
 
 def greet_and_read(connection):
-    """Sends a frame by which a client knows that it is connected, and reads to the end."""
+    """Sends a frame that tells a client that it is connected, and reads to the end."""
     connection.settimeout(30)
     connection.sendall(o.frame(o.SETTINGS, 0, 0))
-    while connection.recv(4096):  # the first bytes of an HTTP/2 client
+    while connection.recv(4096):  # The first bytes of an HTTP/2 client.
         pass
 
 
 def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
-    """Their sockets are closed, too, as soon as their callers leave."""
+    """The imports' sockets are closed as soon as their callers leave."""
     client.put("x", np.ones(4, np.float32))
     flags = (*FROM_HERE, "--max-imports", "1")
     with socket.create_server(("127.0.0.1", 0)) as mute, servers(flags) as (near,):
@@ -461,15 +462,15 @@ def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
 
 def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, client):
     with socket.socket() as source, contextlib.ExitStack() as stack, servers(FROM_HERE) as (near,):
-        source.bind(("127.0.0.1", 0))  # refuses connections
+        source.bind(("127.0.0.1", 0))  # Refuses connections.
         source.settimeout(30)
         there = near.client()
-        import_from(there, where(source), timeout=0.2)  # the first keeps two descriptors
+        import_from(there, where(source), timeout=0.2)  # The first import keeps two descriptors.
         assert eventually(lambda: imports(there) == 0, 30)
         files = o.descriptors(near)
         calls = [begin_import(there, where(source), f"y{i}", timeout=30) for i in range(4)]
         assert eventually(lambda: imports(there) == 4, 30)
-        time.sleep(0.5)  # each has failed to connect
+        time.sleep(0.5)  # Each has failed to connect.
         source.listen()
         connections = [stack.enter_context(source.accept()[0]) for _ in calls]
         for call in calls:
@@ -501,7 +502,7 @@ def test_import_ends_with_its_caller(server, client):
         relay = Relay(server.address, hold=3 * MIB)
         call = begin_import(there, relay.where)
         assert eventually(relay.silent.is_set, 30)
-        call.cancel()  # the dead connection itself is only noticed after 30 s
+        call.cancel()  # The dead connection is noticed after 30 s.
         assert eventually(lambda: imports(there) == 0, 10)
         assert there.names() == [] and eventually(lambda: used(there) == 0, 10)
         # The name is deleted during the import.
@@ -513,7 +514,7 @@ def test_import_ends_with_its_caller(server, client):
         relay.silent.clear()
         fails(o.outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
         relay.close()
-    # A stopping server does not wait for them longer than --drain-timeout.
+    # A stopping server does not wait for imports longer than --drain-timeout.
     with servers((*FROM_HERE, "--drain-timeout", "1s")) as (near,):
         there = near.client()
         relay = Relay(server.address)
@@ -569,10 +570,10 @@ def test_names_have_one_home(server, client):
                         fails(end, "FAILED_PRECONDITION", "WRONG_HOST")
                         assert expected.items() <= end.metadata.items(), end
             assert homes == {"a", "b", "c"}
-            for own in clients.values():  # intermediate results stay with their operands
+            for own in clients.values():  # Intermediate results stay there.
                 own.put("unnamed/7/1", x)
                 fails(own.attempt("GetBuffer", name="unnamed/7/2"), "NOT_FOUND", "BUFFER_NOT_FOUND")
-            # Without c its names have other homes, but all other names keep theirs.
+            # Without c, c's names have other homes, but all other names keep theirs.
             kept = {name for own in (clients["a"], clients["b"]) for name in own.names()}
             ring.write_text("a host-a:1\nb host-b:2\n")
             moved = next(n for n in map("run{}/x".format, range(99)) if home_of("abc", n) == "c")
@@ -581,15 +582,15 @@ def test_names_have_one_home(server, client):
             for name in kept - {"unnamed/7/1"}:
                 own = clients[home_of("abc", name)]
                 assert o.outcome_of(lambda: own.put(name, x, replace=True)).ok, name  # noqa: B023
-            # c is not in the new ring, and keeps the one that it has.
-            stays = "no server 'c', which --ring-name names; the ring in use stays"
+            # c is not in the new ring, and keeps the ring that it has.
+            stays = "no server 'c', which --ring-name names; the current ring stays in use"
             assert eventually(lambda: stays in started[2].log(), 20), started[2].log()
             clients["c"].put(moved, x)
             fails(clients["c"].attempt("GetBuffer", name=next(iter(kept - {"unnamed/7/1"}))),
                   "FAILED_PRECONDITION", "WRONG_HOST")  # fmt: skip
-            # A file that cannot be used changes nothing.
+            # An unusable file changes nothing.
             ring.write_text("a host-a:1\na host-b:2\n")
-            assert eventually(lambda: "the ring in use stays" in started[0].log(), 20)
+            assert eventually(lambda: "the current ring stays in use" in started[0].log(), 20)
             assert "line 2" in started[0].log()
             fails(clients["a"].attempt("GetBuffer", name=moved), "FAILED_PRECONDITION" if
                   home_of("ab", moved) == "b" else "NOT_FOUND", "WRONG_HOST" if

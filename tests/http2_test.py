@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""HTTP/2 as no client should speak it, slow and half-open connections, and very many of both: the
-server survives, other clients are served in the meantime, and nothing is left over.
+"""Sends invalid HTTP/2, makes slow and half-open connections, and opens very many streams and
+connections. The server survives, other clients are served in the meantime, and nothing is left
+over.
 
 usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
 
-With --alone it runs the case that needs the machine's descriptors and ports, else all others.
+With --alone it runs the case that needs the machine's descriptors and ports, otherwise all other
+cases.
 """
 
 import resource
@@ -60,7 +62,7 @@ def broken():
     }  # fmt: skip
     without = lambda name: b"".join(literal(k, v) for k, v in fields.items() if k != name)
     return {
-        # Frames (RFC 9113, 4 and 5)
+        # Frames (RFC 9113, sections 4 and 5)
         "a frame larger than allowed": frame(o.DATA, 0, 1, bytes(20_000)),
         "a frame that announces 16 MiB": b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(100),
         "a frame of an unknown kind": frame(0x42, 255, 7, b"x" * 50) + call(1, body),
@@ -148,7 +150,7 @@ def broken():
         "trailers without an end": call(1, body, flags=0) + headers(literal(b"x", b"y")),
         "pseudo fields in trailers": call(1, body, flags=0)
         + headers(head, o.END_HEADERS | o.END_STREAM),
-        # Messages of gRPC
+        # gRPC messages
         "half a message": call(1, body[:7]),
         "the length of a message and no more": call(1, body[:5]),
         "two messages of a call that takes one": call(1, body + body),
@@ -162,7 +164,7 @@ def broken():
 
 
 def still_answers(raw, seconds):
-    """Returns whether the connection has ended or answers a PING; other frames are ignored."""
+    """Returns whether the connection has ended or answers a PING. Other frames are ignored."""
     try:
         raw.send(frame(o.PING, 0, 0, b"pingping"))
     except OSError:
@@ -171,7 +173,7 @@ def still_answers(raw, seconds):
     while time.monotonic() < give_up:
         try:
             found = raw.read_frame(min(1, max(0, give_up - time.monotonic())))
-        except OSError:  # the client answers SETTINGS, but the server has closed
+        except OSError:  # The server has closed.
             return True
         if found is None:
             raw.socket.settimeout(0)
@@ -200,7 +202,7 @@ def test_broken_frames(server, client):
         try:
             raw.send(data)
         except OSError:
-            pass  # the server has closed
+            pass  # The server has closed.
         patience = 30 * o.Program.patience()
         assert still_answers(raw, patience), f"{what}: neither a response nor an end"
         assert server.alive(), f"{what}: the server ended with {server.process.poll()}"
@@ -218,7 +220,7 @@ def leaves_nothing(client, connections):
 
 
 def test_prefaces(server, client):
-    """What is not a preface, or stops within it, and frames before SETTINGS."""
+    """Sends bytes that are not a preface or stop within it, and frames before SETTINGS."""
     connections = []
     for data in (
         b"", o.PREFACE[:1], o.PREFACE[:23], o.PREFACE.lower(),
@@ -238,8 +240,8 @@ def test_prefaces(server, client):
 
 
 def test_slow_senders(server, client):
-    """Bytes that arrive one at a time do not delay other callers, and a call that is complete in
-    the end is answered."""
+    """Bytes that arrive one at a time do not delay other callers. A call that is complete in the
+    end gets its response."""
     stream = o.PREFACE + SETTINGS + call(1, dot_of_ones())
     slow = [server.socket() for _ in range(20)]
     for at, byte in enumerate(stream):
@@ -250,7 +252,7 @@ def test_slow_senders(server, client):
     for one in slow:
         assert answers(o.RawConnection(begun=one), 1, 60) == 1, "a slow call has no response"
         one.close()
-    # Senders that stop in the middle of a frame.
+    # These senders stop in the middle of a frame.
     for end in (len(o.PREFACE) + 3, len(stream) - 5):
         for one in [server.socket() for _ in range(20)]:
             one.sendall(stream[:end])
@@ -260,8 +262,8 @@ def test_slow_senders(server, client):
 
 
 def answers(raw, wanted, seconds):
-    """Returns how many calls of the connection have been answered with a message, up to the wanted
-    number."""
+    """Returns how many calls on the connection have got a response with a message. Stops at the
+    wanted number."""
     give_up = time.monotonic() + seconds * o.Program.patience()
     with_message, ended = set(), 0
     while ended < wanted and time.monotonic() < give_up:
@@ -278,7 +280,7 @@ def answers(raw, wanted, seconds):
 
 
 def many():
-    """Returns as many connections as the descriptors of both sides allow, at most 10,000."""
+    """Returns as many connections as the descriptors of both sides allow, but at most 10,000."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= 16_000:
         resource.setrlimit(resource.RLIMIT_NOFILE, (16_000 if soft < 16_000 else soft, hard))
@@ -295,7 +297,7 @@ def alone(test):
 
 @alone
 def test_ten_thousand_connections(server, client):
-    count = many()  # before the server starts, which inherits the limit
+    count = many()  # The server inherits this limit.
     crowded = o.Server(server.log_path.parent, f"--max-connections={3 * count}", "--queue=20000")
     one = crowded.client()
     serves(one)
@@ -325,8 +327,8 @@ def test_ten_thousand_connections(server, client):
 
 
 def test_too_many_streams_beside_many_connections(server, client):
-    """The connection with too many streams is found among more connections than the 500 that gRPC
-    lists at a time."""
+    """The connection with too many streams is found although there are more connections than the
+    500 that gRPC lists at a time."""
     count = min(many() // 2, 600)
     flags = (f"--max-connections={2 * count}", "--max-streams=16")
     with o.Server(server.log_path.parent, *flags) as crowded:
@@ -338,7 +340,7 @@ def test_too_many_streams_beside_many_connections(server, client):
         last = connections[-1]
         last.send(*(frame(o.HEADERS, o.END_HEADERS, stream, head) for stream in range(1, 1024, 2)))
         last.socket.settimeout(30)
-        while last.socket.recv(65536):  # the server's settings; no responses
+        while last.socket.recv(65536):  # Settings, but no responses.
             pass
         for raw in connections:
             raw.close()
@@ -346,8 +348,8 @@ def test_too_many_streams_beside_many_connections(server, client):
 
 
 def test_ten_thousand_streams(server, client):
-    """1000 calls are open on each connection at the same time; then they are completed, and all are
-    answered."""
+    """1000 calls are open on each connection at the same time. Then they are completed, and all of
+    them get a response."""
     connections = [o.RawConnection(server) for _ in range(10)]
     each = 1000 // o.Program.patience()
     head, body, streams = o.request_headers(DOT), dot_of_ones(), range(1, 2 * each, 2)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Callers without a token, from outside: clients known by their certificate, processes of other
-users known by the unix socket that they connect to, and the users that may connect to one at all.
+"""Tests callers without a token from outside: clients that are known by their certificate,
+processes of other users that are known by the unix socket that they connect to, and which users may
+connect to such a socket.
 
 The tests must run as root to act as other users.
 
@@ -29,7 +30,7 @@ ANNA, BERT, CARL, GROUP = 54321, 54322, 54323, 54330
 
 
 class Holder(Caller):
-    """A client with a certificate, and a token if there is one."""
+    """A client with a certificate, and with a token if one is given."""
 
     def __init__(self, server, ca, pair, token=None, address=None):
         self.plain = grpc.secure_channel(
@@ -109,7 +110,7 @@ class CertificateTest(IdentityCase):
         self.assertEqual(callers["b"].names(), ["y"])
         end = callers["b"].attempt("DeleteBuffer", name="y")
         self.assertEqual((end.code, end.reason), ("PERMISSION_DENIED", "ROLE_TOO_SMALL"))
-        # A name of another kind, and one that differs only in case, are not the names in the lines.
+        # A name of another kind, and a name that differs only in case, do not match the lines.
         said = {self.assert_unknown(callers[name].attempt("ListBuffers")) for name in "cd"}
         self.assertEqual(len(said), 1, said)
         self.assertEqual(callers["c"].health(), 1)
@@ -134,7 +135,7 @@ class CertificateTest(IdentityCase):
         both = Holder(server, self.ca, pair, token="t")
         self.assertEqual(both.names(), [])
         self.assertEqual(both.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")
-        # A wrong token is refused, and not ignored because the certificate is right.
+        # A wrong token is refused. It is not ignored because the certificate is right.
         for token in ("u", ""):
             self.assert_unknown(Holder(server, self.ca, pair, token=token).attempt("ListBuffers"))
 
@@ -160,7 +161,7 @@ class SocketTest(IdentityCase):
     """Which users may connect to a unix socket."""
 
     def permissions(self):
-        """Returns the permissions of both sockets, which are the same."""
+        """Returns the permissions of both sockets, which are equal."""
         found = {
             (stat.S_IMODE(status.st_mode), status.st_gid)
             for status in ((self.folder / name).stat() for name in ("socket", "shared"))
@@ -240,7 +241,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     def ask(self, script, *arguments, **more):
-        """Returns what the script prints; the script then waits for the end of the test."""
+        """Returns what the script prints. The script then waits for the end of the test."""
         process = subprocess.Popen(
             [sys.executable, "-c", f"import os, socket, sys\n{script}\nsys.stdin.read()"]
             + list(map(str, arguments)),
@@ -251,7 +252,7 @@ class UsersTest(IdentityCase):
 
     def regions(self, user):
         """Returns what the server says to a user about two regions: the sizes of their tokens, and
-        reasons."""
+        the reasons."""
         script = (
             "from callers import Region, o\n"
             "o.make_stubs(); os.setresuid(*[int(sys.argv[1])] * 3)\n"
@@ -290,11 +291,11 @@ class UsersTest(IdentityCase):
         theirs, none = (self.run_as(BERT, "info", name) for name in ("x", "y"))
         self.assertEqual(theirs.stderr.replace("'x'", "'y'"), none.stderr)
         self.assertIn("BUFFER_NOT_FOUND", none.stderr)
-        # A token takes precedence, and a wrong one is refused.
+        # A token takes precedence, and a wrong token is refused.
         self.assertEqual(self.run_as(ANNA, *put, token="t").returncode, 0)
         self.assertIn("x", self.run_as(BERT, "ls").stdout)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls", token="u").stderr)
-        # Users without a line, including root, and callers by TCP are unknown.
+        # Users without a line, including root, and TCP callers are unknown.
         self.assertIn("BAD_TOKEN", self.run_as(CARL, "ls").stderr)
         self.assertIn("BAD_TOKEN", self.run_as(0, "ls").stderr)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls", address=server.address).stderr)
@@ -344,7 +345,8 @@ class UsersTest(IdentityCase):
 
     def test_a_user_has_half_of_the_connections(self):
         self.serve_unix("--socket-mode", "0666", "--max-connections", "16")
-        # Prints how many of a user's connections are served: gRPC greets those that it serves.
+        # Prints how many of a user's connections are served. gRPC greets the connections that it
+        # serves.
         script = (
             "made = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]\n"
             "for one in made: one.settimeout(60), one.connect(sys.argv[1])\n"
@@ -360,7 +362,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(ask(ANNA, 12), 8)
         self.assertEqual(ask(BERT, 4), 4)
         self.assertEqual(ask(ANNA, 1), 0)
-        # The server's own user is not bound by a share either.
+        # The server's own user is not limited to a share either.
         self.assertEqual(ask(os.geteuid(), 4), 4)
 
     def test_a_user_is_known_through_tls(self):
@@ -374,7 +376,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(Holder(server, self.ca, pair).names(), [])
 
     def test_the_user_that_stands_for_all_others_has_no_line(self):
-        """The kernel reports this number for users that are not in the server's user namespace."""
+        """The kernel reports this number for users outside the server's user namespace."""
         flags = self.write("uid:65534 write anna")
         said = o.refused("--listen", f"unix:{self.path}", *flags)
         self.assertIn("line 1: the kernel shows this user's number for every user", said)

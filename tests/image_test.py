@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs by hand what the container image starts, and its health check: the entry point, the
-variables and the health check that deploy/Dockerfile names, with the programs that were built.
+"""Runs by hand what the container image starts: the entry point, the variables and the health check
+that deploy/Dockerfile names, with the programs that were built.
 
 usage: image_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -48,9 +48,9 @@ class ImageTest(o.Case):
         return found[0]
 
     def start(self, *flags, **variables):
-        """Starts the image's entry point with flags, like docker run; returns the server and its
+        """Starts the image's entry point with flags, as docker run does. Returns the server and its
         addresses."""
-        # The flags of a CMD would be lost with the first flag given to docker run.
+        # The flags of a CMD would be lost with the first flag that is given to docker run.
         self.assertNotIn("CMD", [name for name, _ in self.instructions])
         entry = json.loads(self.only("ENTRYPOINT"))
         server = self.serve(*flags, command=entry, **{**self.environment, **variables})
@@ -58,7 +58,7 @@ class ImageTest(o.Case):
 
     def healthy(self, server, **variables):
         command = json.loads(self.only("HEALTHCHECK").split("CMD", 1)[1])
-        self.assertEqual(command[-2:], ["--process", "1"])  # in a container
+        self.assertEqual(command[-2:], ["--process", "1"])  # In a container.
         variables = o.environment(**{**self.environment, **variables})
         return o.run(*command[:-1], server.pid, env=variables).returncode == 0
 
@@ -91,7 +91,7 @@ class ImageTest(o.Case):
         # 0.0.0.0 itself would expose the test's server to the network.
         server, addresses = self.start(TESSERA_LISTEN=address)
         self.assertEqual(addresses, [address])
-        # The server's environment counts, not the check's.
+        # The server's environment counts, not the environment of the check.
         self.assertTrue(self.healthy(server, TESSERA_LISTEN="127.0.0.1:1"))
 
     def test_every_address_is_asked_by_ipv4(self):
@@ -122,7 +122,7 @@ class ImageTest(o.Case):
             self.addCleanup(other.kill)
             self.assertFalse(self.healthy(other))
             other.kill()
-        self.assertFalse(self.healthy(other))  # the server is gone
+        self.assertFalse(self.healthy(other))  # The server is gone.
 
     def test_a_stopping_server_says_so_before_it_goes(self):
         self.assertGreaterEqual(float(self.variables["TESSERA_DRAIN_DELAY"].rstrip("s")), 2)

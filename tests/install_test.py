@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that what `cmake --install` installs works from any folder: programs find their library,
-and a separate project finds the client library, builds the example of docs/cpp.md with it, and runs
+"""Checks that what `cmake --install` installs works from any folder. Programs find their library. A
+separate project finds the client library, builds the example of docs/cpp.md with it, and runs
 it."""
 
 import argparse
@@ -54,12 +54,12 @@ class InstallTest(outsider.Case):
         self.run_command("cmake", "--build", out)
         commands = self.run_command("ninja", "-C", out, "-t", "commands")
         self.assertIn(f"{self.prefix}/include/tessera", commands)
-        self.assertNotIn(f"{ROOT}/client", commands)  # nothing refers to the sources
+        self.assertNotIn(f"{ROOT}/client", commands)  # Nothing refers to the sources.
         answer = self.run_command(out / "consumer", self.server.address)
         self.assertRegex(answer, r"^250000 by fixed_tree, the square of 500\n$")
 
     def test_headers_are_complete(self):
-        """Every public header can be included alone, and none names a file that is not
+        """Every public header can be included by itself, and no header includes a file that is not
         installed."""
         installed = self.prefix / "include/tessera"
         names = [str(header.relative_to(installed)) for header in installed.rglob("*.h")]

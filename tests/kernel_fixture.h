@@ -1,4 +1,4 @@
-// Common parts of the kernel suites: this machine's devices, arrays on them, exact references.
+// Common parts of the kernel suites: this machine's devices, arrays on them, and exact references.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@
 
 namespace tessera::test {
 
-// Whether this run must not skip anything for want of a GPU.
+// Whether this run must not skip tests because there is no GPU.
 inline bool GpuRequired() {
   const char* value = std::getenv("TESSERA_REQUIRE_GPU");
   return value != nullptr && std::string(value) == "1";
 }
 
-// The first device of the kind, opened once per process; null when this machine has none.
+// Returns the first device of the kind, opened once per process, or null if this machine has none.
 inline Device* TestDevice(Backend backend) {
   static auto& devices = *new std::map<Backend, std::unique_ptr<Device>>;
   auto [it, fresh] = devices.try_emplace(backend);
@@ -42,7 +42,7 @@ inline Device* TestDevice(Backend backend) {
   return it->second.get();
 }
 
-// Skips the test, or fails it where a GPU is required, when there is no such device.
+// Skips the test if there is no such device. Fails it instead if a GPU is required.
 #define TESSERA_NEED_DEVICE(backend)                                                     \
   if (::tessera::test::TestDevice(backend) == nullptr) {                                 \
     if (::tessera::test::GpuRequired()) FAIL() << "a GPU is required and there is none"; \
@@ -58,7 +58,7 @@ inline Stream& TestStream(Backend backend) {
   return *it->second;
 }
 
-// One strategy and one of its types: what most suites are parametrised by.
+// One strategy and one of its types. Most suites are parametrised by this.
 struct StrategyCase {
   std::string_view name;
   Backend backend;
@@ -66,7 +66,7 @@ struct StrategyCase {
 };
 
 inline constexpr auto kAny = [](const auto&, DType) { return true; };
-// Returns the cases of all strategies, or of those that a test applies to: keep(strategy, dtype).
+// Returns the cases of all strategies, or only those for which keep(strategy, dtype) is true.
 template <class Problem, class Keep = decltype(kAny)>
 std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
   std::vector<StrategyCase> cases;
@@ -98,8 +98,8 @@ inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
   return absl::StrCat(Absl(Name(c.backend)), "_", Absl(c.name), "_", Absl(Name(c.dtype)));
 }
 
-// Skips the test when this device lacks what the strategy needs. Where a GPU is required the test
-// fails instead, unless a library of the vendor is missing.
+// Skips the test if this device lacks what the strategy needs. If a GPU is required, the test fails
+// instead, unless a vendor's library is missing.
 #define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
   TESSERA_NEED_DEVICE((row_case).backend);                                          \
   if (const std::string missing =                                                   \
@@ -116,7 +116,7 @@ concept FloatElement = !std::integral<T>;
 template <class T>
 concept HalfElement = sizeof(T) == 2;
 
-// A suite for every strategy of a Problem in each of its types. What this machine lacks is skipped.
+// A suite for every strategy of a Problem in each of its types. Skips what this machine lacks.
 template <class P>
 class StrategyTest : public testing::TestWithParam<StrategyCase> {
  public:
@@ -146,12 +146,13 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   INSTANTIATE_TEST_SUITE_P(            \
       Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
 
-// A suite for some strategies and types of another one: keep(strategy, dtype) is the last argument.
+// A suite for some strategies and types of another suite. keep(strategy, dtype) is the last
+// argument.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
   TESSERA_STRATEGIES(Suite, __VA_ARGS__)
 
-// A suite for one device of each kind. What this machine lacks is skipped.
+// A suite for one device of each kind. Skips what this machine lacks.
 class BackendTest : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
@@ -182,7 +183,7 @@ inline std::string BackendDTypeName(
   return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
 }
 
-// Convert an element to a number, and a number to the nearest element; integers count thousandths.
+// Convert an element to a number, and a number to the nearest element. Integers count thousandths.
 template <class T>
 long double Exact(T x) {
   return static_cast<long double>(static_cast<ValueOf<T>>(x));
@@ -196,7 +197,7 @@ T Element(double x) {
   }
 }
 
-// A cheap generator (splitmix64), since some arrays have 2^28 elements.
+// A cheap generator (splitmix64), because some arrays have 2^28 elements.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -225,7 +226,7 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Returns the bits of a result: those of its number, then the integer and the index.
+// Returns the bits of a result: the bits of its number, then the integer and the index.
 inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   EXPECT_TRUE(result.ok()) << result.status();
   if (!result.ok()) return result.status().ToString();
@@ -233,8 +234,8 @@ inline std::string Bits(const absl::StatusOr<ScalarResult>& result) {
                       " ", result->value.integer, " ", result->value.index);
 }
 
-// Returns terms of 16 bits, and their sum, which is above the midpoint of two values by less than
-// f32 can resolve.
+// Returns 16-bit terms, and their sum, which exceeds the midpoint of two values by less than f32
+// can resolve.
 template <HalfElement T>
 std::pair<std::vector<T>, double> HardToRound() {
   const bool half = std::is_same_v<T, Half>;
@@ -260,20 +261,21 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
-// Returns the value; on an error, fails the test and returns a default value.
+// Returns the value. On an error, fails the test and returns a default value.
 template <class T>
 T Get(absl::StatusOr<T> result) {
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : T{};
 }
 
-// Returns values[i] for an index of the type that arrays have.
+// Returns values[i] for an index of the type that arrays use.
 template <class V>
 decltype(auto) At(V& values, std::int64_t i) {
   return values[static_cast<std::size_t>(i)];
 }
 
-// Device memory between guard bytes that must not change, `offset` elements off its alignment.
+// Device memory between guard bytes that must not change. It is `offset` elements off its
+// alignment.
 template <class T>
 class DeviceArray {
  public:
@@ -291,7 +293,7 @@ class DeviceArray {
     EXPECT_TRUE(CopyToDevice(stream, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
     EXPECT_TRUE(Synchronize(stream).ok());
   }
-  // Fills every byte with the guard pattern, for an array that a result is written to.
+  // Fills every byte with the guard pattern. For an array to which a result is written.
   DeviceArray(Stream& stream, std::int64_t size)
       : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 
@@ -301,7 +303,7 @@ class DeviceArray {
     return WholeView({DTypeOf<T>(), MakeShape(shape)}, data());
   }
 
-  // Returns the current values; fails the test when a guard byte has changed.
+  // Returns the current values. Fails the test if a guard byte has changed.
   std::vector<T> Values() {
     std::vector<unsigned char> now((offset_ + size_ + kGuard) * sizeof(T));
     EXPECT_TRUE(CopyToHost(stream_, now.data(), memory_.data(), now.size()).ok());
@@ -324,7 +326,7 @@ class DeviceArray {
 
  private:
   static constexpr std::size_t kGuard = 64;
-  static constexpr unsigned char kGuardByte = 0xff;  // a NaN in every floating-point type
+  static constexpr unsigned char kGuardByte = 0xff;  // A NaN in every floating-point type.
   static T Poison() {
     T value;
     std::memset(&value, kGuardByte, sizeof value);
@@ -348,7 +350,8 @@ struct Limited {
   std::unique_ptr<Stream> stream;
 };
 
-// TESSERA_LARGEST, for tools that watch every access: no array needs more elements than this.
+// Returns TESSERA_LARGEST, which tools that watch every access set. No array needs more elements
+// than this.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
@@ -369,12 +372,12 @@ inline const std::vector<std::int64_t>& AwkwardSizes() {
   return sizes;
 }
 
-// Larger than every cache and every fixed grid.
+// Returns a size that exceeds every cache and every fixed grid.
 inline std::int64_t LargeSize(Backend backend) {
   return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
-// Launches without any knob, and with one at some values of the strategy's range.
+// Returns launches with no parameter set, and with one set to some values in the strategy's range.
 inline std::vector<Launch> Launches(const LaunchLimits& limits) {
   std::vector<Launch> launches = {{}};
   const auto inside = [](LaunchLimits::Range r, std::uint32_t v) {

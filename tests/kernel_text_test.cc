@@ -46,7 +46,7 @@ TEST(KernelText, EveryOperationAndConversionOfEveryType) {
           Op(info.op, args, info.op == MapOp::kCast ? std::optional(DType::kBF16) : std::nullopt));
       const absl::StatusOr<MapProgram> program =
           CompileExpression(one, {selects ? DType::kBool : dtype, dtype, dtype});
-      if (!program.ok()) continue;  // no such operation on the type
+      if (!program.ok()) continue;  // The type lacks the operation.
       KernelPlan plan;
       plan.program = &*program;
       plan.aligned = true;
@@ -59,7 +59,7 @@ TEST(KernelText, EveryOperationAndConversionOfEveryType) {
   }
 }
 
-// Constants are arguments, so that one kernel serves them all.
+// Constants are arguments, so that one kernel serves all constants.
 TEST(KernelText, KeysLeaveOutTheValuesOfConstants) {
   const auto key = [](MapOp op, double constant, DType dtype, Lies lies) {
     const auto program = CompileExpression({In(0), Real(constant), Op(op, {0, 1})}, {dtype});

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Uploads one large array with one command and watches the server's memory in the meantime.
 
-The array is a block of random floats repeated up to the requested size, with one larger value
-planted near the end. The server's peak memory may grow by --slack-mib, on the CPU by the buffer as
-well.
+The array is a block of random floats that is repeated up to the requested size, with one larger
+value near the end. The server's peak memory may grow by --slack-mib, and on the CPU also by the
+size of the buffer.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import outsider as o
 
 
 def write_array(path, elements, block_elements=1 << 22):
-    """Returns the exact sum (in double) and the index of the planted maximum."""
+    """Returns the exact sum (in double) and the index of the maximum."""
     block = np.random.default_rng(7).standard_normal(block_elements, dtype=np.float32)
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(elements,))
     total = 0.0

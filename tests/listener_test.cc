@@ -1,4 +1,4 @@
-// Connections: how many are allowed, which clients are refused, and how they end.
+// Connections: how many are allowed, which clients are refused, and how connections end.
 #include "server/net/listener.h"
 
 #include <arpa/inet.h>
@@ -57,13 +57,13 @@ class RawConnection {
     const sockaddr_in to = Loopback(address);
     return connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
   }
-  // gRPC greets clients that it serves. False: the connection was closed, or nothing came for a
-  // minute.
+  // Returns whether gRPC greets this client, as it does if it serves the client. False means that
+  // the connection was closed, or that nothing came for a minute.
   bool IsServed() {
     char byte;
     return Readable() && recv(fd_, &byte, 1, MSG_PEEK) == 1;
   }
-  // Whether the connection closes within a minute, after it has been read to its end.
+  // Returns whether the connection closes within a minute, after it has been read to its end.
   bool Closes() {
     char bytes[256];
     while (Readable()) {
@@ -80,7 +80,7 @@ class RawConnection {
   int fd_;
 };
 
-// Echoes the request of every call, but that of /slow only when it is told to.
+// Echoes the request of every call. For /slow it does so only when it is told to.
 class Echo : public grpc::CallbackGenericService {
  public:
   grpc::ServerGenericBidiReactor* CreateReactor(
@@ -150,7 +150,7 @@ class Host {
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // A separate connection.
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
@@ -198,7 +198,7 @@ TEST_F(TableTest, PlacesComeBackThoughDescriptorsAreUsedAgain) {
   EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
   EXPECT_EQ(table.Admit(Socket(), ""), Answer::kFull);
   Replace(first);
-  dup2(Socket(), second);  // another socket
+  dup2(Socket(), second);  // Another socket.
   EXPECT_TRUE(Eventually([&] { return table.open() == 1; }));
   EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
   EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
@@ -307,7 +307,7 @@ TEST(Addresses, EveryKindIsServed) {
     for (std::size_t i = 0; i < addresses.size(); ++i) {
       std::string address = host.address(i);
       EXPECT_THAT(address, Not(testing::EndsWith(":0")));
-      // c-ares, which gRPC uses to look up names, leaks it.
+      // c-ares, which gRPC uses to look up names, leaks memory for "localhost".
       const std::size_t port = address.rfind(':');
       if (address.substr(0, port) == "localhost") address = "127.0.0.1" + address.substr(port);
       const grpc::Status status = Call(Dial(address));
@@ -325,7 +325,7 @@ TEST(Addresses, EveryKindIsServed) {
   EXPECT_NE(access(other.c_str(), F_OK), 0);
 }
 
-// Simulates a kernel without IPv6, where socket() fails for it.
+// Simulates a kernel without IPv6, where socket() fails for IPv6.
 [[noreturn]] void ListenWithoutIpv6() {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -383,7 +383,7 @@ TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
   {
     Host host({"unix:" + path}, 4);
     EXPECT_TRUE(Call(Dial(host.address())).ok());
-    // A file that another program has put there since then is not removed.
+    // A file that another program has put there in the meantime is not removed.
     unlink(path.c_str());
     std::ofstream(path) << "a file";
     ExpectCannotListen("unix:" + path, "in use");
@@ -410,7 +410,7 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   EXPECT_TRUE(Call(Dial(host.address())).ok());
 }
 
-// Runs in a separate process: exits with 0, or with a number that says what went wrong.
+// Runs in a separate process. Exits with 0, or with a number that says what went wrong.
 [[noreturn]] void RunOutOfDescriptors() {
   const rlimit limit{200, 200};
   setrlimit(RLIMIT_NOFILE, &limit);
@@ -418,7 +418,7 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   if (host.connections().limit() != 100) std::_Exit(1);
   auto channel = Dial(host.address());
   if (!Call(channel).ok()) std::_Exit(2);
-  std::vector<RawConnection> connections(10);  // sockets, which can connect without a descriptor
+  std::vector<RawConnection> connections(10);  // Their sockets already exist.
   RawConnection late;
   std::vector<int> files;
   for (int fd = 0; fd >= 0;) {
@@ -430,7 +430,7 @@ TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
   }
   if (host.connections().refused() != 10) std::_Exit(4);
   if (!Call(channel).ok()) std::_Exit(5);
-  const std::clock_t before = std::clock();  // processor time of all threads
+  const std::clock_t before = std::clock();  // The processor time of all threads.
   absl::SleepFor(absl::Milliseconds(300));
   if (std::clock() - before > CLOCKS_PER_SEC * 3 / 20) std::_Exit(6);
   for (const int fd : files) close(fd);
@@ -466,7 +466,7 @@ TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
   EXPECT_NE(access(path.c_str(), F_OK), 0);
   EXPECT_TRUE(Call(channel).ok()) << "old connections still serve";
 
-  // The connections end with the server: GOAWAY ends idle ones immediately.
+  // The connections end with the server. GOAWAY ends idle connections immediately.
   ASSERT_EQ(idle->GetState(false), GRPC_CHANNEL_READY);
   std::thread shutdown(
       [&] { host.server().Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(60)); });

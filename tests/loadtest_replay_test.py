@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""deploy/loadtest against a running server: every call of its configurations is made unchanged,
-and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
+"""Tests deploy/loadtest against a running server. Every call of its configurations is made
+unchanged, and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
 """
 
 import hashlib
@@ -22,13 +22,14 @@ sys.path.insert(0, str(LOADTEST))
 
 import plan  # noqa: E402
 
-# The configurations use these of the keys that ghz 0.121 reads.
+# The keys of ghz 0.121 that the configurations use.
 GHZ_KEYS = set(
     "proto import-paths call insecure concurrency connections async rps duration duration-stop "
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
     .split()
 )
-# A repeated call must succeed again, but these can only be made once, or need a second server.
+# A repeated call must succeed again, except that these calls can only be made once or need a second
+# server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
 CLI = outsider.Program.cli
@@ -47,7 +48,8 @@ class ReplayTest(outsider.Case):
         return outsider.run(*command, timeout=300, env=outsider.environment(**environment))
 
     def test_run(self):
-        """Runs a case of each pattern without objectives; then one that misses its objective."""
+        """Runs a case of each pattern without objectives, and then a case that misses its
+        objective."""
         slo = self.folder / "slo.toml"
         text = (LOADTEST / "slo.toml").read_text()
         slo.write_text(re.sub(r"objective = .*", "objective = {}", text))
@@ -117,7 +119,8 @@ class ReplayTest(outsider.Case):
             self.assertIn(wanted, run.stderr)
 
     def test_configurations(self):
-        """ghz knows the keys, the protocol knows the messages, and the server answers the calls."""
+        """ghz knows the keys, the protocol knows the messages, and the server responds to the
+        calls."""
         for name, array in (("load/x", "4096"), ("load/y", "4096"), ("load/matrix", "512x512")):
             put = outsider.run(CLI, "--server", self.server.address, "put", "--random", "normal",
                                "--shape", array, "--name", name, "--replace")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""deploy/loadtest/report.py on reports in the format of ghz 0.121; run.sh without ghz."""
+"""Tests deploy/loadtest/report.py with reports in the format of ghz 0.121, and run.sh without
+ghz."""
 
 import datetime
 import io
@@ -41,15 +42,15 @@ objective = { rate = 100 }
 
 
 def ghz(latencies_ms, failed=0, seconds=10.0, **options):
-    """Returns a report of calls with these latencies, begun at even intervals, with the failed ones
-    last."""
+    """Returns a report of calls with these latencies. The calls begin at even intervals, with the
+    failed calls last."""
     details = []
     count = len(latencies_ms) + failed
     for i in range(count):
         begun = START + datetime.timedelta(seconds=i * seconds / count)
         fine = i < len(latencies_ms)
         details.append({
-            # Go writes nine digits of a second, or fewer where they are zeros.
+            # Go writes nine digits of a second, or fewer if the last ones are zeros.
             "timestamp": begun.isoformat() + ("123" if begun.microsecond else "") + "Z",
             "latency": int(latencies_ms[i] * 1e6) if fine else 1000,
             "error": "" if fine else REFUSED,
@@ -65,13 +66,13 @@ def ghz(latencies_ms, failed=0, seconds=10.0, **options):
             **({"OK": len(latencies_ms)} if latencies_ms else {}),
             **({"Unavailable": failed} if failed else {}),
         },
-        # ghz: null when no call succeeded.
+        # In ghz, this is null if no call succeeded.
         "latencyDistribution": None if not latencies_ms else [],
         "details": details or None,
     }
 
 
-FINE = ghz([i / 100 for i in range(1, 2001)])  # 0.01 to 20 ms
+FINE = ghz([i / 100 for i in range(1, 2001)])  # 0.01 to 20 ms.
 
 
 class ReportTest(unittest.TestCase):
@@ -82,8 +83,8 @@ class ReportTest(unittest.TestCase):
         (self.folder / "slo.toml").write_text(SLO)
 
     def run_on(self, *more, out="out", **reports):
-        """Returns exit code, standard output and error for reports given as values or as raw
-        text."""
+        """Returns exit code, standard output and error for reports that are given as values or as
+        raw text."""
         folder = self.folder / out
         folder.mkdir(exist_ok=True)
         for name, content in reports.items():
@@ -139,7 +140,7 @@ class ReportTest(unittest.TestCase):
             ("dot: no readable report", {"dot": "{"}),
             ("dot: no readable report", {"dot": None}),
             ("lenient: 4 of 104 calls failed", {"lenient": ghz([1] * 100, failed=4)}),
-            # One of several calls, and one of several that left no report.
+            # One of several calls is too slow, and one of several left no report.
             ("mixed.reduce: rate is 1", {"mixed__dot": FINE, "mixed__reduce": ghz([1] * 10)}),
             ("mixed.reduce: no readable report", {"mixed__dot": FINE}),
             ("no case was run", {}),
@@ -161,8 +162,8 @@ class ReportTest(unittest.TestCase):
             self.assertEqual((code, err), (1, says))
 
     def test_steps(self):
-        # 10 s at 100, 200, 300, 400, 500 a second: 3000 calls, slower at each rate than at the one
-        # before.
+        # 10 s at 100, 200, 300, 400 and 500 calls a second: 3000 calls, slower at each rate than at
+        # the previous one.
         stepped = ghz([0] * 3000)
         schedule = {"load-schedule": "step", "load-start": 100, "load-step": 100, "load-end": 500}
         stepped["options"] = schedule

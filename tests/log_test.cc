@@ -53,7 +53,7 @@ class Pipe {
     close(before_);
     close(ends_[1]);
   }
-  // Returns everything that arrives until End.
+  // Returns everything that arrives before End.
   std::string Read() {
     std::string text;
     char block[65536];
@@ -132,7 +132,7 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
       MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME", "no name", {});
   int calls = 0;
   const std::string text = Logged(false, [&] {
-    // Returns how many bytes have been written.
+    // Makes a call, and returns the number of bytes that have been written.
     const auto call = [&] {
       LogFailedCall(CallOf("Method"), "peer", status);
       ++calls;
@@ -141,7 +141,7 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
       EXPECT_EQ(ioctl(STDERR_FILENO, FIONREAD, &bytes), 0);
       return bytes;
     };
-    // Calls until a line is dropped; a second later a line is written again.
+    // Makes calls until a line is dropped. A second later, a line is written again.
     for (int before = 0, now = 0; (now = call()) > before && calls < 100;) before = now;
     const int before = call();
     AdvanceSteadyNow(absl::Seconds(1));
@@ -182,7 +182,7 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
   EXPECT_THAT(text, testing::ContainsRegex(" warn[a-z]* GetBuffer from peer: INTERNAL"));
 }
 
-// Standard error is a full pipe without a reader: threads that log do not block.
+// Standard error is a full pipe without a reader. Threads that log must not block.
 TEST(LogTest, NobodyWaitsForAReader) {
   Pipe pipe;
   SetUpLog("info", false);
@@ -193,7 +193,7 @@ TEST(LogTest, NobodyWaitsForAReader) {
     spdlog::info("a line of some length, of which a pipe holds a few hundred, number {}", i);
   }
   LogDroppedLines();
-  FlushLog(absl::Milliseconds(20));  // also returns
+  FlushLog(absl::Milliseconds(20));  // It returns as well.
   // Once there is a reader, the writer continues and reports the missing lines.
   std::string text;
   std::thread reader([&] { text = pipe.Read(); });

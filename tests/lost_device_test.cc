@@ -1,6 +1,6 @@
-// One of several devices is lost while callers work on all of them: everything on it is lost, and
-// nothing else. The test uses the GPUs of a machine that has several, otherwise four devices of the
-// host.
+// One of several devices is lost while callers work on all of them. Everything on that device is
+// lost, and nothing else. The test uses a machine's GPUs if it has several, and otherwise four
+// devices of the host.
 
 #include <algorithm>
 
@@ -12,8 +12,8 @@ namespace {
 
 struct Machine {
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<const Device*> pointers;  // to devices, for when a server owns them
-  std::int64_t columns;                 // columns of the arrays; a row is several units of shards
+  std::vector<const Device*> pointers;  // For when a server owns the devices.
+  std::int64_t columns;                 // Of the arrays. A row is several shard units.
 
   Machine() {
     for (const std::string& name : VisibleDevices()) {
@@ -43,8 +43,8 @@ class LostDeviceTest : public ServiceTest {
 
   int count() const { return static_cast<int>(devices_.size()); }
 
-  // Makes an array of rows x columns, with alternating rows of ones and twos, over the devices [0,
-  // devices).
+  // Makes an array of that many rows, alternately of ones and twos, over the first `devices`
+  // devices.
   grpc::Status Make(const std::string& name, std::int64_t rows, int devices) {
     std::vector<float> numbers(static_cast<std::size_t>(rows));
     for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(1 + i % 2);
@@ -121,8 +121,8 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
         ++answered;
         continue;
       }
-      // An operation without data on the lost device never fails, and one with data there fails
-      // with one of two errors.
+      // An operation without data on the lost device never fails. An operation with data there
+      // fails with one of two errors.
       EXPECT_TRUE(choice == last || choice == count()) << choice << status.error_message();
       EXPECT_FALSE(before && !lost) << choice << status.error_message();
       const std::string reason = DetailsOf(status).reason;
@@ -144,7 +144,7 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
   stop = true;
   for (std::thread& caller : callers) caller.join();
 
-  // The lost device holds nothing, and the others have room for the array again.
+  // The lost device holds nothing, and the others have space for the array again.
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes(last) == 0; }));
   for (int i = 0; i < last; ++i) EXPECT_FALSE(server_.Info(i).lost()) << i;
   ASSERT_TRUE(Make("all", rows, count() - 1).ok()) << "the name is free";

@@ -1,5 +1,5 @@
-// The main function of the test programs. Each program has the suites of one library; a link to it
-// with the name of a suite, dot_test, runs only the tests of dot_test.cc.
+// The main function of the test programs. Each program has the suites of one library. A link to the
+// program with the name of a suite, such as dot_test, runs only the tests of dot_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ std::string TestsElsewhere(const std::string& file) {
   return patterns;
 }
 
-// Cases of the CUDA device are listed everywhere. They run where there is a GPU, or where one is
+// Cases for the CUDA device are listed everywhere. They run if there is a GPU or if one is
 // required.
 bool SkipsCuda() {
   return std::getenv("TESSERA_REQUIRE_GPU") == nullptr && !GTEST_FLAG_GET(list_tests) &&

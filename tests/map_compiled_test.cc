@@ -62,7 +62,7 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // Operands of an expression over [rows, columns]: whole ones, or stretched and shifted ones, too.
+  // The operands of an expression over [rows, columns]: whole, and also broadcast or shifted.
   struct Operands {
     Operands(Stream& stream, const DrawnExpression& e, std::int64_t rows, std::int64_t columns,
              Random& random, bool any) {
@@ -98,7 +98,7 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   EXPECT_EQ(compiled::Launches() - before, rounds);
 }
 
-// A text that would take the compiler minutes, and axes that would have to be walked element by
+// A text that would take the compiler minutes, and axes that would have to be traversed element by
 // element.
 TEST_F(CompiledTest, LongTextsAndTransposedOperandsAreLeftToOthers) {
   CompileBeforeUse(true);

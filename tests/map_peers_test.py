@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""kernels/bench/map_peers.py: its table of times, and its expressions by NumPy."""
+"""Tests kernels/bench/map_peers.py: its table of times, and its expressions in NumPy."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ class MapPeersTest(unittest.TestCase):
             self.assertEqual(made.stdout, map_peers.render(document))
 
     def test_expressions(self):
-        """They take the operands that they name, from one to four."""
+        """The expressions take the operands that they name, from one to four."""
         values = np.float32([2, 3, 5, 7])
         want = {"2a+1": 5, "(a-b)^2": 1, "ab+c": 11, "ab+cd": 41, "where": 5, "gelu": 1.9546}
         for name, (count, function) in map_peers.EXPRESSIONS.items():

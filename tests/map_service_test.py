@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Map over the wire: every operation in every type against a model in NumPy, by every strategy;
-casts, random expressions, results that replace operands, and requests that are refused.
+"""Tests Map over the wire: every operation in every type against a NumPy model, with every
+strategy; casts, random expressions, results that replace operands, and requests that are refused.
 
 usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -19,7 +19,7 @@ F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMBERS = (F32, F64, F16, BF16, I32, I64)
 NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool",
          U8: "u8", I8: "i8"}
-# The types in which values of a type are computed.
+# The types in which the model computes values of a type.
 VALUES = {F32: "f4", F64: "f8", F16: "f4", BF16: "f4", I32: "i4", I64: "i8", BOOL: "?", U8: "i4",
           I8: "i4"}
 ELEMENTS = {**VALUES, F16: "f2", U8: "u1", I8: "i1"}
@@ -31,7 +31,7 @@ INTEGERS = (I32, I64, *BYTES)
 
 
 def round_to(dtype, values):
-    """Rounds values of F32 to 16 bits; the results are values of F32."""
+    """Rounds F32 values to 16 bits. The results are F32 values."""
     if dtype == F16:
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
@@ -59,7 +59,7 @@ def promote(a, b):
 
 
 def cast(values, source, target):
-    """Casts like CopyBuffer."""
+    """Casts as CopyBuffer does."""
     if target == BOOL:
         return values != 0
     if target in INTEGERS:
@@ -70,13 +70,12 @@ def cast(values, source, target):
         limits = np.iinfo(ELEMENTS[target])
         low, high = np.longdouble(limits.min), np.longdouble(limits.max)
         exact = np.where(np.isnan(exact), 0, np.clip(exact, low, high))
-        # Goes through Python's integers, because no cast of NumPy is exact at the ends of the
-        # range.
+        # Goes through Python integers, because no NumPy cast is exact at the ends of the range.
         return np.array([int(x) for x in exact.ravel()], VALUES[target]).reshape(values.shape)
     if target == F16:
         return values.astype(np.float16).astype(np.float32)
     if target == BF16:
-        # All values that the tests cast in this way are values of F32.
+        # All values that the tests cast in this way are F32 values.
         single = values.astype(np.float32)
         assert np.array_equal(single.astype(values.dtype), values,
                               equal_nan=values.dtype.kind == "f")
@@ -118,8 +117,8 @@ def rounding(function):
 
 
 def floor_divide(a, b):
-    """Returns the floor of the exact quotient, rounded once; for 0, infinity and NaN, NumPy's
-    result."""
+    """Returns the floor of the exact quotient, rounded once. For 0, infinity and NaN, returns
+    NumPy's result."""
     result = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind == "i":
         return result
@@ -134,7 +133,7 @@ def floor_divide(a, b):
     return result
 
 
-MODEL = {  # name: (arguments, rule, function)
+MODEL = {  # Name: (arguments, rule, function).
     "ADD": (2, "numbers", np.add),
     "SUBTRACT": (2, "numbers", np.subtract),
     "MULTIPLY": (2, "numbers", np.multiply),
@@ -144,7 +143,7 @@ MODEL = {  # name: (arguments, rule, function)
     "POWER": (2, "numbers", None),
     "MINIMUM": (2, "numbers", minimum),
     "MAXIMUM": (2, "numbers", maximum),
-    "FMA": (3, "numbers", None),  # test_fma_rounds_once
+    "FMA": (3, "numbers", None),  # See test_fma_rounds_once.
     "CLIP": (3, "numbers", lambda a, b, c: minimum(maximum(a, b), c)),
     "NEGATE": (1, "numbers", np.negative),
     "ABS": (1, "numbers", np.abs),
@@ -174,7 +173,7 @@ FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 def apply(op, types, values):
     """Returns the type and the values of an operation on values of these types."""
     _, rule, function = MODEL[op]
-    # Bytes and truth values are promoted only where there are no other types.
+    # Bytes and truth values are promoted only if there are no other types.
     small = [t for t in types if t in BYTES or t == BOOL]
     common = functools.reduce(promote, [t for t in types if t not in small] or small)
     common = I32 if common in BYTES else common
@@ -191,7 +190,7 @@ def apply(op, types, values):
 
 
 def stored(dtype, values):
-    """Returns values as elements: for bf16, their bits."""
+    """Returns values as elements. For bf16, these are their bits."""
     if dtype == BF16:
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(ELEMENTS[dtype])
@@ -204,7 +203,7 @@ def loaded(dtype, elements):
 
 
 def ulps(dtype, got, want):
-    """Returns the largest distance, in units in the last place of the type."""
+    """Returns the largest distance in units in the last place of the type."""
     bits, least = {F32: (24, -149), F64: (53, -1074), F16: (11, -24), BF16: (8, -133)}[dtype]
     got, want = got.astype(np.longdouble).ravel(), want.astype(np.longdouble).ravel()
     finite = np.isfinite(want)
@@ -263,7 +262,7 @@ def answer(client, operands, nodes, **more):
 def expect(got, want, context):
     assert got.dtype == want.dtype and got.shape == want.shape, (context, got, want)
     equal = got == want
-    if got.dtype.kind == "f":  # the signs of zeros matter, those of NaN do not
+    if got.dtype.kind == "f":  # Signs of zeros matter.
         equal &= np.signbit(got) == np.signbit(want)
         equal |= np.isnan(got) & np.isnan(want)
     at = np.flatnonzero(~equal)[:5]
@@ -285,7 +284,7 @@ def specials(dtype):
 
 
 def pairs_of(dtype, count=3):
-    """Returns vectors that pair all specials and random values of the type with each other."""
+    """Returns vectors that pair all special and random values of the type with each other."""
     some = np.array(specials(dtype), VALUES[dtype])
     if dtype == BOOL:
         random = RNG.integers(0, 2, 60) == 1
@@ -353,7 +352,7 @@ def test_fma_rounds_once(server, client):
 def test_casts(server, client):
     for source in NUMBERS + BYTES:
         values = pairs_of(source, 1)[0]
-        if source in (F64, I64):  # the model of bf16 needs values of F32
+        if source in (F64, I64):  # The bf16 model needs F32 values.
             with np.errstate(all="ignore"):
                 values = values.astype(np.float32).astype(VALUES[source])
         for target in NUMBERS + BYTES + (BOOL,):
@@ -372,8 +371,8 @@ def test_casts(server, client):
 
 
 def test_a_result_that_replaces_its_own_operands(server, client):
-    """Every element is computed from what the arrays held before. Here it is x minus x backwards:
-    an array that is written while it is being read would lose half of it."""
+    """Every element is computed from what the arrays held before. The expression is x minus x
+    backwards, so an array that is written while it is being read would lose half of x."""
     n = 300001
     x, y = RNG.integers(-999, 999, (2, n)).astype(np.float32)
     backwards = o.view([n], [-1], n - 1)
@@ -427,7 +426,7 @@ def test_random_expressions(server, client):
             fields = dict(operands=inputs, expression=expression(*nodes), strategy=row)
             outcome = client.attempt("Map", **fields)
             if row == "vectorized" and outcome.reason == "STRATEGY_UNSUPPORTED":
-                continue  # this strategy has room for only six values
+                continue  # This strategy holds only six values.
             assert outcome.ok, (outcome, row, nodes)
             tensor = outcome.answer.tensor
             assert tensor.dtype == values[-1][0]
@@ -444,7 +443,7 @@ def test_bad_expressions_say_which_node(server, client):
         (1, [a, {}]),
         (0, [operand(2)]),
         (1, [a, dict(op=99)]),
-        (1, [a, dict(op=258)]),  # its low byte is that of an operation
+        (1, [a, dict(op=258)]),  # Its low byte is a valid operation.
         (1, [a, dict(op=0)]),
         (1, [a, node("ADD", 0)]),
         (1, [a, node("ADD", 0, 0, 0)]),
@@ -517,16 +516,16 @@ def test_counts_and_shapes(server, client):
 
 
 def test_millions_of_nodes_take_no_memory(server, client):
-    """Empty nodes take two bytes each on the wire."""
+    """Each empty node takes two bytes on the wire."""
     path = "/tessera.v1.ComputeService/"
     raw = lambda rpc: client.channel.unary_unary(path + rpc)
     nodes = b"\x0a\x00" * (1 << 20)
     length = lambda n: bytes((n >> 7 * i & 127) | (128 if n >> 7 * (i + 1) else 0)
                              for i in range(5) if i == 0 or n >> 7 * i)
     within = lambda tag, data: bytes([tag]) + length(len(data)) + data
-    for body in (within(0x12, nodes), nodes):  # nodes of an expression, then operands
+    for body in (within(0x12, nodes), nodes):  # Nodes of an expression, then operands.
         before = server.peak_rss()
-        # An expression is field 9 of a Reduce and 10 of a Matmul, and other operands are the next
+        # An expression is field 9 of a Reduce and 10 of a Matmul. Other operands are the next
         # field.
         staged = body if body is not nodes else None
         requests = [("Map", body), ("Execute", within(0x0A, within(0x32, body)))]

@@ -1,4 +1,5 @@
-// Expressions before Reduce and after Matmul have the bits of two steps; and truth values.
+// Expressions before Reduce and after Matmul have the bits of two separate steps. Also tests truth
+// values.
 #include <numeric>
 
 #include "kernels/problem/matmul.h"
@@ -32,7 +33,7 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
 
 class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
-  // Checks that both forms have the same bits, or fail in the same way.
+  // Checks that both forms have the same bits or fail in the same way.
   void Compare(const View& x, const View& with, const Nodes& nodes = kWeighted,
                absl::Span<const ReduceOp> ops = kAllReduceOps) {
     Mapped mapped = Map(stream(), {x, with}, nodes);
@@ -63,7 +64,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
       Compare(a.view(), b.view());
     }
     if constexpr (std::is_same_v<T, float>) {
-      // These are sums of finite elements whose partial sums leave the range of f32.
+      // These are sums of finite elements whose partial sums exceed the range of f32.
       std::vector<float> values(5000, 3e38f);
       for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
       const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
@@ -81,7 +82,7 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
     const View row = StridedView(b.data(), kDType, {columns}, {1}),
                column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
     Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row);
-    // Transposed, backwards, and stretched along both axes.
+    // Transposed, reversed, and broadcast along both axes.
     Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}), b.view({columns, 1}));
     Compare(StridedView(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}),
             column);
@@ -91,8 +92,8 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
   });
 }
 
-// Tests what a kernel may compute while it folds: stretched operands, truth values, a waiting
-// value.
+// Tests what a kernel may compute while it folds: broadcast operands, truth values, and a value
+// that is used later.
 TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
@@ -108,10 +109,10 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
       Compare(whole, with);
       Compare(with, whole);
     }
-    // Folds the middle axis of three, and only the outermost axis of a stretched operand.
+    // Folds the middle axis of three, and only the outermost axis of a broadcast operand.
     Compare(a.view({3, rows / 3, columns}), b.view({rows / 3, 1}));
     Compare(row, column);
-    // where(mask, a, mask); x = a b, then (x a) b + x.
+    // The expressions where(mask, a, mask), and (x a) b + x with x = a b.
     const Nodes masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}), Op(MapOp::kMultiply, {2, 0})};
     Nodes waits = kProduct;
     waits.insert(waits.end(), {Op(MapOp::kMultiply, {2, 0}), Op(MapOp::kMultiply, {3, 1}),
@@ -121,7 +122,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
                              StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
       Compare(whole, with, masked);
     Compare(whole, row, waits);
-    // Elements of 16 bits together with those of f32, and a result that is rounded to 16 bits.
+    // 16-bit elements together with f32 elements, and a result that is rounded to 16 bits.
     if constexpr (kDType == DType::kF32) {
       const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
       Compare(whole, narrow.view({columns}));
@@ -270,14 +271,14 @@ TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
       Compare(whole, column, axes);
       Compare(mirrored, y.view({b, 1}), axes);
     }
-    // A stretched operand is folded as many times as it is repeated.
+    // A broadcast operand is folded as many times as it is repeated.
     Compare(column, y.view({c}), {1});
     Compare(x.view({0, b, c}), y.view({b, 1}), {0});
     Compare(x.view({a, b, 0}), column, {2});
   });
 }
 
-// The values of one piece are written and read again, like any others.
+// The values of one piece are written and read again, like any other values.
 TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
   ForType([&]<class T>(T) {
     constexpr std::int64_t kRows = 4, kColumns = 64;
@@ -297,7 +298,7 @@ TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
 
 TESSERA_STRATEGY_SUITE(ReduceAxesPieceStageTest, ReduceAxesStageTest, kOf<DType::kF32>);
 
-// A piece takes a quarter of the scratch memory at most; some values leave the range of f32.
+// A piece takes at most a quarter of the scratch memory. Some values exceed the range of f32.
 TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), length = 64;
   const Limited own(GetParam().backend, 4 << 20);
@@ -309,29 +310,29 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
           {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}, *own.stream);
 }
 
-// Without pieces, some columns are folded at a time. Most sums are exact.
+// If there are no pieces, some columns are folded at a time. Most sums are exact.
 TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   constexpr std::int64_t kDepth = 3, kColumns = 21;
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;
-  const Limited own(GetParam().backend, 4 << 20);  // scratch memory for 10 MB of values
+  const Limited own(GetParam().backend, 4 << 20);  // Scratch memory for 10 MB of values.
   std::vector<float> values(static_cast<std::size_t>(rows * row));
   Random random(5);
   for (float& value : values) value = static_cast<float>(random.Bits() % 17);
   for (std::int64_t i = 0; i < rows; ++i)
     At(values, i * row) = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
   const DeviceArray<float> a(stream(), values), b(stream(), std::vector<float>{2, 3, 1});
-  // Every row is reversed, and each of three columns has a factor.
+  // Every row is reversed, and each of the three inner elements has its own factor.
   const View x =
       StridedView(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
   Compare(x, b.view(), {0}, kProduct, {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin},
           *own.stream);
 }
 
-// Uses a strategy like those of GPUs: each launch takes scratch memory, much more for many columns,
-// and the bound is larger for few. The statistics describe what is launched, and launches leave
-// nothing behind.
+// Uses a strategy similar to those for GPUs. Each launch takes scratch memory, much more for many
+// columns, and the error bound is larger for few columns. The statistics describe what is launched,
+// and launches leave nothing behind.
 TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
-  constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, one of 24
+  constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, and one of 24.
   constexpr std::uint64_t kTaken = 768 << 10;
   static const auto& of_cpu =
       StrategyOf<ReduceAxesProblem>({"cpu_axis", Backend::kCpu, DType::kF32});
@@ -347,7 +348,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
     std::memset(on.Scratch(kTaken), 0xff, kTaken);
     of_cpu.launch(p, on);
   };
-  Limited own(Backend::kCpu, 4 << 20);  // for 10 MB of values, and 14 MB of launches
+  Limited own(Backend::kCpu, 4 << 20);  // For 10 MB of values and 14 MB of launches.
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
@@ -374,7 +375,7 @@ class MatmulStageTest : public StrategyTest<MatmulProblem> {};
 TESSERA_STRATEGIES(MatmulStageTest, kDeterministic);
 
 TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
-  // where(c + bias > residual, c, 0) as F16, and the condition alone.
+  // The expression where(c + bias > residual, c, 0) as F16, and its condition only.
   Nodes chosen = {In(0), In(1), In(2), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kGreater, {3, 2})};
   const Nodes whether = chosen;
   chosen.push_back(Op(MapOp::kWhere, {4, 0, 1}));
@@ -468,7 +469,7 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
   }
 }
 
-// All integers of a byte, by every strategy, in expressions, casts and reductions.
+// All one-byte integers, with every strategy, in expressions, casts and reductions.
 TEST_P(StageTest, ComputesWithIntegersOfAByte) {
   constexpr std::int64_t n = 4099;
   std::vector<std::uint8_t> a(n);
@@ -576,7 +577,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
   DeviceArray<std::uint8_t> out(stream(), 8);
   ASSERT_TRUE(RunCopy(stream(), x.view(), DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), truth);
-  // The view is reversed, so that it is gathered first.
+  // The view is reversed, so it is gathered first.
   const View backwards = StridedView(x.data() + 7, DType::kF32, {8}, {-1});
   ASSERT_TRUE(RunCopy(stream(), backwards, DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), std::vector<std::uint8_t>(truth.rbegin(), truth.rend()));

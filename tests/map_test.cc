@@ -1,4 +1,5 @@
-// Every strategy of Map in the table, against extended precision; the code of compiled expressions.
+// Every strategy of Map in the table, compared with extended precision, and the code of compiled
+// expressions.
 #include <array>
 #include <functional>
 #include <iterator>
@@ -106,7 +107,7 @@ std::pair<std::vector<T>, std::vector<T>> SpecialPairs() {
   return {a, b};
 }
 
-// Whether the values have the same bits; all NaN count as equal.
+// Whether the values have the same bits. All NaN count as equal.
 template <class T>
 bool Same(T a, T b) {
   const long double x = Exact(a), y = Exact(b);
@@ -124,10 +125,10 @@ void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::stri
   }
 }
 
-// Holds every sum and product of integers.
+// A type that holds every sum and product of integers.
 __extension__ typedef __int128 Wide;
 
-// Results are those of 64-bit significands, rounded, or, for F64, those of the host's operations.
+// Results have the bits of 64-bit significands, rounded, or, for F64, of the host's operations.
 TEST_P(MapTest, ArithmeticIsRoundedOnce) {
   ForType([&]<FloatElement T>(T) {
     const auto [a, b] = SpecialPairs<T>();
@@ -159,7 +160,7 @@ TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
     const auto [a, b] = SpecialPairs<T>();
     const auto check = [&](MapOp op, auto f) {
       std::vector<T> want;
-      // 128 bits hold every product; the cast keeps the low bits.
+      // 128 bits hold every product, and the cast keeps the low bits.
       for (std::size_t i = 0; i < a.size(); ++i)
         want.push_back(static_cast<T>(f(static_cast<Wide>(a[i]), static_cast<Wide>(b[i]))));
       ExpectSame(Run(op, a, b), want, InfoOf(op)->name);
@@ -178,7 +179,7 @@ TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
   });
 }
 
-// Digits and exponents of an element type, like those of std::numeric_limits.
+// The digits and exponents of an element type, like those in std::numeric_limits.
 template <class T>
 struct Format {
   static constexpr bool kHalf = std::is_same_v<T, Half>;
@@ -187,7 +188,7 @@ struct Format {
   static constexpr int kLeast = kHalf ? -13 : Limits::min_exponent;
   static constexpr int kMost = kHalf ? 16 : Limits::max_exponent;
 
-  // Returns a unit in the last place of the value; subnormal values have fewer places.
+  // Returns a unit in the last place of the value. Subnormal values have fewer places.
   static long double Unit(long double value) {
     int exponent = kLeast;
     if (value != 0) std::frexp(value, &exponent);
@@ -208,7 +209,7 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// This holds even where the quotient has more digits than the type, or is subnormal.
+// This holds even if the quotient has more digits than the type, or is subnormal.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<FloatElement T>(T) {
     using V = ValueOf<T>;
@@ -232,7 +233,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
     for (int i = 0; i < (WatchedClosely() ? 500 : 50000); ++i) {
       a.push_back(any());
       b.push_back(any());
-      // Products of an integer and the divisor, and the neighbours of these products.
+      // Products of an integer and the divisor, and the numbers adjacent to these products.
       const auto y = static_cast<V>(random.Normal());
       const auto x = static_cast<V>(std::floor(std::exp2(60 * random.Uniform()))) * y;
       a.insert(a.end(), {T(x), T(std::nextafter(x, V{0})), T(std::nextafter(x, 2 * x))});
@@ -257,7 +258,8 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
       } else if (std::isinf(got)) {
         ASSERT_TRUE(IsWithin(1, floors[i], static_cast<long double>(p) / q));
       } else if (std::abs(got) < std::exp2(Format<T>::kDigits)) {
-        // got <= p / q < got + 1: a fused multiply-add has the sign of the exact difference.
+        // Checks that got <= p / q < got + 1. A fused multiply-add has the sign of the exact
+        // difference.
         const double sign = std::copysign(1.0, q);
         ASSERT_GE(sign * std::fma(-got, q, p), 0);
         ASSERT_LT(sign * std::fma(-(got + 1), q, p), 0);
@@ -274,7 +276,7 @@ TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   });
 }
 
-// The bound is two units for F32 and F64. Results of 16 bits are those of F32, rounded.
+// The bound is two units for F32 and F64. 16-bit results are F32 results, rounded.
 TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   ForType([&]<FloatElement T>(T) {
     const double units = SizeOf(DTypeOf<T>()) == 2 ? 0.51 : 2;
@@ -293,7 +295,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
             << static_cast<double>(Exact(got[i])) << ", not " << static_cast<double>(want);
       }
     };
-    // From arguments with the smallest subnormal result to those with the largest result.
+    // From arguments with the smallest subnormal result to arguments with the largest result.
     const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
                  largest = static_cast<double>(std::log(Format<T>::Largest()));
     std::vector<T> a, b;
@@ -323,7 +325,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   });
 }
 
-// The errors that the tests above allow each node are within the bound that a response carries.
+// The errors that the tests above allow each node are within the bound that a response states.
 TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   ForType([&]<FloatElement T>(T) {
     const View x = WholeView({DTypeOf<T>(), MakeShape({5})}, nullptr);
@@ -341,7 +343,7 @@ TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
           {Alone(MapOp::kExp), 4.0},
           {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
           {ReferenceNodes(), 1.0}}) {
-      // Results of 16 bits are rounded once in F32 and once more.
+      // 16-bit results are rounded once in F32 and once more.
       const double want = sizeof(T) > 2 ? units * unit
                           : units == 0  ? 0
                                         : unit + units * single + unit * units * single;
@@ -351,7 +353,7 @@ TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   });
 }
 
-// Does the same in steps of the type itself, each of which is rounded.
+// Computes ReferenceNodes in steps of the type itself, each of which is rounded.
 template <class T>
 T Reference(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -385,7 +387,7 @@ TEST_P(MapTest, SizesAlignmentsAndLaunches) {
   });
 }
 
-// Returns the elements of a view of `array`, which has these values, stretched to a shape.
+// Returns the elements of a view of `array`, which has these values, broadcast to a shape.
 template <class T>
 std::vector<T> Stretched(const View& view, const DeviceArray<T>& array,
                          const std::vector<T>& values, const Shape& shape) {
@@ -401,7 +403,7 @@ std::vector<T> Stretched(const View& view, const DeviceArray<T>& array,
   return elements;
 }
 
-// Operands are stretched along outer, inner and both kinds of axes, transposed and backwards.
+// Operands are broadcast along outer, inner and both kinds of axes, transposed and reversed.
 TEST_P(MapTest, ViewsAndBroadcasting) {
   ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
@@ -435,8 +437,8 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
   });
 }
 
-// Steps of one type between elements of other types: conversions between 16 bits and f32, and truth
-// values.
+// Steps of one type between elements of other types: conversions between 16-bit types and f32, and
+// truth values.
 TEST_P(MapTest, TypesAtTheEndsOfAChain) {
   ForType([&]<class T>(T) {
     const std::int64_t n = WatchedClosely() ? 301 : 4097;
@@ -503,7 +505,7 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
   });
 }
 
-// Random graphs of operations, in which values wait for later ones, against one loop for each node.
+// Random graphs of operations whose values may be used much later, compared with one loop per node.
 TEST_P(MapTest, RandomExpressions) {
   ForType([&]<class T>(T) {
     using V = ValueOf<T>;
@@ -535,7 +537,7 @@ TEST_P(MapTest, RandomExpressions) {
       std::vector<DeviceArray<T>> arrays;
       std::vector<View> views;
       Nodes nodes;
-      std::vector<std::vector<T>> values;  // values of a node, one for each element or one for all
+      std::vector<std::vector<T>> values;  // Of each node: one per element, or one.
       arrays.reserve(operands);
       for (std::uint32_t i = 0; i < operands; ++i) {
         const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;
@@ -552,7 +554,7 @@ TEST_P(MapTest, RandomExpressions) {
       };
       const auto constant = operands;
       const std::uint32_t steps = 1 + below(12);
-      std::vector<std::uint32_t> numbers(nodes.size());  // nodes that are not truth values
+      std::vector<std::uint32_t> numbers(nodes.size());  // Nodes that are not truth values.
       std::iota(numbers.begin(), numbers.end(), 0u);
       for (std::uint32_t step = 0; step < steps; ++step) {
         const auto latest = static_cast<std::uint32_t>(nodes.size() - 1);
@@ -595,7 +597,7 @@ TEST_P(MapTest, TypesThatMeetAndConstants) {
     std::vector<double> quotients;
     for (std::size_t i = 0; i < a.size(); ++i)
       quotients.push_back(static_cast<double>(Exact(a[i])) / b[i]);
-    if (DTypeOf<T>() != DType::kF64)  // an integer and a float, or two integers, divide in F64
+    if (DTypeOf<T>() != DType::kF64)  // Divisions with integers are in F64.
       ExpectSame(Run<double>(views, Alone(MapOp::kDivide)), quotients, "divide");
     std::vector<T> larger;
     for (T x : a) larger.push_back(Exact(x) > 2 ? x : Element<T>(0));
@@ -668,7 +670,8 @@ TEST(ExpressionTest, TypesThatMeet) {
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
 }
 
-// Bytes and truth values are converted to the type of the other arguments, in any number and order.
+// One-byte integers and truth values are converted to the type of the other arguments, in any
+// number and order.
 TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   const auto type_of = [](MapOp op, std::vector<DType> types) {
     const auto program = CompileExpression({In(0), In(1), In(2), Op(op, {0, 1, 2})}, types);
@@ -698,7 +701,7 @@ TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   EXPECT_EQ(type_of(MapOp::kClip, {DType::kI8, DType::kF16, DType::kU8}), DType::kF16);
 }
 
-// Integers of a byte are values of I32, and need no conversion instruction.
+// One-byte integers have I32 values and need no conversion instruction.
 TEST(ExpressionTest, BytesAreI32) {
   const auto sum =
       Get(CompileExpression({In(0), In(1), Op(MapOp::kAdd, {0, 1})}, {DType::kU8, DType::kI8}));
@@ -745,7 +748,7 @@ TEST(ExpressionTest, RegistersAreUsedAgain) {
 TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
   struct Case {
     Nodes nodes;
-    std::string node, message;  // empty: any
+    std::string node, message;  // Empty accepts any.
   };
   for (const Case& c :
        {Case{{}, "", ""},

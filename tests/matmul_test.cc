@@ -1,4 +1,5 @@
-// Every strategy of Matmul in the table, against references in long double with its own bound.
+// Every strategy of Matmul in the table, compared with references in long double within its own
+// bound.
 #include <array>
 #include <initializer_list>
 #include <numeric>
@@ -57,7 +58,7 @@ View MatrixView(const T* data, std::int64_t rows, std::int64_t columns, bool tra
       {DTypeOf<T>(), transposed ? MakeShape({columns, rows}) : MakeShape({rows, columns})}, data);
 }
 
-// Returns a column times a row, transposed or not.
+// Returns the product of a column and a row, transposed or not.
 template <class T, class V>
 std::vector<T> Outer(const std::vector<V>& column, const std::vector<V>& row, bool transposed) {
   if (transposed) return Outer<T>(row, column, false);
@@ -80,17 +81,17 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   static Stream& stream() { return TestStream(GetParam().row.backend); }
   static bool gpu() { return GetParam().row.backend == Backend::kCuda; }
 
-  // Calls f with the operands' and the result's type.
+  // Calls f with the types of the operands and the result.
   template <class F>
   void Dispatch(F&& f) {
     DispatchMatmul({.dtype = GetParam().row.dtype, .out_dtype = GetParam().out_dtype}, f);
   }
 
-  // Expected elements of a product, numbered row by row.
+  // An expected element of a product, numbered row by row.
   template <class T>
   struct Wanted {
     std::int64_t place;
-    double magnitude;  // sum of the products' magnitudes
+    double magnitude;  // The sum of the products' magnitudes.
     std::conditional_t<std::is_integral_v<T>, std::int64_t, long double> sum;
   };
 
@@ -148,7 +149,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * m * n * k));
     const std::vector<O> got = c.Values();
-    // Below the smallest normal number the rounding error does not shrink with the value.
+    // Below the smallest normal number, the rounding error does not shrink with the value.
     const double subnormal = out_dtype == DType::kF16 ? 0x1p-25
                              : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
                                                       : 0;
@@ -182,17 +183,18 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   // Set for small whole numbers, whose products and sums need no rounding, in any order.
   bool sums_are_exact_ = false;
 
-  // Matrices of normally distributed numbers, row by row, and their product.
+  // Matrices of normally distributed numbers, row by row, and expected elements of their product.
   template <class T>
   struct Normal {
     std::vector<T> a, b;
     std::vector<Wanted<T>> wanted;
   };
 
-  // offset: the misalignment of a in elements; b has two more, unless it is 0.
+  // offset: the misalignment of a in elements. The misalignment of b is two elements more, or 0 if
+  // offset is 0.
   template <class T, class O>
   void CheckShape(MatmulShape s, Transposes t, std::size_t offset, Launch launch = {}) {
-    // On the CPU the references take longer than the tests that use them, so they are computed
+    // On the CPU, the references take longer than the tests that use them, so they are computed
     // once.
     static auto& kept = *new std::map<std::array<std::int64_t, 3>, Normal<T>>;
     if (gpu()) kept.clear();
@@ -216,7 +218,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
                       launch, &normal.wanted);
   }
 
-  // Checks given elements; wanted: the known elements of the product.
+  // Checks the given elements. wanted: the known elements of the product.
   template <class T, class O>
   void CheckValues(MatmulShape s, const std::vector<T>& a, const std::vector<T>& b, Transposes t,
                    std::size_t offset, Launch launch = {},
@@ -284,10 +286,10 @@ TEST_P(MatmulTest, StridedViews) {
 
 class MatmulOfFloatsTest : public MatmulTest {};
 
-// Values beyond an edge, in the strategy's tiles or in memory, do not reach the result.
+// Values beyond an edge, in the strategy's tiles or in memory, must not reach the result.
 TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
   sums_are_exact_ = true;
-  // This also tests strategies that take only few columns, or few steps along k.
+  // This also tests strategies that take only few columns or few steps along k.
   for (const MatmulShape& s : {MatmulShape{130, 130, 118}, {130, 30, 118}, {130, 130, 7}}) {
     Dispatch([&]<class T, class O>(T, O) {
       std::vector<T> a(static_cast<std::size_t>(s.m * s.k), Element<T>(0.5));
@@ -299,12 +301,12 @@ TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
   }
 }
 
-// Strategies that round operands are left out, because they lose more when these are subnormal.
+// Strategies that round operands are left out, because they lose more if operands are subnormal.
 class MatmulOfF32Test : public MatmulTest {};
 
 // No strategy loses more than plain f32, even with subnormal numbers and infinities.
 TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
-  // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
+  // The binary exponents of the elements of a and b. No partial sum exceeds the range of f32.
   struct Sizes {
     double a_least, a_most, b_least, b_most;
   };
@@ -353,7 +355,8 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 
 TEST_P(MatmulTest, Large) {
   Dispatch([&]<class T, class O>(T, O) {
-    // Strategies choose their tiles by the size of the result: here are many, some and few tiles.
+    // Strategies choose their tiles by the size of the result. Here there are many, some or few
+    // tiles.
     for (int transposes = 0; transposes < 4; ++transposes) {
       for (std::size_t offset : {0, 1})
         CheckShape<T, O>(gpu() ? MatmulShape{1100, 1500, 204} : MatmulShape{110, 150, 204},
@@ -385,10 +388,10 @@ TEST_P(MatmulTest, RandomShapes) {
   });
 }
 
-// Few rows or few columns: every small number of them, and k long enough to be cut into parts.
+// Few rows or few columns: every small number of them, with k long enough to be split.
 TEST_P(MatmulTest, Skinny) {
   const std::int64_t k = Watched() ? 45 : gpu() ? 4201 : 301;
-  // A large operand of several tiles whose rows are aligned, in either layout.
+  // A large operand of several tiles with aligned rows, in either layout.
   const bool large = gpu() && !Watched();
   const std::int64_t wide = large ? 1160 : 264, deep = large ? 2056 : 136;
   Dispatch([&]<class T, class O>(T, O) {
@@ -403,7 +406,7 @@ TEST_P(MatmulTest, Skinny) {
       }
     }
     if (!large) return;
-    // There are more tiles than blocks, and than clusters of several blocks.
+    // There are more tiles than blocks, and more tiles than clusters of several blocks.
     CheckShape<T, O>({70000, 16, 520}, 0, 0);
     CheckShape<T, O>({17920, 16, 1032}, 0, 0);
   });
@@ -433,7 +436,7 @@ TEST_P(MatmulTest, FewResults) {
   });
 }
 
-// Few steps along k; the strategy that is made for it also gets results of many tiles.
+// Few steps along k. The strategy that is made for this also gets results of many tiles.
 TEST_P(MatmulTest, FewSteps) {
   const bool made_for = row().name == "outer_product";
   Dispatch([&]<class T, class O>(T, O) {
@@ -469,10 +472,10 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
   check(BFloat16{});
 }
 
-// Strategies that cut tiles in two parts; see stream_k.h.
+// Strategies that split tiles into two parts; see stream_k.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
-  // Before each product, another one leaves NaN in the shared memory of all multiprocessors.
+  // Before each product, another product leaves NaN in the shared memory of all multiprocessors.
   template <class T, class O>
   void CheckExactly(MatmulShape s, Transposes t) {
     SCOPED_TRACE(absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", t.a, t.b));
@@ -504,7 +507,7 @@ class MatmulPartsTest : public MatmulTest {
         const auto own = Get(MakeStream(device));
         DeviceArray<O> c_of_nans(*own, kSide * kSide);
         for (int time = 0; time < kTimes; ++time) {
-          if (!WatchedClosely()) {  // races do not depend on values
+          if (!WatchedClosely()) {  // Races do not depend on values.
             Get(RunMatmul(*own, nans.view({kSide, kDepth}), nans.view({kDepth, kSide}), false,
                           false, out_dtype, c_of_nans.data(), {.strategy = row().name}));
           }
@@ -523,9 +526,9 @@ class MatmulPartsTest : public MatmulTest {
   }
 };
 
-// On an H200 the model chooses, for 16 bits, in this order: tiles of 128 x 128, 128 x 192 and 128 x
-// 256 in two parts, and pairs of 128 x 256, 64 x 128 and 128 x 128 in two parts; with k cut, pairs
-// of 64 x 128 and of 128 x 128; and these pairs whole. Each matrix is a column of small whole
+// For 16-bit types on an H200, the model chooses, in this order: tiles of 128 x 128, 128 x 192 and
+// 128 x 256 in two parts; pairs of 128 x 256, 64 x 128 and 128 x 128 in two parts; pairs of 64 x
+// 128 and 128 x 128 with k split; and the same pairs whole. Each matrix is a column of small whole
 // numbers times a row, so every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l]
 // column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
@@ -544,7 +547,7 @@ TEST_P(MatmulPartsTest, AllOfC) {
 TESSERA_PRODUCTS(MatmulPartsTest,
                  {"tensor_bf16", "tensor_f16", "tensor_tf32", "tensor_f32x3", "warp_tiled_tma"});
 
-// For each main loop, there are so many tiles per block that blocks are kept abreast, on two
+// For each main loop, there are enough tiles per block that blocks are kept abreast, on two
 // streams.
 class MatmulAbreastTest : public MatmulPartsTest {};
 
@@ -558,8 +561,7 @@ TEST_P(MatmulAbreastTest, AllOfLargeC) {
 
 TESSERA_PRODUCTS(MatmulAbreastTest, {"tensor_bf16", "tensor_tf32", "tensor_f32x3"});
 
-// The strategy that multiplies integers where its operands allow it, and plain f64 where they do
-// not.
+// The strategy that multiplies integers if its operands allow it, and plain f64 otherwise.
 class MatmulIntegersTest : public MatmulTest {
  protected:
   struct Operands {
@@ -577,9 +579,9 @@ class MatmulIntegersTest : public MatmulTest {
   }
 };
 
-// Terms of up to 2^100 that cancel except for one. Each matrix is a column times a row: a[i][l]
-// b[l][j] = row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] except for l = 0, and y[l + k / 2]
-// = -y[l]. Whole numbers are exact as integers, and are not in f64. The shapes have tiles that
+// Terms of up to 2^100 that cancel except for one term. Each matrix is a column times a row:
+// a[i][l] b[l][j] = row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] except for l = 0, and y[l
+// + k / 2] = -y[l]. Whole numbers are exact as integers, but not in f64. The shapes have tiles that
 // extend beyond every edge, few rows, sums beyond 32 bits, and more rows and columns than one step
 // converts to residues.
 TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
@@ -597,7 +599,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
       return v;
     };
     const std::vector<double> row_of = whole(s.m, 6), column_of = whole(s.n, 6);
-    // One shape has as many bits as integers have, so that scaling leaves no trailing zeros.
+    // One shape uses all bits of the integers, so that scaling leaves no trailing zeros.
     const int bits = s.k == 128 ? 44 : 26;
     std::vector<double> x = whole(s.k, bits), y = whole(s.k, bits);
     y[0] = std::exp2(bits - 1);
@@ -626,7 +628,7 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
   }
 }
 
-// Rows of a and columns of b differ by powers of two up to the largest allowed one, or are zero.
+// Rows of a and columns of b differ by powers of two up to the largest allowed power, or are zero.
 TEST_P(MatmulIntegersTest, RowsOfAnySize) {
   Random random(13);
   const MatmulShape s{150, 260, Watched() ? 1100 : 3000};
@@ -707,7 +709,7 @@ TEST_P(MatmulOrderTest, SameBitsAsNaive) {
 
 TESSERA_PRODUCTS(MatmulOrderTest, {"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32);
 
-// Products of more than 2^33 multiply-adds: element [i, j] is row i times column j times k.
+// Products of more than 2^33 multiply-adds. Element [i, j] is row[i] times column[j] times k.
 TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
   TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"cpu_library", Backend::kCpu, DType::kF32}));
   Stream& stream = TestStream(Backend::kCpu);
@@ -782,7 +784,7 @@ TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
   EXPECT_EQ(StepsAbreast(WholeTiles(1'000'000'000, 100'000, 132), 132), 0) << "beyond 32 bits";
 }
 
-// Each first part of a tile is done when the next worker comes to the rest.
+// The first part of each tile is done when the next worker starts the rest of the tile.
 TEST(MatmulPieces, CoverAllTilesEvenly) {
   for (int workers : {1, 2, 3, 66, 132}) {
     for (int tiles = workers; tiles < 3 * workers + 2; ++tiles) {
@@ -791,7 +793,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
         const Sharing sharing = ShareTiles(tiles, k_tiles, workers);
         std::vector<int> times(static_cast<std::size_t>(tiles * k_tiles));
         int least = tiles * k_tiles, most = 0;
-        Piece left{};  // left by the worker before
+        Piece left{};  // Left by the previous worker.
         int left_at = 0;
         for (int worker = 0; worker < workers; ++worker) {
           Piece leaves{};
@@ -806,7 +808,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
               ++rests;
               ASSERT_EQ(piece.tile, left.tile);
               ASSERT_EQ(piece.first, left.k_tiles);
-              ASSERT_LE(left_at, done + 1);  // some workers have one more k-tile than others
+              ASSERT_LE(left_at, done + 1);  // Some workers have one k-tile more.
               left = {};
             }
             for (int k_tile = piece.first; k_tile < piece.first + piece.k_tiles; ++k_tile)

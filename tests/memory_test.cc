@@ -1,11 +1,11 @@
-// Requests while nearly all of the device's memory is in use: nothing else can run on the device.
+// Requests while nearly all of the device's memory is in use. Nothing else can run on the device at
+// the same time.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-// The limit of scratch memory decides the strategy. The free part of it, and free device memory, do
-// not.
+// The limit on scratch memory decides the strategy. Its free part and free device memory do not.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;

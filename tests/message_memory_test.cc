@@ -1,5 +1,5 @@
 // Compares the memory that MessageLayout predicts for a message with what protobuf allocates, and
-// the memory that a program reports in addition to its message with what it allocates.
+// the memory that a program reports in addition to its message with what the program allocates.
 #include "server/rpc/message_memory.h"
 
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ class MessageMemoryTest : public testing::Test {
     return grpc::ByteBuffer(slices.data(), slices.size());
   }
 
-  // Returns the memory that parsing takes at most, if the message is valid.
+  // Returns the maximum memory that parsing takes if the message is valid.
   template <class Message>
   std::optional<std::size_t> Taken(const grpc::ByteBuffer& bytes) {
     grpc::ByteBuffer same = bytes;
@@ -89,7 +89,7 @@ class MessageMemoryTest : public testing::Test {
     return parsed ? std::optional(most_heap_bytes - before) : std::nullopt;
   }
 
-  // Checks any bytes. Returns the memory that they take, if they are a message.
+  // Checks any bytes. Returns the memory that they take if they are a message.
   template <class Message>
   std::optional<std::size_t> Check(const std::string& bytes, std::size_t longest = 16384) {
     const grpc::ByteBuffer buffer = Sliced(bytes, longest);
@@ -141,22 +141,22 @@ TEST_F(MessageMemoryTest, UsualMessagesTakeHalfOfTheBoundOrMore) {
 TEST_F(MessageMemoryTest, MessagesThatAreMadeToTakeMuch) {
   constexpr std::size_t kMuch = 1 << 19;
   const std::vector<std::string> messages = {
-      Times(kMuch, Varint(99 << 3 | 3) + Varint(99 << 3 | 4)),          // groups
-      Times(60, Varint(15 << 3 | 3)) + Times(60, Varint(15 << 3 | 4)),  // nested groups
+      Times(kMuch, Varint(99 << 3 | 3) + Varint(99 << 3 | 4)),          // Groups.
+      Times(60, Varint(15 << 3 | 3)) + Times(60, Varint(15 << 3 | 4)),  // Nested groups.
       Times(kMuch, Varint(15 << 3) + Varint(1)),
       Times(kMuch, Field(15, "")),
       Times(kMuch, Field(15, "twenty bytes of text")),
       Field(1, Field(15, std::string(kMuch, 'x'))),
-      Times(kMuch, Field(1, "")),  // steps, or operands
+      Times(kMuch, Field(1, "")),  // Steps, or operands.
       Times(kMuch, Field(1, Field(1, ""))),
       Times(kMuch, Field(1, Field(2, Field(1, "")))),
       Times(kMuch, Field(1, Field(15, ""))),
-      Field(1, Field(2, Field(2, std::string(kMuch, 1)))),  // a shape
+      Field(1, Field(2, Field(2, std::string(kMuch, 1)))),  // A shape.
       Field(1, Field(2, Times(kMuch, Varint(2 << 3) + Varint(1)))),
       Field(1, Times(40, Field(2, Field(2, std::string(700, 1))))),
       Times(700, Field(1, Field(2, Field(2, std::string(600, 1))) + Field(1, "x"))),
       Times(700, Field(1, Field(1, Field(1, Field(2, Field(2, std::string(600, 1))))))),
-      // Strings that are replaced by longer ones.
+      // Strings that are replaced by longer strings.
       Field(1, Field(1, std::string(kMuch, 'x'))) + Field(1, Field(1, std::string(kMuch + 1, 'x'))),
       Field(1, std::string(kMuch, 'x')) + Field(1, std::string(kMuch + 1, 'x')),
       Field(1, Field(1, Field(1, std::string(kMuch, 'x'))) +
@@ -241,7 +241,7 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
     ASSERT_TRUE(program.Prepare().ok());
     program.LeastMicroseconds((*core)->FirstDevice());
     const std::size_t taken = most_heap_bytes - before;
-    constexpr std::size_t kOneStep = 4096;  // allocated while a step is checked
+    constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
     EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands";
     EXPECT_GE(2 * taken, program.memory()) << operands << " operands";
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Metrics from outside: a scrape agrees with the calls that were made, HTTP clients that are wrong
-or slow do not delay other clients, and alerts and dashboard name existing metrics.
+"""Tests metrics from outside: a scrape agrees with the calls that were made, wrong or slow HTTP
+clients do not delay other clients, and alerts and dashboard name existing metrics.
 
 usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -126,7 +126,7 @@ class MetricsCase(o.Case):
         return Scrape(get(self.address))
 
     def comes(self, wanted, name, **labels):
-        """Checks that the metric has that value in the end."""
+        """Checks that the metric eventually has that value."""
         sums = lambda: self.scrape().sum(name, **labels)
         self.assertTrue(eventually(lambda: sums() == wanted, 20), (name, labels, sums()))
 
@@ -315,7 +315,7 @@ class CountsTest(MetricsCase):
             self.skipTest("its products would end immediately")
         self.serve("--workers", "1", "--queue", "2",
                    "--max-slow-operation-seconds", "300")
-        # The products are so large that they do not end before the others wait.
+        # The products are so large that they do not end before the others are waiting.
         self.client.put("a", np.ones((1600, 1), np.float32))
         a = o.resident("a", o.view((1600, 1600), (1, 0)))
 
@@ -423,7 +423,7 @@ class HttpTest(MetricsCase):
         self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
 
     def test_what_it_answers_and_refuses(self):
-        """Requests may have the absolute form, as from proxies, or lines that end with LF."""
+        """A request may have the absolute form, which proxies send, or lines that end with LF."""
         for code, lines in (
             (200, (b"GET http://x:1/healthz HTTP/1.1", b"GET HTTP://x HTTP/1.1",
                    b"GET http://x?a=/none HTTP/1.1")),
@@ -457,7 +457,7 @@ class HttpTest(MetricsCase):
         rng = np.random.default_rng(7)
         for size in rng.integers(1, 20000, 100):
             with http_socket(self.address) as connection:
-                with contextlib.suppress(OSError):  # the server has closed
+                with contextlib.suppress(OSError):  # The server has closed.
                     connection.sendall(rng.bytes(size))
         self.scrape()
 
@@ -476,7 +476,7 @@ class HttpTest(MetricsCase):
                 connection = http_socket(self.address)
                 held.append(connection)
                 if i % 2:
-                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # and nothing more
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # And nothing more.
                 else:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
@@ -527,18 +527,18 @@ class LifeTest(MetricsCase):
             get(self.address, "/healthz")
         self.assertEqual(failed.exception.code, 503)
         failed.exception.close()
-        self.assertEqual(self.client.dot_of_ones(), 1)  # it still serves
+        self.assertEqual(self.client.dot_of_ones(), 1)  # It still serves.
         server.kill()
 
     def test_it_is_not_ready_before_its_file(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "filled"
             file.touch()
-            os.utime(file, (1, 1))  # made for an earlier process
+            os.utime(file, (1, 1))  # Made for an earlier process.
             server = self.serve("--ready-file", str(file))
             self.assertIn(f"not ready until {file} is made", server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
-            self.assertEqual(self.client.dot_of_ones(), 1)  # callers that fill it are served
+            self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill it are served.
             file.touch()
             self.comes(1, "tessera_ready")
 
@@ -555,7 +555,7 @@ class DeployedTest(MetricsCase):
         self.client.download("x")
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
-        # For the driver's metrics of GPUs, tests/gpu_monitor_test.cc has the samples.
+        # For the driver's GPU metrics, tests/gpu_monitor_test.cc has the samples.
         source = (o.ROOT / "server" / "status" / "metrics_text.cc").read_text()
         gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Clients and servers on two hosts whose network fails: the line between them is cut during
-transfers and programs and between calls, briefly and for longer than any timeout, and loses
+"""Tests clients and servers on two hosts whose network fails. The line between them is cut during
+transfers and programs and between calls, briefly and for longer than any timeout, and it loses
 packets.
 
 The hosts are network namespaces with a router between them that stops forwarding, so that packets
-are lost silently. All of them end with this process. Exit code 77 where the kernel or the
+are lost silently. All of them end with this process. The exit code is 77 if the kernel or the
 container allows no namespaces.
 
 usage: network_fault_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
@@ -25,7 +25,7 @@ import unittest
 import numpy as np
 
 import outsider as o
-import python_outsider  # The package's sources, too.
+import python_outsider  # Also adds the package's sources.
 import tessera as ts
 from outsider import eventually
 
@@ -47,7 +47,7 @@ def retransmitted():
 
 
 def unread(server):
-    """Returns how many bytes wait in the server's connections, by the client's address and port."""
+    """Returns how many bytes the server has not read yet, by the client's address and port."""
     table = pathlib.Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in table]
     return {row[2]: int(row[4].split(":")[1], 16) for row in rows if row[3] == "01"}
@@ -95,7 +95,7 @@ class Line:
         self.loses = None
 
     def _lead(self, host, device, address, router):
-        """Makes a device of a host; the router's end of it has the same name."""
+        """Makes a device of a host. The router's end of it has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
               "peer", "name", device, "netns", str(self.router.pid))  # fmt: skip
@@ -111,7 +111,7 @@ class Line:
 
     @contextlib.contextmanager
     def slow(self):
-        """Limits the line to 100 megabits a second each way."""
+        """Limits the line to 100 megabits a second in each direction."""
         for device in ("near", "far"):
             self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
                             "100mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
@@ -131,8 +131,8 @@ class Line:
 
     @contextlib.contextmanager
     def lossy(self, percent):
-        """Makes the line lose packets; returns the kernel's means for that, or None if it has
-        none."""
+        """Makes the line lose packets. Returns the kernel feature that does this, or None if there
+        is none."""
         rule = ("FORWARD", "-m", "statistic", "--mode", "random", "--probability",
                 str(percent / 100), "-j", "DROP")  # fmt: skip
         devices = ("near", "far")
@@ -165,7 +165,8 @@ class Line:
 
 
 def cli(running, server, *arguments, timeout="60s"):
-    """Returns the exit code, and what the command prints. running: a list that gets the process."""
+    """Returns the exit code and the output of the command. running: a list that gets the
+    process."""
     command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -195,8 +196,8 @@ class Cut(o.FreshCase):
         return server
 
     def servers(self, *flags):
-        """Starts two servers, one on the far host and one on this host, which imports from the
-        other."""
+        """Starts two servers, one on the far host and one on this host, which imports from the far
+        one."""
         far = self.server(*flags, *python_outsider.PATIENT)
         near = self.server(*flags, "--import-from", f"{FAR}:*", far=False)
         return far, near
@@ -215,7 +216,7 @@ class Cut(o.FreshCase):
         return path
 
     def under_way(self, far, near, seconds, mib=(40, 16, 48)):
-        """Returns functions by name; each does some work and returns pairs to compare. All of them
+        """Returns functions by name. Each does some work and returns pairs to compare. All of them
         wait for progress for this number of seconds. mib: the sizes of what the command line and
         the Python client put, and of what is fetched."""
         limits = dict(timeout=seconds, stall_timeout=seconds, connect_timeout=seconds)
@@ -275,7 +276,7 @@ class Cut(o.FreshCase):
                 (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
-        """Returns the outcomes, results or errors, of work that is running when the line is cut,
+        """Returns the outcomes (results or errors) of work that is running when the line is cut,
         and of work that begins then (later, names). The line is restored once until(futures) is
         true."""
         pool = concurrent.futures.ThreadPoolExecutor(len(works))
@@ -285,9 +286,8 @@ class Cut(o.FreshCase):
         def begin(names):
             futures.update({name: pool.submit(works[name]) for name in names})
 
-        # No work can end before the cut: that of Python is held by its progress function, the
-        # processes are stopped, and so is the far server, in whose socket the program's request
-        # waits.
+        # No work can end before the cut. The Python client is held by its progress function. The
+        # processes are stopped, and so is the far server, whose socket holds the program's request.
         with ts.connect(near.address) as watcher, contextlib.ExitStack() as stack:
             with self.line.slow():
                 begin(["python_put", "python_get"])
@@ -346,8 +346,8 @@ class Cut(o.FreshCase):
         self.clients[0].delete("small")
 
     def assert_nothing_is_left(self, server, names, within):
-        """Checks that only buffers of these names are left, and no byte after they have been
-        deleted."""
+        """Checks that only buffers with these names are left, and that no byte is left after they
+        have been deleted."""
         t = self.connect(server)
 
         def held():
@@ -386,7 +386,7 @@ class Cut(o.FreshCase):
         self.assert_nothing_is_left(near, {"imported"}, 5)
 
     def test_longer_than_anyone_waits(self):
-        """Clients wait for three seconds and servers for two: all calls end before the line is
+        """Clients wait for three seconds and servers for two. All calls end before the line is
         restored, each with its documented error, and later calls work."""
         far, near = self.servers("--upload-timeout", "2s", "--download-timeout", "2s")
         works = self.under_way(far, near, 3)
@@ -398,8 +398,7 @@ class Cut(o.FreshCase):
         outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
-                # TCP gives up the connection at the time at which the transfer has stalled for too
-                # long.
+                # TCP may give up the connection just when the transfer has stalled for too long.
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
                               [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
@@ -417,7 +416,7 @@ class Cut(o.FreshCase):
         self.assert_nothing_is_left(near, set(), 5)
 
     def test_lost_packets(self):
-        """Five packets in a hundred are lost each way."""
+        """Five per cent of the packets are lost in each direction."""
         far, near = self.servers()
         works = self.under_way(far, near, 30, mib=(4, 4, 8))
         self.is_cut.set()
@@ -437,7 +436,7 @@ class Cut(o.FreshCase):
 
 
 def inside():
-    """Restarts the program in separate namespaces; if that is impossible, says why and exits."""
+    """Restarts the program in separate namespaces. If that is impossible, says why and exits."""
     if os.environ.get("TESSERA_NETWORK") == "own":
         return
     unshare = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]

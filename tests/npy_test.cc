@@ -1,5 +1,5 @@
-// .npy files: every type, order and version, malformed ones of every kind, and NumPy itself where
-// it is installed.
+// .npy files: every type, order and version, malformed files of every kind, and NumPy itself if it
+// is installed.
 #include "client/npy.h"
 
 #include <gmock/gmock.h>
@@ -171,7 +171,7 @@ TEST(NpyFile, ReadsRangesOfRowMajorData) {
 
 template <class T>
 void CheckColumnMajor(const char* descr) {
-  // Element [i, j, k] of the array has the value 100 i + 10 j + k; the first index varies fastest
+  // Element [i, j, k] of the array has the value 100 i + 10 j + k. The first index varies fastest
   // in the file.
   constexpr int kI = 3, kJ = 4, kK = 5;
   std::string columns, rows;
@@ -234,7 +234,7 @@ TEST(NpyFile, AFileThatShrinksIsAnError) {
       std::filesystem::resize_file(file.path(), rest);
       const absl::Status status = npy->Read(0, absl::MakeSpan(out));
       EXPECT_EQ(ErrorReason(status), "BAD_NPY") << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("became shorter"));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("was truncated"));
     }
   }
 }
@@ -279,7 +279,7 @@ TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
     return names;
   };
   {
-    // Two writers at the same time do not share a file, and neither name predicts the next one.
+    // Two concurrent writers do not share a file, and neither name predicts the next one.
     auto first = NpyWriter::Create(path, DType::kI32, {0});
     auto second = NpyWriter::Create(path, DType::kI32, {0});
     ASSERT_TRUE(first.ok() && second.ok());

@@ -1,5 +1,5 @@
-// A profiler that only listens to NVTX: the library for NVTX_INJECTION64_PATH. It appends a line
-// for each range that begins or ends to the file NVTX_RECORD: "push NAME THREAD", "pop THREAD".
+// A profiler that only listens to NVTX: the library for NVTX_INJECTION64_PATH. For each range that
+// begins or ends, it appends a line to the file NVTX_RECORD: "push NAME THREAD" or "pop THREAD".
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,8 +9,8 @@
 
 namespace {
 
-std::FILE* file = nullptr;  // line-buffered, so that any thread writes whole lines
-int domain;                 // its address is the handle of every domain
+std::FILE* file = nullptr;  // Line-buffered, so that any thread writes whole lines.
+int domain;                 // Its address is the handle of every domain.
 
 nvtxDomainHandle_t CreateDomain(const char* name) {
   std::fprintf(file, "domain %s\n", name);

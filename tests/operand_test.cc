@@ -1,4 +1,4 @@
-// The syntax of the command line's operands, and random arrays.
+// The syntax of operands on the command line, and random arrays.
 #include "client/slice.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ TEST(OperandSyntax, Names) {
   EXPECT_EQ(file->name, "some/x[0].npy");
 }
 
-// Python's range(extent)[slice], for every combination of bounds around the ends.
+// Compares with Python's range(extent)[slice], for every combination of bounds around the ends.
 TEST(OperandSyntax, SlicesFollowPython) {
   const std::vector<std::string> bounds = {"",  "-9", "-5", "-4", "-1", "0",
                                            "1", "3",  "4",  "5",  "9"};
@@ -166,7 +166,8 @@ TEST(RandomArray, HasItsMoments) {
     for (double value : x) sum += std::pow(value, power);
     return sum / static_cast<double>(x.size());
   };
-  // The tolerance is five standard errors of each mean, 1/256 of the distribution's own deviation.
+  // The tolerance is five standard errors of each mean. A standard error is 1/256 of the standard
+  // deviation.
   fill(Distribution::kNormal);
   EXPECT_NEAR(moment(1), 0, 5 / 256.0);
   EXPECT_NEAR(moment(2), 1, 5 * std::sqrt(2.0) / 256);

@@ -42,7 +42,7 @@ Parsed Parse(const std::vector<std::string>& words, const Environment& environme
   return parsed;
 }
 
-// Returns the options from flags, which are separated by spaces.
+// Returns the options from flags that are separated by spaces.
 Options Good(const std::string& flags, const Environment& environment = {}) {
   const Parsed parsed = Parse(absl::StrSplit(flags, ' ', absl::SkipEmpty()), environment);
   EXPECT_TRUE(parsed.options.has_value()) << flags << ": " << parsed.err;
@@ -112,7 +112,7 @@ TEST(Options, Flags) {
   EXPECT_TRUE(options.log_json);
   EXPECT_FALSE(options.reflection);
   EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
-  // For other options 0 means no limit; a drain that may take no time ends immediately.
+  // For other options 0 means no limit, but a drain that may take no time ends immediately.
   EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());
 }
 
@@ -132,7 +132,7 @@ TEST(Options, OtherServers) {
             (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
   EXPECT_EQ(Good("--max-imports 7").max_imports, 7u);
   ExpectRefused({"--max-imports", "0"}, "--max-imports");
-  // Tokens are not sent in clear unless a flag allows it.
+  // Tokens are not sent unencrypted unless a flag allows it.
   ExpectRefused({"--tokens", "t", "--import-from", "a:1"}, "--import-tls-ca");
   Good("--tokens t --import-from a:1 --import-tls-ca c");
   Good("--tokens t --import-from a:1 --insecure");
@@ -141,7 +141,7 @@ TEST(Options, OtherServers) {
   ExpectRefused({"--ring-name", "a"}, "--ring");
 }
 
-// A pattern that no host:port can match would seem to allow something.
+// A pattern that matches no host:port would look as if it allowed something.
 TEST(Options, PatternsOfServersHaveAPort) {
   for (const std::string good :
        {"*", "gpu-*", "gpu-*51", "*:50051", "gpu:5*", "gpu:*", "[::1]:1", "[::1]:*"})
@@ -183,7 +183,7 @@ TEST(Options, MemoryOfTheHostThatIsForOthersIsNotForBuffers) {
   EXPECT_EQ(options.LeftOfHost(300), 0u);
 }
 
-// The operations of all workers may share a device, or wait for each other.
+// The operations of all workers may share a device or wait for each other.
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
   EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
   EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
@@ -249,7 +249,7 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
 }
 
-// A server answers for the names of the last ring that it could read and use.
+// A server uses the last ring that it could read and use.
 TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
   TemporaryFile file("a h:1\nb h:2\n");
   const auto write = [&](const std::string& text) {

@@ -1,6 +1,6 @@
 """Common parts of the Python suites.
 
-Stubs of the protocol, server processes, parsed errors, CRC-32C, and HTTP/2 frames by hand.
+Stubs of the protocol, server processes, parsed errors, CRC-32C, and handwritten HTTP/2 frames.
 """
 
 import argparse
@@ -71,9 +71,9 @@ def built_stubs():
 
 
 def make_stubs(folder=None):
-    """Imports the Python modules of the protocol: those of the build, or others, which are
-    generated into folder or into a temporary one. Where protoc or its plugin is missing, as on a
-    bare GPU host, they are made from DESCRIPTORS, which must exist."""
+    """Imports the Python modules of the protocol. They come from the build, or are generated into
+    folder or a temporary folder. If protoc or its plugin is missing, as on a bare GPU host, they
+    are made from DESCRIPTORS, which must exist."""
     plugin = shutil.which("grpc_python_plugin")
     stubs = built_stubs()
     if stubs is None and plugin and shutil.which("protoc"):
@@ -85,7 +85,7 @@ def make_stubs(folder=None):
         protoc(*out, f"--plugin=protoc-gen-grpc_python={plugin}")
     if stubs is not None:
         sys.path.insert(0, str(stubs))
-        # protobuf itself also lives in the package "google".
+        # protobuf itself is in the package "google" as well.
         google.__path__.append(os.path.join(stubs, "google"))
     else:
         import descriptor_stubs
@@ -95,9 +95,8 @@ def make_stubs(folder=None):
 
 
 def make_descriptors():
-    """Updates DESCRIPTORS, which the Python client reads when it is imported. Suites that run at
-    the same time may each write it, but the file is complete at any time. Without protoc, it must
-    exist."""
+    """Updates DESCRIPTORS, which the Python client reads when it is imported. Concurrent suites may
+    each write it, but the file is always complete. Without protoc, it must exist."""
     stubs = built_stubs()
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(stubs or folder) / "protocol.binpb"
@@ -123,7 +122,7 @@ WIRE_TYPES = {
 
 
 def dtype_of(array):
-    """Returns the wire's type of a NumPy array; uint16 stands for the bits of bf16."""
+    """Returns the protocol's type of a NumPy array. uint16 stands for the bits of bf16."""
     return WIRE_TYPES[array.dtype.name]
 
 
@@ -171,7 +170,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data, crc=0):
-    """Returns CRC-32C (Castagnoli), as in RFC 3720: for b"123456789" it is 0xe3069283."""
+    """Returns CRC-32C (Castagnoli), as in RFC 3720. For b"123456789" it is 0xe3069283."""
     crc ^= 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
@@ -182,7 +181,8 @@ def crc32c(data, crc=0):
 
 
 class Outcome:
-    """How a call ended: code ("OK", "NOT_FOUND"...), reason and metadata of its ErrorInfo, text."""
+    """How a call ended: its code ("OK", "NOT_FOUND"...), the reason and metadata of its ErrorInfo,
+    and its text."""
 
     def __init__(self, answer=None, error=None):
         self.answer = answer
@@ -232,7 +232,7 @@ class Outcome:
 
 
 def outcome_of(call):
-    """Returns the outcome of a function, or of a future of grpc."""
+    """Returns the outcome of a function, or of a gRPC future."""
     try:
         return Outcome(
             answer=call() if callable(call) and not hasattr(call, "result") else call.result()
@@ -274,7 +274,7 @@ class Client:
         return outcome_of(lambda: self.call(rpc, **fields))
 
     def upload(self, messages, timeout=CALL_TIMEOUT_S):
-        """messages: dicts of fields."""
+        """Uploads messages, which are dicts of fields."""
         requests = (buffers.UploadRequest(**fields) for fields in messages)
         return self.b.Upload(requests, timeout=timeout)
 
@@ -318,7 +318,7 @@ class Client:
         return [one for one in listed.strategies if one.available]
 
     def is_idle(self):
-        """Returns whether no operation waits, and none holds scratch memory."""
+        """Returns whether no operation is waiting and none holds scratch memory."""
         return not any(d.scratch_used_bytes or d.waiting for d in self.info().devices)
 
     def budget(self, name):
@@ -328,9 +328,9 @@ class Client:
         return found[0]
 
     def health(self, service="tessera.v1.ComputeService", timeout=CALL_TIMEOUT_S):
-        """Returns 1 for SERVING, 2 for NOT_SERVING. grpc.health.v1 is not packaged for Python here,
-        so its HealthCheckRequest { string service = 1; } and HealthCheckResponse { enum status = 1;
-        } are written as bytes."""
+        """Returns 1 for SERVING and 2 for NOT_SERVING. grpc.health.v1 is not packaged for Python
+        here, so its HealthCheckRequest { string service = 1; } and HealthCheckResponse { enum
+        status = 1; } are written as bytes."""
         name = service.encode()
         request = b"\x0a" + bytes([len(name)]) + name if name else b""
         answer = self.channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=timeout)
@@ -344,8 +344,8 @@ class Client:
 
 
 def environment(**more):
-    """Returns this process's environment without variables that the project's programs read, plus
-    `more`."""
+    """Returns this process's environment without the variables that the project's programs read,
+    plus `more`."""
     return {**{k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}, **more}
 
 
@@ -357,9 +357,9 @@ def program_flag(name):
 
 
 class Program:
-    """The executables, and which device the tests run on."""
+    """The executables, and the device that the tests run on."""
 
-    path = program_flag("--server")  # path of the server
+    path = program_flag("--server")  # The path of the server.
     cli = program_flag("--cli")
     device = "cpu"
     # Whether servers on the CPU measure its strategies before they listen.
@@ -376,22 +376,22 @@ class Program:
 
     @classmethod
     def patience(cls):
-        """Returns how many times longer than a plain server this one may take: under a sanitizer,
+        """Returns how many times longer than a plain server this one may take. Under a sanitizer,
         servers that run in parallel share few cores."""
         return 5 if cls.sanitized() else 1
 
 
 def descriptors(server):
-    """Returns how many descriptors the process has open."""
+    """Returns the number of descriptors that the process has open."""
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
-# Matches in the log of a server, or as a separate line.
+# Matches in the log of a server, or on a separate line.
 LISTENING = rb"(?m)(?:listening on |^)(unix:\S+|\d+(?:\.\d+){3}:[1-9]\d*)[\s\"]"
 
 
 class Server:
-    """A server process, on a free port of the loopback by default."""
+    """A server process, by default on a free loopback port."""
 
     def __init__(
         self,
@@ -405,8 +405,8 @@ class Server:
         **variables,
     ):
         """pipe: the log goes into a pipe, which is not read once the address is known. listen:
-        another address. device: another one than the suite's. command: that of another program that
-        listens, which gets only the flags. variables: those of its environment."""
+        another address. device: a device other than the suite's. command: the command of another
+        program that listens, which gets only the flags. variables: its environment variables."""
         self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
         self.clients = []
         device = device or Program.device
@@ -454,7 +454,8 @@ class Server:
         return client
 
     def socket(self, timeout=10, here=None):
-        """here: the local address and port, which may have other connections."""
+        """Returns a connection. here: the local address and port, which may have other
+        connections."""
         host, port = self.address.rsplit(":", 1)
         address = (host.strip("[]"), int(port))
         if here is None:
@@ -479,7 +480,7 @@ class Server:
         )
 
     def rss(self):
-        """Returns the resident memory, in bytes."""
+        """Returns the resident memory in bytes."""
         return self._status("VmRSS") * 1024
 
     def peak_rss(self):
@@ -489,13 +490,13 @@ class Server:
         return self._status("Threads")
 
     def cpu_seconds(self):
-        """Returns the processor time of all its threads, in steps of clock ticks."""
+        """Returns the processor time of all its threads, in units of clock ticks."""
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def asleep(self):
         """Returns whether none of its threads is running or runnable, and in this process only the
-        caller's: nothing that was sent is still on its way."""
+        caller's thread is. Then nothing that was sent is still on its way."""
         return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):
@@ -538,7 +539,7 @@ def asleep(pid):
 
 @contextlib.contextmanager
 def answering(answer):
-    """Returns the address of a gRPC server whose unary calls return answer(method, request), in
+    """Yields the address of a gRPC server whose unary calls return answer(method, request) in
     bytes."""
 
     class Handler(grpc.GenericRpcHandler):
@@ -565,7 +566,7 @@ def refused(*flags):
 
 
 def run(*command, timeout=120, env=None, **more):
-    """Runs a program to its end; returns it with its output."""
+    """Runs a program to its end, and returns it with its output."""
     return subprocess.run(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
@@ -579,7 +580,7 @@ def run(*command, timeout=120, env=None, **more):
 
 
 def eventually(condition, seconds, pause=0.02):
-    """Returns the condition's value once it is true, or its last, falsy value after the time."""
+    """Returns the condition's value once it is true, or its last, falsy value after that time."""
     give_up = time.monotonic() + seconds * Program.patience()
     while True:
         value = condition()
@@ -589,7 +590,7 @@ def eventually(condition, seconds, pause=0.02):
 
 
 def in_threads(count, work):
-    """Runs work(i) in count threads at the same time; raises the first exception again."""
+    """Runs work(i) in count threads at the same time. Raises the first exception again."""
     errors = []
 
     def guarded(i):
@@ -607,7 +608,7 @@ def in_threads(count, work):
         raise errors[0]
 
 
-# --- HTTP/2 by hand -------------------------------------------------------------------------------
+# --- Handwritten HTTP/2 ---------------------------------------------------------------------------
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
@@ -619,7 +620,7 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def request_headers(path):
-    """Returns a header block of literals that are not indexed: a POST of gRPC."""
+    """Returns the header block of a gRPC POST, with literals that are not indexed."""
 
     def text(value):
         value = value.encode()
@@ -638,12 +639,12 @@ def request_headers(path):
 
 
 class RawConnection:
-    """An HTTP/2 connection that does only what it is told to."""
+    """An HTTP/2 connection that does only what it is told to do."""
 
     def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
-        """window: how many bytes of a response may arrive before a stream's reader asks for more.
-        here: as for Server.socket. tls: an ssl.SSLContext. begun: a socket whose preface has been
-        sent."""
+        """window: the number of bytes of a response that may arrive before the stream's reader
+        requests more. here: as for Server.socket. tls: an ssl.SSLContext. begun: a socket whose
+        preface has been sent."""
         self.bytes, self.next_stream, self.socket = b"", 1, begun
         if begun is not None:
             return
@@ -657,7 +658,7 @@ class RawConnection:
         self.socket.sendall(b"".join(frames))
 
     def call(self, path, request):
-        """Begins a unary call; request: a message. The connection's own window must suffice."""
+        """Begins a unary call with a request message. The connection's own window must suffice."""
         body = request.SerializeToString()
         body = b"\0" + len(body).to_bytes(4, "big") + body
         stream, self.next_stream = self.next_stream, self.next_stream + 2
@@ -667,8 +668,7 @@ class RawConnection:
             self.send(frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part))
 
     def read_frame(self, seconds):
-        """Returns (kind, flags, stream, payload), or None at the end of the connection or of the
-        time."""
+        """Returns (kind, flags, stream, payload), or None if the connection or the time ends."""
         give_up = time.monotonic() + seconds
         while True:
             if len(self.bytes) >= 9:
@@ -709,7 +709,7 @@ class RawConnection:
 
 
 class Case(unittest.TestCase):
-    """Tests with a folder for each class, and servers that end with their test."""
+    """Tests with one folder per class, and servers that end with their test."""
 
     @classmethod
     def setUpClass(cls):
@@ -731,7 +731,7 @@ class FreshCase(Case):
 
 
 def server_and_cli():
-    """Reads --server and --cli from the command line: returns the latter's path, and the other
+    """Reads --server and --cli from the command line. Returns the path of the CLI and the other
     arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
@@ -760,8 +760,8 @@ def run_case(case):
 
 
 def run_cases(names, jobs, by_class):
-    """Runs the cases whose names contain one of the names, that many at a time, and one at a time
-    of each class if by_class. Returns the exit code."""
+    """Runs the cases whose names contain one of the names, `jobs` cases at a time, but if by_class
+    only one case per class at a time. Returns the exit code."""
     module = sys.modules["__main__"]
     every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
     groups, verdicts = collections.defaultdict(list), []
@@ -784,7 +784,7 @@ def run_cases(names, jobs, by_class):
             end(type(group[0]))
 
     classes = {type(case) for group in groups.values() for case in group}
-    # The classes that wait longest are last in a suite.
+    # The classes that wait longest are last in a suite, and run first.
     order = list(vars(module))
     queue = sorted(groups.values(), key=lambda group: -order.index(type(group[0]).__name__))
     try:
@@ -802,9 +802,9 @@ def run_cases(names, jobs, by_class):
 
 
 def main(jobs=1, by_class=False):
-    """Runs the cases of a suite, jobs of them at a time: --server PATH [--cli PATH] [--device
-    DEVICE] and unittest's arguments, or parts of names if cases run at the same time. by_class: the
-    cases of one class run one after the other."""
+    """Runs the cases of a suite, `jobs` cases at a time. The command line is --server PATH [--cli
+    PATH] [--device DEVICE] and unittest's arguments, or parts of names if cases run at the same
+    time. by_class: the cases of one class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     for program in ("--cli", "--bench"):
@@ -820,8 +820,9 @@ def main(jobs=1, by_class=False):
 
 def run_tests(namespace, *flags, device="cpu"):
     """Calls the tests of a suite, which are the functions test_* of a module. Each test gets a
-    separate server, which has these flags ("{folder}" in them is a folder) and must end well, and a
-    client. Reads server, device and parts of names from the command line. Returns the exit code."""
+    client and a separate server, which has these flags (with a folder for "{folder}") and must end
+    without an error. Reads the server, the device and parts of names from the command line. Returns
+    the exit code."""
     parser = argparse.ArgumentParser(description=namespace["__doc__"].split("\n", maxsplit=1)[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--device", default=device)
@@ -838,7 +839,7 @@ def run_tests(namespace, *flags, device="cpu"):
             server = Server(folder, *(flag.replace("{folder}", folder) for flag in flags))
             try:
                 client = server.client()
-                client.dot_of_ones()  # the connection is established from here on
+                client.dot_of_ones()  # The connection is established from here on.
                 test(server, client)
                 client.close()
                 end = server.stop() if server.alive() else server.process.returncode

@@ -1,4 +1,4 @@
-// The arithmetic of ozaki_f64 on the host, against sums in long double.
+// The arithmetic of ozaki_f64 on the host, compared with sums in long double.
 #include "kernels/cuda/matmul/hopper/ozaki/ozaki.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST(OzakiTest, ResiduesFitABytesOfEachModulus) {
     for (std::int64_t x : numbers) {
       const std::int32_t residue = Residue(static_cast<std::int32_t>(x), p);
       ASSERT_EQ((x - residue) % p.value, 0) << x << " modulo " << p.value;
-      // 128 becomes -128 as a byte, which is congruent to it only modulo 256.
+      // As a byte, 128 becomes -128, which is congruent to 128 only modulo 256.
       ASSERT_LE(residue, p.value == 256 ? 128 : 127) << x << " modulo " << p.value;
       ASSERT_GE(residue, p.value == 256 ? -128 : -127) << x << " modulo " << p.value;
     }
@@ -77,7 +77,7 @@ double Reconstructed(Signed128 x) {
   return sum.Value(kTable);
 }
 
-// Integers up to half of the product, of any sign; the value is exact as far as f64 has the bits.
+// Integers of any sign up to half of the product of the moduli. Values that fit into f64 are exact.
 TEST(OzakiTest, IntegersAreFoundFromTheirResidues) {
   Random random(3);
   const Signed128 most = kProduct / 2 - (kProduct >> 21);
@@ -109,7 +109,7 @@ struct Scaled {
   std::int32_t exponent = 0;
 };
 
-// Returns the integers of a row, or nothing if it does not meet the bound.
+// Returns the integers of a row, or nothing if the row does not meet the bound.
 std::optional<Scaled> IntegersOf(const std::vector<double>& row) {
   RowSums sums{};
   for (double x : row) {
@@ -122,8 +122,8 @@ std::optional<Scaled> IntegersOf(const std::vector<double>& row) {
   return scaled;
 }
 
-// Returns the sum of x y as the kernels compute it, or nothing if one of the rows does not meet the
-// bound.
+// Returns the dot product of x and y as the kernels compute it, or nothing if one of the rows does
+// not meet the bound.
 std::optional<double> Product(const std::vector<double>& x, const std::vector<double>& y) {
   const auto a = IntegersOf(x), b = IntegersOf(y);
   if (!a.has_value() || !b.has_value()) return {};
@@ -141,7 +141,7 @@ std::optional<double> Product(const std::vector<double>& x, const std::vector<do
   return sum.Value(kTable) * PowerOfTwo(-a->exponent - b->exponent);
 }
 
-// Checks the bound that the strategy states; returns whether the rows meet its requirements.
+// Checks the error bound that the strategy states. Returns whether the rows meet its requirements.
 bool CheckProduct(const std::vector<double>& x, const std::vector<double>& y) {
   const std::optional<double> value = Product(x, y);
   if (!value.has_value()) return false;
@@ -178,7 +178,7 @@ TEST(OzakiTest, RowsOfAnySizeMeetTheBound) {
       EXPECT_TRUE(CheckProduct(x, y)) << k;
       EXPECT_TRUE(CheckProduct(x, x)) << k;
       if (k < 1000) continue;
-      // The sizes of rows differ by powers of two, and by the room that scaling leaves.
+      // The sizes of rows differ by powers of two, and by the range that scaling leaves.
       x = Normal(random, k), y = Normal(random, k);
       for (auto* row : {&x, &y}) {
         const double size = time == 0 ? 1 : std::exp2(840 * random.Uniform() - 420);
@@ -192,7 +192,8 @@ TEST(OzakiTest, RowsOfAnySizeMeetTheBound) {
   }
 }
 
-// A scaled row never sums to more than the moduli hold, and is longer than half of its room.
+// The squares of a scaled row never sum to more than the moduli hold, and its norm is more than
+// half of the allowed norm.
 TEST(OzakiTest, ScaledRowsFitTheModuli) {
   Random random(6);
   const auto most = static_cast<Integer128>(kProduct / 2 - (kProduct >> 21));
@@ -218,7 +219,7 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
       ASSERT_GE(std::sqrt(static_cast<double>(squares)), 0.499999 * bound.room) << k;
     }
   }
-  // These rows use up the entire room.
+  // These rows have exactly the allowed norm.
   constexpr std::int64_t kLong = 1024;
   const double edge = BoundOf(kLong).room / std::sqrt(kLong) / (1 + 0x1p-20);
   int whole = 0;
@@ -233,14 +234,14 @@ TEST(OzakiTest, ScaledRowsFitTheModuli) {
   EXPECT_LT(whole, 25);
 }
 
-// Rows of equal elements and zeros overlap in few places. The terms are as small as they can be,
-// and as many elements as possible are rounded by 3/8 in the same direction.
+// Rows of equal elements and zeros that overlap at few positions. The terms are as small as
+// possible, and as many elements as possible are rounded by 3/8 in the same direction.
 TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   int met = 0, unmet = 0;
   for (std::int64_t k : {256, 1024, 4096, 16384}) {
     for (std::int64_t overlap = 2; overlap < k / 2; overlap += 2 + overlap / 8) {
       const std::int64_t many = (k + overlap) / 2;
-      // Just above half of the room, where integers are shortest, without a power of two.
+      // Just above half of the allowed norm, where integers are shortest, without a power of two.
       const double element =
           std::floor(0.50001 * BoundOf(k).room / std::sqrt(static_cast<double>(many))) + 0.375;
       std::vector<double> x(static_cast<std::size_t>(k)), y(static_cast<std::size_t>(k));
@@ -255,8 +256,8 @@ TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   EXPECT_GT(unmet, 20);
 }
 
-// One large element meets a small one: integers would lose the rest, so the row does not meet the
-// bound.
+// One element is large and the others are small. Integers would lose the small ones, so the row
+// does not meet the bound.
 TEST(OzakiTest, RowsThatIntegersCannotHold) {
   Random random(8);
   constexpr std::int64_t kLong = 4096;

@@ -1,4 +1,4 @@
-// How long calls are expected to take: limits, estimates for any problem, and learned rates.
+// The time that calls are expected to take: limits, estimates for any problem, and learned rates.
 #include "kernels/choose/pace.h"
 
 #include <cstdint>
@@ -37,7 +37,7 @@ const Strategy<Problem>& StrategyNamed(std::string_view name) {
   return StrategyOf<Problem>({name, Backend::kCpu, DType::kF32});
 }
 
-// A stream that counts the work requested from it, and a Pace of its device.
+// A stream on a device that counts its work, and a Pace of that device.
 struct Paced {
   FakeDevice device;
   std::unique_ptr<Stream> stream = *MakeStream(device);
@@ -89,7 +89,7 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
   l.ExpectRefused(status, 5, "cpu_naive");
   EXPECT_NE(status.message().find("no strategy"), std::string::npos) << status;
 
-  // The strategy that Choose picks does not become a slow strategy by being named.
+  // Naming the strategy that Choose picks does not make it a slow strategy.
   float out = 0;
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options.max_slow_seconds = 0;
@@ -107,8 +107,8 @@ TEST(PaceTest, GathersCount) {
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
   View gathered = VectorView(values.data(), n);
   gathered.strides[0] = 0;
-  // The limit is more than the strategy takes, and less than the strategy and the gather of its
-  // operand.
+  // The strategy alone takes less than the limit, but the strategy and the gather of its operand
+  // take more.
   const DotProblem p = {.n = n};
   l.options.max_seconds = 1.01 * l.pace.Estimate(*Choose(p, l.device), p);
   const View whole = VectorView(values.data(), n);
@@ -208,7 +208,7 @@ void ExpectGrowth(Problem small, Problem large) {
       if (!Refusal(*strategy, small).empty() || !Refusal(*strategy, large).empty()) continue;
       const double less = pace.Estimate(*strategy, small), more = pace.Estimate(*strategy, large);
       EXPECT_GT(less, 0) << strategy->name;
-      // For strategies that end in sequential steps, the small problem takes longer than its data
+      // With strategies that end in sequential steps, the small problem takes longer than its size
       // suggests.
       EXPECT_GT(more, 20 * less) << strategy->name << " " << Name(dtype);
     }
@@ -227,7 +227,7 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));
-  constexpr std::int64_t kSide = std::int64_t{1} << 30;  // 2^91 operations
+  constexpr std::int64_t kSide = std::int64_t{1} << 30;  // 2^91 operations.
   ExpectGrowth<MatmulProblem>(Product(1 << 24, 1 << 24, 1 << 24), Product(kSide, kSide, kSide));
   ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
@@ -262,10 +262,10 @@ class LearningTest : public testing::Test {
 TEST_F(LearningTest, LearnsWhatARowTakes) {
   const DotProblem p = {.n = 1 << 24};
   const double cold = Estimate(p);
-  // A first call is believed, since there is no other information.
+  // A first call is believed, because there is no other information.
   pace_.Learn(strategy_, p, 2 * cold);
   EXPECT_NEAR(Estimate(p), 2 * cold, 0.02 * cold);
-  // A single call that takes three times as long is not believed; many such calls are.
+  // A single call that takes three times as long is not believed, but many such calls are.
   pace_.Learn(strategy_, p, 6 * cold);
   EXPECT_LT(Estimate(p), 3 * cold);
   for (int i = 0; i < 50; ++i) pace_.Learn(strategy_, p, 6 * cold);
@@ -287,7 +287,7 @@ TEST_F(LearningTest, ShortCallsTeachNothing) {
   EXPECT_EQ(Estimate(p), cold);
 }
 
-// A thread may not be scheduled for a while, or the host may have to find memory first.
+// The thread may have been descheduled for a while, or the host may have had to find memory first.
 TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
   const Strategy<AddProblem>& strategy = StrategyNamed<AddProblem>("cpu");
   const AddProblem small = {.n = 1000}, large = {.n = 1 << 22};
@@ -311,13 +311,13 @@ TEST_F(LearningTest, RefusalsTakeBackWhatLoadHasTaught) {
   EXPECT_NEAR(Estimate(large), calm, 0.1 * calm);
 }
 
-// A refused copy cannot show that it would be fast again.
+// If a copy is refused, it cannot show that it would be fast again.
 TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
   Paced l;
   const View x = Broadcast(&l.one, DType::kF32, {1 << 24});
   for (DType to : {DType::kF32, DType::kF64}) {
     const double calm = l.pace.EstimateCopy(x, to);
-    // Even the first copy may come under load.
+    // Even the first copy may run under load.
     l.pace.LearnCopy(x, to, 1000 * calm);
     const double loaded = l.pace.EstimateCopy(x, to);
     EXPECT_GT(loaded, 2 * calm);
@@ -344,7 +344,7 @@ TEST_F(LearningTest, CalibratesOnTheDifference) {
   // There is an overhead of 10 ms, and 2^20 elements take 1 ms.
   pace_.Calibrate(strategy_, small, 0.011, large, 0.014);
   EXPECT_NEAR(Estimate(most), 1.024, 0.01);
-  // Times that are nothing but overhead say nothing about the rate.
+  // Times that consist only of overhead say nothing about the rate.
   pace_.Calibrate(strategy_, small, 0.0100, large, 0.0101);
   EXPECT_NEAR(Estimate(most), 1.024, 0.01);
 }
@@ -460,7 +460,7 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
             (!kProduct || IsMatmulPair(dtype, dtype)))
           rates += ops * kinds;
   });
-  // A measured rate is not exactly the assumed one. Products of this size are bound by arithmetic.
+  // A measured rate never exactly equals the assumed one. Products of this size are compute-bound.
   const MatmulProblem product = Product(2000, 2000, 2000);
   const auto unmeasured = [&] {
     std::string names;
@@ -471,7 +471,7 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
     }
     return names;
   };
-  // A measurement that other processes disturb is not taken for a rate.
+  // A measurement that other processes disturb is not used as a rate.
   for (int attempt = 1; attempt <= 10 && !unmeasured().empty(); ++attempt) {
     ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
     EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 5 * rates * attempt);
@@ -488,7 +488,7 @@ TEST(WarmUpTest, FailsOnlyWithTheDevice) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
-  // A strategy that cannot get its scratch memory is left out.
+  // A strategy that cannot get its scratch memory is skipped.
   device.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 1000000);
   EXPECT_TRUE(WarmUp(*stream, pace, true).ok());
   device.Fail(FakeDevice::Step::kSynchronize, DeviceError::Kind::kLost, 1000000);

@@ -29,8 +29,7 @@ class PreparedOperandsTest : public testing::Test {
     return store_.Seal(**draft)->buffer;
   }
 
-  // A call whose only operand is a buffer, and which uses the buffer's prepared memory until it
-  // ends.
+  // A call whose only operand is a buffer. It uses the buffer's prepared memory until it ends.
   struct User {
     User(PreparedOperandsTest& test, std::shared_ptr<const Buffer> buffer)
         : User(test.prepared_, *test.stream_, std::move(buffer)) {}
@@ -46,8 +45,8 @@ class PreparedOperandsTest : public testing::Test {
     PreparedOperands::Call call;
   };
 
-  // Returns what a call gets that prepares only this for a buffer. done: whether the call's work
-  // has ended.
+  // Returns what a call gets that prepares only this operand. done: whether the call's work has
+  // ended.
   PreparedMemory Ask(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy",
                      std::size_t bytes = kBytes, bool done = true) {
     User user(*this, buffer);
@@ -56,7 +55,7 @@ class PreparedOperandsTest : public testing::Test {
     if (done) user.call.Finish();
     return memory;
   }
-  // Makes it in such a way that the next call finds it.
+  // Prepares the operand, so that the next call finds it.
   void* Make(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy") {
     EXPECT_EQ(Ask(buffer, how).data, nullptr) << "seen for the first time";
     const PreparedMemory memory = Ask(buffer, how);
@@ -191,7 +190,7 @@ TEST_F(PreparedOperandsTest, YieldsToBuffersTheOneThatWasUsedLongestAgoFirst) {
   Make(x, "first");
   Make(x, "second");
   Make(x, "third");
-  EXPECT_TRUE(Has(x, "first"));  // 2 of 8 are free
+  EXPECT_TRUE(Has(x, "first"));  // 2 of 8 units are free.
   ASSERT_NE(Put("y", 3), nullptr);
   EXPECT_TRUE(Has(x, "first"));
   EXPECT_FALSE(Has(x, "second"));
@@ -226,7 +225,7 @@ TEST_F(PreparedOperandsTest, WhatIsBeingMadeGoesToABufferToo) {
     ASSERT_NE(user.Keep().data, nullptr);
     EXPECT_EQ(user.call.EndOperation(true), 0u);
     waiting = std::thread([&] { EXPECT_NE(Put("y", 4), nullptr); });
-    // Later operations find it until it is forgotten.
+    // Later operations find the operand until it is forgotten.
     const absl::Time give_up = SteadyNow() + absl::Seconds(10);
     while (user.Keep().ready && SteadyNow() < give_up) std::this_thread::yield();
     user.call.EndOperation(true);
@@ -260,10 +259,10 @@ TEST_F(PreparedOperandsTest, BuffersDoNotWaitForEver) {
   EXPECT_EQ(Put("y", 4), nullptr);
   EXPECT_GE(SteadyNow() - begin, absl::FromChrono(PreparedOperands::kPatience));
   EXPECT_EQ(device_.allocations(), 2u) << "it is in use";
-  // The next ones are refused immediately.
+  // The next buffers are refused immediately.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(Put("y", 4), nullptr);
   EXPECT_LT(SteadyNow() - begin, 50 * absl::FromChrono(PreparedOperands::kPatience));
-  // No call finds it, so that its use comes to an end.
+  // No call finds the operand, so its use comes to an end.
   EXPECT_FALSE(Has(x));
   use.reset();
   EXPECT_EQ(store_.budget(device_).used(), 4 * kBytes);
@@ -275,7 +274,7 @@ TEST_F(PreparedOperandsTest, WhatCallsUseGoesLast) {
   Make(x, "used");
   Make(x, "unused");
   const auto use = Use(x, "used");
-  EXPECT_TRUE(Has(x, "unused"));  // the most recently used one
+  EXPECT_TRUE(Has(x, "unused"));  // The most recently used one.
   EXPECT_NE(Put("y", 3), nullptr);
   EXPECT_TRUE(Has(x, "used"));
   EXPECT_FALSE(Has(x, "unused"));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prepared operands, over the wire: strided operands that are used again cost no copy, change no
-bit, never outlive their buffer, and take no memory that buffers need.
+"""Tests prepared operands over the wire. Strided operands that are used again cost no copy, change
+no bit, never outlive their buffer, and take no memory that buffers need.
 
 usage: prepared_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -13,7 +13,7 @@ import numpy as np
 import outsider as o
 
 RNG = np.random.default_rng(20261126)
-SIDE = 512  # of a matrix that takes 1 MiB, or a fourth of every other row and column
+SIDE = 512  # The side of a 1 MiB matrix; every other row and column take a quarter of it.
 ALL = SIDE * SIDE * 4
 KEPT = ALL // 4
 
@@ -27,7 +27,7 @@ def every_other(name):
 
 
 def multiply(client, name, left, **more):
-    """Returns left @ name[::2, ::2]: the product, and the statistics."""
+    """Returns the product left @ name[::2, ::2], and the statistics."""
     answer = client.call("Matmul", a=o.inline(left), b=every_other(name), **more)
     return o.to_numpy(answer.tensor), answer.stats
 
@@ -81,7 +81,7 @@ def test_buffers_come_first(server, client):
     assert client.device().buffer_used_bytes == limit
     full = client.attempt("CreateBuffer", name="z", spec=o.spec_of(np.zeros(1, np.float32)))
     assert (full.reason, full.metadata["free"]) == ("QUOTA_EXCEEDED", "0"), full
-    # Without room everything works as before.
+    # Without free memory, everything works as before.
     for _ in range(3):
         assert multiply(client, "x", left)[1].prepared_bytes == 0
     client.call("DeleteBuffer", name="y", version=client.call("GetBuffer", name="y").buffer.version)
@@ -90,10 +90,10 @@ def test_buffers_come_first(server, client):
 
 
 def test_many_callers_and_buffers_that_change(server, client):
-    """Every result is computed from contents that the buffer had while the call ran: those of the
-    version in the response."""
+    """Every result is computed from contents that the buffer had while the call ran, namely those
+    of the version in the response."""
     contents, lock, errors = {}, threading.Lock(), []
-    stop, ready = threading.Event(), [0] * 6  # How often each reader has found what was ready.
+    stop, ready = threading.Event(), [0] * 6  # How often each reader has found it ready.
 
     def write():
         client = server.client()
@@ -101,7 +101,7 @@ def test_many_callers_and_buffers_that_change(server, client):
         for _ in range(20):
             name = f"m{rng.integers(3)}"
             value = int(rng.integers(1, 1000))
-            with lock:  # no version is read before it is noted
+            with lock:  # No version is read before it is noted.
                 buffer = client.put(name, np.full((SIDE, SIDE), value, np.float32), replace=True)
                 contents[buffer.version] = value
             enough = [times + 1 for times in ready]

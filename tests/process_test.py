@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The server as a process: signals, limits of threads and memory, its environment, and what its
-log says at the start.
+"""Tests the server as a process: signals, limits on threads and memory, its environment, and what
+its log says at the start.
 
 usage: process_test.py --server build/bin/tessera-server [test ...]
 """
@@ -55,7 +55,7 @@ class SignalTest(Case):
             self.assert_logs(server, f"--{file}: the file has been read again and is in use")
         self.assertEqual(before, (tokens.stat(), ring.stat()))
         Caller(server, "first").put("x", ONES)
-        # A bad file is not used, and the log says so each time.
+        # An invalid file is not used, and the log says so each time.
         replace(tokens, "nobody\n")
         replace(ring, "there 127.0.0.1:1\n")
         for count in (1, 2):
@@ -64,7 +64,7 @@ class SignalTest(Case):
                 self.assert_logs(server, said, count)
             server.signal(signal.SIGHUP)
         self.assertEqual(Caller(server, "first").names(), ["x"])
-        # A stop immediately afterwards works.
+        # A stop immediately after a reload works.
         server.signal(signal.SIGHUP)
         self.assertEqual(server.stop(), 0)
 
@@ -98,7 +98,7 @@ class StopTest(Case):
 class LimitTest(Case):
     @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")
     def test_too_few_threads_are_refused_in_words(self):
-        """The address space has no room for their stacks."""
+        """The address space is too small for their stacks."""
         command = ["prlimit", f"--as={500 << 20}", o.Program.path, "--device", "cpu"]
         ended = o.run(*command, "--no-warm-up", "--listen", "127.0.0.1:0", "--memory-limit", "64Mi")
         self.assertEqual(ended.returncode, 1, ended.stderr)
@@ -131,7 +131,7 @@ class LimitTest(Case):
         o.in_threads(1, multiply)
         before = server.threads()
         o.in_threads(8, multiply)
-        # gRPC may start some, for eight connections.
+        # gRPC may start some threads for eight connections.
         self.assertLess(server.threads() - before, 3 * (os.cpu_count() - 1) + 8)
 
     def test_memory_for_messages_is_none_for_buffers(self):

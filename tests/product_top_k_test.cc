@@ -11,7 +11,8 @@ namespace {
 
 constexpr MapOp kAdd = MapOp::kAdd, kSubtract = MapOp::kSubtract, kMultiply = MapOp::kMultiply;
 
-// Expressions of the product, operand 1, and a vector, operand 0; with the score found in each.
+// Expressions of the product (operand 1) and a vector (operand 0), each with the score that is
+// found in it.
 const std::vector<std::pair<Nodes, Score>>& Scores() {
   static const auto& scores = *new std::vector<std::pair<Nodes, Score>>{
       {{In(1)}, {}},
@@ -98,7 +99,7 @@ TEST(FindScoreTest, LeavesEverythingElse) {
     EXPECT_FALSE(ScoreOf(sum, {vector, product}).has_value()) << Name(vector) << Name(product);
 }
 
-// |x|^2 - 2 q.x of m queries and n vectors of d dimensions.
+// A search with the scores |x|^2 - 2 q.x of m queries and n vectors of d dimensions.
 struct Search {
   std::int64_t m = 1024, n = 1 << 20, d = 128, k = 10;
   DType dtype = DType::kBF16, out_dtype = DType::kF32;
@@ -146,8 +147,8 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
   EXPECT_FALSE(IsChosen({}, "cublas"));
   EXPECT_FALSE(IsChosen({.dtype = DType::kF32}, "tensor_f32x3"));
   EXPECT_FALSE(IsChosen({.k = 129}));
-  EXPECT_FALSE(IsChosen({.d = 100}));            // TMA does not read it
-  EXPECT_FALSE(IsChosen({.m = 64, .n = 1024}));  // small
+  EXPECT_FALSE(IsChosen({.d = 100}));            // TMA cannot read it.
+  EXPECT_FALSE(IsChosen({.m = 64, .n = 1024}));  // The product is small.
   EXPECT_TRUE(IsChosen({.m = 2048, .n = 16'384}));
   EXPECT_FALSE(IsChosen({.m = 2048, .n = 16'384, .k = 100}));
   EXPECT_FALSE(IsChosen({.m = 2048, .n = 16'384, .nodes = {}}));
@@ -168,7 +169,7 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
   };
   for (const auto& [operand, want] : {std::pair(vector({search.n}, {3}), true),
                                       {vector({1}, {1}), true},
-                                      {vector({search.m, 1}, {1, 1}), false},  // one for each row
+                                      {vector({search.m, 1}, {1, 1}), false},  // one per row
                                       {vector({search.m, search.n}, {search.n, 1}), false},
                                       {vector({1, 1, search.n}, {1, 1, 1}), false}}) {
     search.operands[0] = operand;
@@ -194,7 +195,7 @@ struct Problem {
   std::int64_t m, n, d, k;
   bool transpose_b = true;
   bool smallest = true;
-  std::size_t score = 7;  // an index of Scores()
+  std::size_t score = 7;  // An index into Scores().
   Filling filling = Filling::kNormal;
   std::uint64_t seed = 1;
 };
@@ -387,7 +388,7 @@ TEST_F(ProductTopKTest, TakesTheScratchMemoryThatItSays) {
 TEST_F(ProductTopKTest, RandomProblems) {
   Random random(20261128);
   const auto up_to = [&](std::int64_t most) {
-    // Small ones are as frequent as large ones.
+    // Small numbers are as frequent as large ones.
     const double exponent = random.Uniform() * std::log2(static_cast<double>(most));
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::exp2(exponent)), 1, most);
   };

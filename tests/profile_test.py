@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Profiling from outside: the ranges that a profiler sees, and the window that SIGUSR1 opens.
+"""Tests profiling from outside: the ranges that a profiler sees, and the window that SIGUSR1 opens.
 
 usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_recorder.so] [test ...]
 
---recorder: a library that listens to NVTX (tests/nvtx_recorder.cc); a build without CUDA's headers
-has neither ranges nor this library.
+--recorder: a library that listens to NVTX (tests/nvtx_recorder.cc). A build without the CUDA
+headers has neither ranges nor this library.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from outsider import eventually
 
 ONES = np.ones(1000, np.float32)
 
-SECONDS = 20  # that anything may take on a busy machine
+SECONDS = 20  # The time that anything may take on a busy machine.
 
 recorder = None
 
@@ -65,8 +65,8 @@ class RangesTest(ProfileCase):
         self.file = self.folder / "ranges"
 
     def ranges(self):
-        """Returns each range as the names that lead to it: {("Dot", "fixed_tree"), ...}; they must
-        nest."""
+        """Returns each range as the names that lead to it: {("Dot", "fixed_tree"), ...}. Checks
+        that ranges nest."""
         found, open_ranges = set(), {}
         for line in self.file.read_text().splitlines():
             kind, *rest = line.split(" ")

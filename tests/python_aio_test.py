@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The asyncio version of the Python client: the same results and errors, awaited."""
+"""Tests the asyncio version of the Python client: the same results and errors, awaited."""
 
 import asyncio
 import gc
@@ -67,7 +67,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await x[0].dot(x[0]).item(), 1100)
 
     async def test_a_cancelled_upload(self):
-        """Nothing is left of it."""
+        """The upload leaves nothing behind."""
         begun = asyncio.Event()
         data = np.zeros(16 << 20, "f4")
         running = asyncio.ensure_future(
@@ -120,7 +120,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             self.assertTrue(await self.holds([]))
 
     async def holds(self, buffers):
-        """Checks that these are all buffers of the server."""
+        """Checks that the server has exactly these buffers."""
         found = (await self.t.call("ListBuffers")).buffers
         return [(b.name, b.version) for b in found] == buffers
 
@@ -147,7 +147,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             raise ValueError("unheard")
 
         def failing(make):
-            """The call of a stream whose task is cancelled at the time at which it fails."""
+            """Returns the call of a stream whose task is cancelled just when it fails."""
 
             def begin(*args, **options):
                 call = make(*args, **options)

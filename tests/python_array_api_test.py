@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The functions of the Python array API standard 2024.12: which work, and which are refused, as in
-the table of docs/python.md. tests/python_signatures_test.py compares the former with NumPy.
+"""Tests the functions of the Python array API standard 2024.12: which of them work and which are
+refused, as the table in docs/python.md says. tests/python_signatures_test.py compares the working
+functions with NumPy.
 """
 
 import functools
@@ -69,14 +70,14 @@ WORKS = {
     part: [name for name in names.split() if name not in REFUSED.get(part, "").split()]
     for part, names in STANDARD.items()
 }
-# For functions that work, NumPy's functions of the same names, or of these names, are in the tables
-# of tests/python_signatures_test.py; CASES has the others.
+# For functions that work, the tables of tests/python_signatures_test.py have the NumPy functions of
+# the same names, or of these names. CASES has the others.
 OTHERWISE = {
     "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
 }
-# Functions that give NumPy's arrays, without any array of the client.
+# Functions that return NumPy arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
 CASES = {
     "unstack": (lambda x: list(x)[-1], lambda a: a[-1]),

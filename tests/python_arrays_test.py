@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Arrays and expressions of the Python client against NumPy."""
+"""Compares arrays and expressions of the Python client with NumPy."""
 
 import asyncio
 import copy
@@ -28,7 +28,7 @@ class ArraysTest(python_outsider.Case):
         self.x = self.t.put(self.a)
 
     def check(self, expression, expected, tolerance=1e-5):
-        """Checks that shape and dtype are known beforehand, and that the result is NumPy's."""
+        """Checks that shape and dtype are known beforehand, and that the result equals NumPy's."""
         expected = np.asarray(expected)
         self.assertEqual(expression.shape, expected.shape)
         got = expression.numpy()
@@ -56,7 +56,7 @@ class ArraysTest(python_outsider.Case):
         for array in (values, values.astype("f8")):
             got = np.asarray(self.t.put(array, dtype=ts.bfloat16).numpy(), np.float32)
             np.testing.assert_allclose(got, expected, rtol=2**-8)
-        # Just above a tie: through float32 it would become the tie, and be rounded down.
+        # Just above a tie. Converted through float32, it would become the tie and be rounded down.
         near = np.array([1 + 2**-8 + 2**-40])
         self.assertEqual(float(self.t.put(near, dtype="bf16").numpy()[0]), 1 + 2**-7)
         wide = RNG.standard_normal(4096).astype("f4")
@@ -122,7 +122,7 @@ class ArraysTest(python_outsider.Case):
         self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
 
     def test_functions(self):
-        """These are forms that tests/python_signatures_test.py does not have."""
+        """Tests forms that tests/python_signatures_test.py does not have."""
         weights, ones = np.arange(12, dtype="f4"), np.ones(5)
         box = lambda x: x.reshape(4, 3, 9)  # noqa: E731
         for i, call in enumerate((
@@ -414,7 +414,7 @@ class ArraysTest(python_outsider.Case):
         self.assertTrue(o.eventually(lambda: name not in self.t, 5))
 
     def test_nothing_keeps_arrays_alive(self):
-        """There are no reference cycles: arrays go without the garbage collector as well."""
+        """There are no reference cycles, so arrays are freed without the garbage collector."""
 
         def work():
             x = self.t.put(self.a)
@@ -505,7 +505,7 @@ class ShardsTest(python_outsider.Case):
         card = x._repr_html_()
         self.assertEqual(re.findall("<text.*?>(.*?)</text>", card), [*x.devices])
         self.assertIn("cpu:0, cpu:1, cpu:2", card)
-        # The shards have two units of 4 KiB, two units, and less than one.
+        # The shards have two units of 4 KiB, two units, and less than one unit.
         heights = [int(h) for h in re.findall('<rect.*?height="(.*?)"', card)]
         self.assertEqual(heights[0], heights[1])
         self.assertGreater(heights[1], heights[2])
@@ -518,7 +518,7 @@ class ShardsTest(python_outsider.Case):
         self.assertEqual(x.copy().devices, x.devices)
         self.assertEqual(x.copy(device="cpu:1").devices, ("cpu:1",))
         np.testing.assert_array_equal((x + moved).numpy(), a + a)
-        large = np.arange(300_000, dtype=np.float64)  # in ranges
+        large = np.arange(300_000, dtype=np.float64)  # Uploaded in ranges.
         far = self.t.put(large, placement=["cpu:1", "cpu:0"])
         np.testing.assert_array_equal(far.numpy(), large)
 

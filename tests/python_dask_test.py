@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Dask arrays on several servers, against NumPy: a cluster of four workers and four servers on this
-host; workers and servers that are killed, and links that break; and names with homes.
+"""Tests Dask arrays on several servers against NumPy: a cluster of four workers and four servers on
+this host, workers and servers that are killed, links that break, and names with homes.
 """
 
 import concurrent.futures
@@ -59,7 +59,7 @@ def used(server):
 
 
 def tell_own_server():
-    """Makes a worker delete its buffers without references, by a call to its server."""
+    """Makes a worker delete its buffers without references, with a call to its server."""
     gc.collect()
     _servers.own().info()
 
@@ -101,7 +101,7 @@ class Rings(o.Case):
                 name = f"run{i}/x"
                 t, owner = ring.home(name), ring.server(name)
                 a = t.put(x, name=name)
-                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # unnamed ones as well
+                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # Unnamed ones as well.
                 seen.add(owner)
                 elsewhere = next(n for n in map("o{}".format, range(99)) if ring.server(n) != owner)
                 with self.assertRaises(ts.WrongHost) as error:
@@ -131,7 +131,7 @@ class Rings(o.Case):
 
 
 class Local(o.Case):
-    """Two servers, the first of which is that of this process."""
+    """Two servers, the first of which is the server of this process."""
 
     @classmethod
     def setUpClass(cls):
@@ -141,7 +141,7 @@ class Local(o.Case):
 
 
 class OneProcess(Local):
-    """Chunks without a cluster: what NumPy's functions give, and how chunks are sent."""
+    """Chunks without a cluster: what NumPy functions return, and how chunks are sent."""
 
     def chunk(self, array):
         return td.Chunk(_servers.own().put(array), _servers.own_address())
@@ -162,7 +162,7 @@ class OneProcess(Local):
             close_to(found if isinstance(found, np.ndarray) else found.numpy(), expected)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # small, hence in this process
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, hence in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "no silent download"):
@@ -195,7 +195,7 @@ class OneProcess(Local):
         sent = pickle.dumps(a)
         self.assertLess(len(sent), 500)
         self.assertEqual(used(self.servers[0]), before, "a handle takes memory")
-        del a  # the handle keeps the array
+        del a  # The handle keeps the array alive.
         for _ in range(2):
             again = pickle.loads(sent)
             np.testing.assert_array_equal(again.numpy(), x)
@@ -234,7 +234,7 @@ class OneProcess(Local):
                 np.testing.assert_array_equal(found, call(whole))
 
     def test_a_chunk_and_one_in_parts(self):
-        """In either order, and also among the options."""
+        """Combines a chunk and a chunk in parts in either order, also as options."""
         x, y = whole_numbers(90, 40), whole_numbers(90, 40)
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)
@@ -277,14 +277,15 @@ class Cluster(o.Case):
                          "distributed.worker.memory.pause": False,
                          "distributed.worker.memory.terminate": False,
                          "distributed.admin.tick.limit": "60s",
-                         # A cluster gives up a worker that does not come back within this time, and
-                         # the nanny that restarts it: on a busy machine that is slow.
+                         # A cluster gives up a worker that does not come back within this time,
+                         # together with the nanny that restarts it. On a busy machine, a restart is
+                         # slow.
                          "distributed.deploy.lost-worker-timeout": "1h"})  # fmt: skip
         cls.servers = servers_of(cls, 4)
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=str(cls.folder),
-            # Workers ask a killed worker for its chunks for this long.
+            # For this long, workers request chunks from a killed worker.
             config={"distributed.comm.timeouts.connect": "3s"},
         )  # fmt: skip
         cls.addClassCleanup(cluster.close)
@@ -330,10 +331,10 @@ class Cluster(o.Case):
                 np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
 
     def test_large_partial_results(self):
-        """Chunks of products are too large to be sent to this process: they are added where they
+        """Chunks of products are too large to be sent to this process, so they are added where they
         are."""
         x = RNG.integers(-4, 5, (640, 640)).astype(np.float64)
-        a = self.put(x, (640, 160))  # four products of 640 x 640: 3.1 MiB each
+        a = self.put(x, (640, 160))  # Four products of 640 x 640, 3.1 MiB each.
         product = da.tensordot(a, self.put(x, (160, 640)), ((1,), (0,)))
         np.testing.assert_array_equal(td.numpy(product).compute(), x @ x)
         np.testing.assert_array_equal(td.numpy(a @ a.T).compute(), x @ x.T)
@@ -349,7 +350,7 @@ class Cluster(o.Case):
         array = td.from_buffers(names)
         self.assertEqual((array.shape, array.dtype), (x.shape, x.dtype))
         np.testing.assert_allclose(array.sum(axis=0).compute(), x.sum(axis=0), rtol=1e-3, atol=1e-4)
-        for server, (_, name) in zip(self.servers, names):  # Dask does not delete these
+        for server, (_, name) in zip(self.servers, names):  # Dask does not delete these.
             with ts.connect(server.address) as client:
                 self.assertIn(name, client)
                 client.delete(name)
@@ -359,7 +360,7 @@ class Cluster(o.Case):
             self.client.run(tell_own_server)
             return sum(map(used, self.servers))
 
-        seen = []  # leftovers of other tests are deleted first
+        seen = []  # Leftovers of other tests are deleted first.
 
         def rests():
             seen.append(held())
@@ -381,7 +382,7 @@ class Cluster(o.Case):
         pid = sorted(victim.values())[0]
         future = self.client.compute((a @ a.T).sum())
         os.kill(pid, signal.SIGKILL)
-        # Dask makes the lost chunks again, on a new worker with its server, or on others.
+        # Dask computes the lost chunks again, on a new worker with its server, or on other workers.
         np.testing.assert_allclose(future.result(timeout=120), (x @ x.T).sum(), rtol=1e-2)
         self.client.wait_for_workers(4, timeout=60)
         np.testing.assert_allclose(a.sum().compute(), x.sum(), rtol=1e-3, atol=1e-2)
@@ -394,7 +395,8 @@ class Faults(o.Case):
         self.servers = [self.serve(*FLAGS) for _ in range(2)]
 
     def sent(self, x, address=None):
-        """Returns a handle from the first server, by which the second one is to fetch the array."""
+        """Returns a handle from the first server, with which the second server is to fetch the
+        array."""
         td.use(self.servers[0].address)
         sent = pickle.dumps(td.Chunk(_servers.own().put(x), address or self.servers[0].address))
         td.use(self.servers[1].address)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What differs from NumPy: a case for each line of the table of docs/python.md."""
+"""Tests the differences from NumPy, with a case for each line of the table in docs/python.md."""
 
 import re
 
@@ -32,12 +32,12 @@ def in_place(x):
 
 
 def refused(call, text=""):
-    """Returns a case: the call is Unsupported, for this reason."""
+    """Returns a case in which the call is Unsupported for this reason."""
     return call, ts.Unsupported, text
 
 
 def bytes_(put):
-    """Returns cases of integers of a byte."""
+    """Returns cases of one-byte integers."""
     for dtype in ("u1", "i1"):
         x = put(np.full(4, 100, dtype))
         yield x.sum(), np.int64(400), "i8"
@@ -46,8 +46,8 @@ def bytes_(put):
         yield x[None] @ x[:, None], [[40000]], "i4"
 
 
-# The cases of each line, given a client's put(): an expression, its value and its type; or a call,
-# the error that it raises and its text.
+# The cases of each line, given a client's put(). A case is an expression, its value and its type,
+# or a call, the error that it raises and the error's text.
 CASES = {
     "types": lambda put: [
         refused(lambda: put(I.astype("u2")), "uint16"),
@@ -151,7 +151,7 @@ class DifferencesTest(python_outsider.Case):
             return self.assertRaisesRegex(want, dtype, expression)
         if isinstance(expression, ts.Expr):
             computed = expression.numpy()
-            self.assertIsInstance(computed, np.ndarray)  # Numbers, too.
+            self.assertIsInstance(computed, np.ndarray)  # Numbers too.
             self.assertEqual(computed.shape, expression.shape)
             expression = computed
         self.assertEqual(expression.dtype, np.dtype(dtype))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Elementwise operations of the Python client, against NumPy: every function in every type,
+"""Tests elementwise operations of the Python client against NumPy: every function in every type,
 broadcast, promoted, fused.
 """
 
@@ -14,7 +14,7 @@ from tessera.wire import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS
-# Functions of two arrays of any types; for the last ones, bits may differ by rounding.
+# Functions of two arrays of any types. For the last ones, bits may differ because of rounding.
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "//": operator.floordiv, "%": operator.mod, "==": operator.eq, "!=": operator.ne,
@@ -65,8 +65,8 @@ def every_byte(dtype, seed):
 
 
 def broadcast_pair(rng):
-    """Returns two shapes of up to 3 axes that can be broadcast: extents of 0 and 1, axes missing in
-    either."""
+    """Returns two shapes of up to 3 axes that can be broadcast, with extents of 0 and 1, and with
+    axes missing in either shape."""
     full = rng.integers(0, 6, rng.integers(1, 4))
     ones = rng.integers(0, 4, len(full))
     both = ([1 if one == which else int(n) for n, one in zip(full, ones)] for which in (0, 1))
@@ -75,7 +75,7 @@ def broadcast_pair(rng):
 
 class ElementwiseTest(python_outsider.Case):
     def compare(self, cases, arrays, **tolerance):
-        """Checks all cases in one call: values, types and shapes are NumPy's."""
+        """Checks all cases in one call. Values, types and shapes must equal NumPy's."""
         resident = [self.t.put(array) for array in arrays]
         with np.errstate(all="ignore"):
             expected = {name: np.asarray(case(*arrays)) for name, case in cases.items()}
@@ -100,7 +100,7 @@ class ElementwiseTest(python_outsider.Case):
         types = ("?", "u1", "i1", *NUMBERS)
         for three in itertools.combinations(types, 3):
             if set(three) == {"?", "u1", "i1"}:
-                continue  # i2, which the server lacks
+                continue  # The server lacks i2.
             terms = [_elementwise.constant(np.ones((), one)[()]) for one in three]
             want = np.result_type(*map(np.dtype, three))
             for order in itertools.permutations(terms):
@@ -124,7 +124,8 @@ class ElementwiseTest(python_outsider.Case):
             self.compare(rounded, [array], rtol=1e-15)
 
     def test_numbers_beside_arrays(self):
-        """Python's numbers take the array's type, and NumPy's keep theirs: NumPy 2's rules."""
+        """By NumPy 2's rules, Python numbers take the array's type, and NumPy numbers keep their
+        own."""
         for dtype in NUMBERS:
             array = array_of(dtype, (30,), 5)
             for scalar in SCALARS:
@@ -190,7 +191,7 @@ class ElementwiseTest(python_outsider.Case):
         self.assertIs(type(x.astype("f4")), ts.Array)
 
     def test_integers_of_a_byte(self):
-        """As in NumPy, results keep the type and wrap, in every pair of types that the server
+        """As in NumPy, results keep the type and wrap, for every pair of types that the server
         has."""
         for first in ("u1", "i1"):
             a = every_byte(first, 3)
@@ -268,7 +269,7 @@ class ElementwiseTest(python_outsider.Case):
 
 
 class FusionTest(python_outsider.Case):
-    """How expressions become steps."""
+    """Tests how expressions become steps."""
 
     def setUp(self):
         self.a = array_of("f8", (3, 4), 12)
@@ -306,7 +307,8 @@ class FusionTest(python_outsider.Case):
         return self.t._wrap(leaf, leaf.whole)
 
     def parts(self, *expressions):
-        """Returns the numbers of steps, of their operands and of the instructions of all."""
+        """Returns the number of steps, and the numbers of operands and instructions of all
+        steps."""
         return sum(1 + len(step.operands) + len(step.code) for step in self.steps(*expressions))
 
     def test_parts_that_differ_in_anything_are_two(self):
@@ -366,7 +368,7 @@ class FusionTest(python_outsider.Case):
             for i in range(200):
                 e, want = e * 1.01 - i, want * 1.01 - i
         steps = self.steps(e)
-        self.assertLess(len(steps), 15)  # of 600 nodes
+        self.assertLess(len(steps), 15)  # 600 nodes.
         for step in steps:
             self.assertLessEqual(len(step.code), 64)
         got, calls = self.one_call(e)
@@ -374,7 +376,7 @@ class FusionTest(python_outsider.Case):
         np.testing.assert_array_equal(got, want)
 
     def test_the_first_error_of_a_program_is_raised(self):
-        """Its consequences come later."""
+        """Its consequences follow it."""
         plan = _plan.Plan([self.array(name).sum()._term()[0] for name in "abcd"])
         self.assertEqual(len(plan.steps), 4)
         good = {"reduce": {"value": {"real": 1}}}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Errors of the Python client: a class for every reason, arrays that are gone, refusals that
-are tried again, tokens.
+"""Tests errors of the Python client: a class for every reason, arrays that are gone, refusals that
+are retried, and tokens.
 """
 
 import copy
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 def reasons_of_the_protocol():
-    """Returns every reason that a comment of the .proto files names after a code of gRPC."""
+    """Returns every reason that a comment of the .proto files names after a gRPC code."""
     codes = "|".join(code.name for code in _errors.grpc.StatusCode if code.name != "OK")
     found = set()
     for path in o.PROTO.glob("tessera/**/*.proto"):
@@ -102,14 +102,15 @@ class ReasonsTest(unittest.TestCase):
                 now[0] += 7
                 getattr(retry, method)()
                 self.assertEqual(retry.left(), 60)
-                # Bytes that arrived reset the count of failures; bytes on their way do not.
+                # Bytes that have arrived reset the count of failures, but bytes that are still on
+                # their way do not.
                 self.assertTrue(all([retry.pause(lost) for _ in range(failures)]), method)
                 self.assertIsNone(retry.pause(lost), method)
                 now[0] = 0
 
 
 class Accepted(Exception):
-    """A request that LimitedServer takes; its argument is the lifetime in nanoseconds."""
+    """A request that LimitedServer accepts. Its argument is the lifetime in nanoseconds."""
 
 
 class LimitedServer:
@@ -119,7 +120,7 @@ class LimitedServer:
     def __init__(self, max_ttl):
         self.max_ttl = max_ttl
         self.methods = []
-        self.lost = 0  # How many of the next calls are lost.
+        self.lost = 0  # The number of next calls that are lost.
 
     def perform(self, command):
         if isinstance(command, _core.Pause):
@@ -197,7 +198,7 @@ class CallsTest(unittest.TestCase):
             got = server.run(core._lifetime())
             both = [nanoseconds(_connect.duration(one)) for one in (wanted, longest)]
             self.assertEqual(nanoseconds(got), min(both), (wanted, longest))
-            # A lifetime that the caller gives is sent as it is.
+            # A lifetime that the caller gives is sent unchanged.
             self.assertEqual(server.run(core._lifetime(wanted)), _connect.duration(wanted))
         server = LimitedServer(None)
         self.assertIsNone(server.run(self.core(unnamed_ttl=None)._lifetime()))
@@ -206,7 +207,7 @@ class CallsTest(unittest.TestCase):
 
     def makers(self):
         """Returns the methods that make unnamed buffers, with their steps. The steps take a
-        lifetime from the caller, where it can give one."""
+        lifetime from the caller if the method accepts one."""
         x = _graph.Leaf(p.Buffer(name="x", version=1, dtype=1, shape=[1 << 20]))
         added = apply("add", (x, x.whole), constant(1))
         return (
@@ -399,7 +400,7 @@ class ErrorsOfCallsTest(python_outsider.Case):
 
 
 class Cut:
-    """A method whose responses are cut short."""
+    """A method whose responses are truncated."""
 
     def __init__(self, real):
         self.real = real
@@ -436,10 +437,10 @@ class CutCall:
 
 
 class CutAnswersTest(python_outsider.Case):
-    """A response that was cut short is an Error, unless the rest has everything that was
-    requested."""
+    """A truncated response is an Error unless the rest has everything that was requested."""
 
-    # Missing fields have their defaults, so these responses, and an index, cannot show it.
+    # Missing fields have their defaults, so these responses, and an index, cannot show a
+    # truncation.
     SILENT = {"ListBuffers", "GetServerInfo"}
 
     def setUp(self):

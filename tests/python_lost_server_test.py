@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the
-middle of calls, programs and transfers; and calls that a stopping server's gRPC cancels.
+"""Tests the Python client, blocking and asyncio, if its server is lost: the server is killed or
+stopped in the middle of calls, programs and transfers, or cancels calls while it stops.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from tessera.wire import _retry
 
 OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 LOST = ts.ConnectionLost, ts.Draining
-DONE = object()  # A result that is not looked at.
+DONE = object()  # A result that is not checked.
 SLOW = 2000  # Rows of a matrix whose product with itself takes cpu_naive several seconds.
 MIB = 1 << 20
 
 
 def impatient(t, **options):
-    """Gives a client other options after it has connected with more patience."""
+    """Gives a client shorter timeouts after it has connected with longer ones."""
     for name, value in options.items():
         object.__setattr__(t._core.options, name, value)
 
 
 class Blocking:
-    """One of the two clients, with an interface for both."""
+    """One of the two clients, with a common interface for both."""
 
     def __init__(self, address):
         self.t = ts.connect(address, **OPTIONS)
@@ -45,7 +45,7 @@ class Blocking:
         return work(self.t)
 
     def outcomes(self, works, meanwhile):
-        """Returns the outcomes of several works that run at the same time: results or errors.
+        """Returns the outcomes (results or errors) of several works that run at the same time.
         meanwhile() is called after the start."""
         with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
             futures = [pool.submit(work, self.t) for work in works]
@@ -98,7 +98,7 @@ class Case(o.Case):
         return self.serve("--no-warm-up", *python_outsider.PATIENT, *flags)
 
     def until_waiting(self, server, count):
-        """Returns when that many operations wait for a worker."""
+        """Returns when that many operations are waiting for a worker."""
         with ts.connect(server.address) as t:
             device = lambda: t.info().devices[0]  # noqa: E731
             self.assertTrue(o.eventually(lambda: device().waiting == count, o.START_TIMEOUT_S))
@@ -106,7 +106,7 @@ class Case(o.Case):
 
 class LostServer(Case):
     def test_calls_and_programs_under_way(self):
-        """There are more than there are workers, so that some wait for one."""
+        """There are more calls than workers, so that some calls wait for a worker."""
         for end in (signal.SIGKILL, signal.SIGTERM):
             server = self.server("--drain-timeout", "200ms", "--workers", "1")
             client = self.client(server.address)
@@ -128,7 +128,7 @@ class LostServer(Case):
                 self.assertIsInstance(outcome, LOST, (end, i))
 
     def check_transfer(self, flags, work):
-        """The server ends after the first piece of work(client, x, data, progress)."""
+        """Checks work(client, x, data, progress) if the server ends after its first piece."""
         data = np.zeros(48 * MIB, np.uint8).view("f4")
         server = self.server(*flags)
         client = self.client(server.address)
@@ -161,7 +161,8 @@ class LostServer(Case):
                     self.assertEqual(begun.called, divided == 8 * MIB)
 
     def test_transfers_that_meet_a_stopping_server(self):
-        """If there is time, the server lets a running download end, but takes no further calls."""
+        """If there is time, the server lets a running download end, but accepts no further
+        calls."""
         data = np.arange(24 * MIB, dtype="u1").view("i4")
         server = self.server()
         client = self.client(server.address)
@@ -198,7 +199,7 @@ class LostServer(Case):
             server.signal(signal.SIGCONT)
 
     def test_the_end_of_a_scope(self):
-        """It raises an error if nothing else has failed."""
+        """The end of the scope raises an error if nothing else has failed."""
         for failure in (ZeroDivisionError(), None):
             server = self.server()
             client = self.client(server.address)
@@ -259,7 +260,7 @@ class Cancelling(grpc.GenericRpcHandler):
     def __init__(self, address):
         self.far = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 8 * MIB)])
         self.calls = collections.Counter()
-        self.cancels = {}  # Method: how many calls. Streams are cancelled after the second message.
+        self.cancels = {}  # Calls by method. Streams are cancelled after their second message.
         self.near = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
         self.near.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self.near.add_insecure_port('127.0.0.1:0')}"
@@ -302,7 +303,7 @@ class Cancelling(grpc.GenericRpcHandler):
 
 
 class Cancelled(Case):
-    """The client has not cancelled these calls: they count as lost with their connection."""
+    """The client has not cancelled these calls, so they count as lost with their connection."""
 
     RECONNECT_S = o.START_TIMEOUT_S  # This server is never lost.
 
@@ -316,7 +317,8 @@ class Cancelled(Case):
         cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
 
     def check(self, client, work, method, want, calls=2, cancels=1):
-        """want: the result; None: the call is lost."""
+        """Checks what the client makes of cancelled calls. want: the result, or None if the call is
+        lost."""
         self.relay.cancels = {method: cancels}
         self.relay.calls.clear()
         if want is None:
@@ -363,7 +365,7 @@ class Cancelled(Case):
                 self.check(self.t, work, method, DONE)
 
     def test_what_stores_a_result_under_a_name_is_not(self):
-        """Deletions of a name of any version, and calls of the protocol, are not retried either."""
+        """Deletions of a name in any version, and calls of the protocol, are not retried either."""
         a, data, x, server = self.a, self.data, self.x, self.server.address
         for i, (method, work) in enumerate((
             ("Map", lambda t: (x + 1).save("y")), ("Execute", lambda t: (x.max() + 1).save("y")),
@@ -413,7 +415,7 @@ class NameServer:
 
 class MovedNameTest(python_outsider.Case):
     def test_a_name_that_moves(self):
-        """A call during which the old server ends is retried at the new one."""
+        """If the old server ends during a call, the call is retried at the new server."""
         names = NameServer("127.0.0.1")
         port = self.server.address.rsplit(":", 1)[1]
         self.serve(listen=f"127.0.0.2:{port}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Truth values as arrays, masks, and expressions as inputs of reductions and as epilogues of
-products. All against NumPy.
+"""Tests truth values as arrays, masks, and expressions as inputs of reductions and as epilogues of
+products, all against NumPy.
 """
 
 import functools
@@ -22,7 +22,7 @@ def truth(*shape):
 
 class Case(python_outsider.Case):
     def check(self, expression, want, tolerance=0.0, text=""):
-        """Checks that shape and type are known beforehand, and that the result is NumPy's."""
+        """Checks that shape and type are known beforehand, and that the result equals NumPy's."""
         self.compare(expression, expression.numpy(), want, tolerance, text)
 
     def check_all(self, cases, tolerance=0.0):
@@ -39,7 +39,7 @@ class Case(python_outsider.Case):
 
 
 def ways(*axes):
-    """Returns options of reductions along each of these axes."""
+    """Returns options for reductions along each of these axes."""
     return [{"axis": axis, "keepdims": keep} for axis in axes for keep in (False, True)]
 
 
@@ -179,7 +179,7 @@ class MasksTest(Case):
             return call(*arguments, **options)
 
     def same(self, a, cases):
-        """Checks cases (function, text) on NumPy's array and on the resident one: both give the
+        """Checks cases (function, text) on the NumPy array and on the resident array. Both give the
         same result, or the same kind of error."""
         x, good = self.t.put(a), []
         for call, text in cases:
@@ -196,7 +196,7 @@ class MasksTest(Case):
 
     @staticmethod
     def calls_of(names, hows, text):
-        """Returns calls of NumPy's functions of these names with each of these options."""
+        """Returns calls of the NumPy functions with these names, with each of these options."""
         return [(functools.partial(lambda call, how, x: call(x, **how), getattr(np, name), how),
                  f"{name} of {text} {how}") for name in names for how in hows]
 
@@ -228,7 +228,7 @@ class MasksTest(Case):
             self.assertRaises((TypeError, ValueError), x.max, initial=wrong)
 
     def test_deviations_of_fewer_than_they_take(self):
-        """They are infinite, or NaN where nothing deviates."""
+        """Such deviations are infinite, or NaN if nothing deviates."""
         for dtype, n in itertools.product(NUMBERS, (0, 1, 2, 4)):
             a = np.arange(3 * n).reshape(n, 3).astype(dtype)
             a[:, 0] = 5
@@ -260,7 +260,7 @@ class MasksTest(Case):
             self.check((x - x.mean()) / x.std(), np.sign(a - a.mean()).astype(dtype), 1e-6)
 
     def test_means_of_large_integers(self):
-        """Their sums are beyond the range of the type, like those of times in ns."""
+        """The sums of these integers exceed the range of the type, like those of times in ns."""
         a = 1795869453_000_000_000 + np.arange(12).reshape(3, 4) * 1_000_000
         self.same(a, self.calls_of(("mean",), [{"where": a > 0}, {"where": a > 0, "axis": 1},
                                                {"where": a % 7 > 2, "axis": 0}], "times"))
@@ -302,7 +302,7 @@ class MasksTest(Case):
 
 
 class FoldedTest(Case):
-    """Reductions of expressions: one Reduce, with the bits of a Map and a Reduce."""
+    """Reductions of expressions are one Reduce, with the bits of a Map and a Reduce."""
 
     def operations(self, e):
         with self.calls() as calls:
@@ -377,7 +377,7 @@ class FoldedTest(Case):
 
 
 class ProductsTest(Case):
-    """Products of matrices and operations on their elements: one Matmul."""
+    """Matrix products and operations on their elements are one Matmul."""
 
     def test_one_matmul(self):
         a, w = RNG.standard_normal((2, 40, 40)).astype("f4")

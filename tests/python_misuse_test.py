@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client as people really use it: arrays of every layout and type, invalid arguments,
-forks, interrupted transfers, processes that end without closing their clients.
+"""Tests the Python client as people really use it: arrays of every layout and type, invalid
+arguments, forks, interrupted transfers, and processes that end without closing their clients.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import tessera as ts
 from tessera.wire import _protocol as p
 
 MIB = 1 << 20
-# The beginning of every program of this suite. Jobs in the background ignore Ctrl-C.
+# The beginning of every program of this suite. Background jobs ignore Ctrl-C by default.
 HEAD = """
 import os, signal, sys, time
 import numpy as np
@@ -70,7 +70,7 @@ class ArraysTest(python_outsider.Case):
         np.testing.assert_array_equal(converted.numpy(), range(5))
 
     def test_objects_that_have_a_type_to_go_to(self):
-        """NumPy converts them, and its own error says what it cannot convert."""
+        """NumPy converts such objects, and its own error says what it cannot convert."""
         third = fractions.Fraction(1, 3)
         for value, dtype in (
             ([None, 1.0], "f64"), ([1, 1 << 70], "f64"), ([[third, 2], [4, 5]], "f32"),
@@ -87,8 +87,8 @@ class ArraysTest(python_outsider.Case):
             self.t.put([None, 1], dtype="i32")
 
     def test_what_numpy_says_of_a_conversion(self):
-        """It applies to small arrays, and to those that are converted during the transfer, through
-        one connection and several."""
+        """NumPy's settings for errors apply to small arrays, and to arrays that are converted
+        during the transfer, through one connection and several."""
 
         async def put(data):
             async with await ts.aio.connect(self.server.address) as t:
@@ -126,7 +126,7 @@ class ArraysTest(python_outsider.Case):
 
     def test_dlpack_both_ways(self):
         class Foreign:
-            """An array of a library that has only DLPack."""
+            """An array of a library that supports only DLPack."""
 
             def __init__(self, array, device=1):
                 self.array, self.device = array, device
@@ -153,7 +153,7 @@ class ArraysTest(python_outsider.Case):
         bits = np.arange(0x3F80, 0x3F88, dtype="u2")
         a = np.arange(6, dtype="f4")
 
-        class Tensor:  # Like torch's: no __array__ of bf16, a way to the host, a view as int16.
+        class Tensor:  # Like torch's: no bf16 in __array__, but cpu() and a view as int16.
             dtype = "torch.bfloat16"
             detach = cpu = contiguous = lambda self: self
 
@@ -356,7 +356,7 @@ class ProcessesTest(python_outsider.Case):
         return {b.name for b in self.t.call("ListBuffers", prefix="unnamed/").buffers}
 
     def test_what_is_unnamed_goes_with_its_client(self):
-        """This holds even where references are left, which are useless then."""
+        """This holds even if references are left, which are useless then."""
         before = self.unnamed()
         with ts.connect(self.server.address) as t:
             x = t.put(np.ones(3))
@@ -375,7 +375,7 @@ class ProcessesTest(python_outsider.Case):
         names = {x.name, y.name}
         del x, y
         self.eventually_gone(names)
-        # The same holds where the client itself is dropped.
+        # The same holds if the client itself is dropped.
         other = ts.connect(self.server.address)
         x = other.put(np.ones(3))
         names = {x.name}
@@ -398,7 +398,7 @@ class ProcessesTest(python_outsider.Case):
         asyncio.run(asyncio.wait_for(work(True), o.START_TIMEOUT_S))
         t, x, names = asyncio.run(work(False))
         del x
-        self.eventually_gone(names)  # The client still exists, but not its loop.
+        self.eventually_gone(names)  # The client still exists, but its loop does not.
         t, x, names = asyncio.run(work(False))
         del t, x
         gc.collect()
@@ -417,7 +417,7 @@ class ProcessesTest(python_outsider.Case):
 
     def test_forks(self):
         """A fork does not call the server and does not delete its parent's buffers. The parent
-        continues, even in the middle of a call."""
+        continues to work, even in the middle of a call."""
         self.run_(
             "import asyncio, threading\n"
             "t = ts.connect(address); x = t.put(np.ones((600, 600)))\n"
@@ -450,7 +450,7 @@ class ProcessesTest(python_outsider.Case):
         )
 
     def test_pools_of_processes(self):
-        """These are forks of a process that has not connected yet, and processes that are not
+        """Pools may be forks of a process that has not connected yet, or processes that are not
         forks."""
         program = self.folder / "pool.py"
         for kind in ("fork", "spawn", "forkserver"):
@@ -581,7 +581,7 @@ print(found > 6)
                 if again:
                     kept = t.put(data, name)
                     waited_for.set()
-                    # Only the second one exists.
+                    # Only the second buffer exists.
                     self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
                     self.assertNotEqual(self.like(made[0]), [made[0].version])
                     if name:
@@ -621,14 +621,14 @@ print(found > 6)
             self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
 
     def test_drafts_that_are_sealed_while_others_are_deleted(self):
-        """From the first deletion on, put() keeps none of them."""
+        """From the first deletion on, put() keeps none of the drafts."""
         core = ts._core.Core(ts.wire._connect.Options("127.0.0.1:1"))
         core._drafts.update({("a", 1), ("b", 2)})
         self.assertEqual(next(core.close()).method, "DeleteBuffer")
         self.assertEqual(core._drafts, set())
 
     def test_a_put_that_never_begins(self):
-        """No thread can be started, or Ctrl-C comes earlier: close() deletes the rest."""
+        """If no thread can be started, or Ctrl-C comes before that, close() deletes the rest."""
         before = self.unnamed()
         for owner, name, error in ((threading.Thread, "start", RuntimeError),
                                    (ts._blocking.Blocking, "_create", KeyboardInterrupt)):
@@ -642,7 +642,7 @@ print(found > 6)
         del kept
 
     def test_an_end_that_starts_no_threads(self):
-        """Python behaves like this from 3.12 on, after Ctrl-C."""
+        """Python behaves like this after Ctrl-C from version 3.12 on."""
         t = ts.connect(self.server.address)
         t._io.interrupted(KeyboardInterrupt())
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("at the end")):

@@ -1,4 +1,4 @@
-"""Common parts of the tests of the Python client: the package from the sources, and a server."""
+"""Common parts of the Python client's tests: the package from the sources, and a server."""
 
 import argparse
 import contextlib
@@ -7,13 +7,13 @@ import unittest
 
 import outsider as o
 
-# Flags of a server that allows the slow products that tests interrupt.
+# Flags for a server that allows the slow products that tests interrupt.
 PATIENT = ("--max-operation-seconds", "600", "--max-slow-operation-seconds", "600")
 PACKAGE = o.ROOT / "client" / "python"
 
 
 class Case(o.Case):
-    """Tests with a separate server for each class; FLAGS are the server's."""
+    """Tests with one server per class. FLAGS are the server's flags."""
 
     FLAGS = ()
 
@@ -29,7 +29,7 @@ class Case(o.Case):
 
     @contextlib.contextmanager
     def calls(self):
-        """Yields a list of the methods of the unary calls that the client makes in the meantime."""
+        """Yields a list of the methods of the unary calls that the client makes in this context."""
         found = []
         call = self.t._io.call
         self.t._io.call = lambda method, *rest: found.append(method) or call(method, *rest)

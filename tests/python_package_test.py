@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python package as users get it: the wheel in a clean environment, the README's lines, the
-tutorial line by line, the examples and their pages.
+"""Tests the Python package as users get it: the wheel in a clean environment, the lines of the
+README, the tutorial line by line, the examples and their pages.
 """
 
 import doctest
@@ -20,7 +20,7 @@ from python_outsider import PACKAGE
 
 DEFAULT = "127.0.0.1:50051"
 EXAMPLES = sorted(path.stem for path in (PACKAGE / "examples").glob("*.py"))
-# Arguments with which the examples take a second.
+# Arguments with which the examples take one second.
 SMALL = {
     "least_squares": (), "linear_model": ("--seconds", "0.5"),
     "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
@@ -49,7 +49,7 @@ def package_folder(name):
 
 class PackageTest(python_outsider.Case):
     def block(self, path):
-        """Returns the first block of Python of a page, for the test's server."""
+        """Returns the first Python block of a page, adapted to the test's server."""
         page = (o.ROOT / path).read_text(encoding="utf-8")
         code = re.search(r"```python\n(import numpy.*?)```", page, re.S).group(1)
         self.assertIn(DEFAULT, code)
@@ -83,7 +83,7 @@ class PackageTest(python_outsider.Case):
             self.assertIn("one Execute", run([python, script], cwd=o.ROOT))
 
     def expose(self, python, *packages):
-        """Shows only these packages of this environment to a clean one."""
+        """Makes only these packages of this environment visible to a clean one."""
         shown = self.folder / "shown"
         for name in packages:
             link = shown / name.replace(".", "/")
@@ -117,7 +117,7 @@ class PackageTest(python_outsider.Case):
                 run_here(PACKAGE / "examples" / f"{name}.py", self.server.address, *arguments)
 
     def test_the_comparison_with_peers(self):
-        """NumPy replaces CuPy; the script itself compares all results."""
+        """NumPy replaces CuPy, and the script itself compares all results."""
         out = self.folder / "peers.json"
         options = "--peer numpy --rounds 1 --seconds 0 --elements 1000 --json".split()
         run_here(PACKAGE / "peers.py", self.server.address, *options, out)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Random programs of NumPy on resident arrays, as people chain them: views, arithmetic,
-comparisons, masks, reductions, products, functions of NumPy. The same lines run on NumPy's arrays,
-which give the expected results.
+"""Random NumPy programs on resident arrays, as people chain them: views, arithmetic, comparisons,
+masks, reductions, products, NumPy functions. The same lines run on NumPy arrays, which give the
+expected results.
 """
 
 import random
@@ -16,8 +16,8 @@ DTYPES = ("f4", "f8", "f2", "i4", "i8")
 
 
 class Value:
-    """A resident array or expression with NumPy's array, and the allowed difference, relative to
-    the largest element."""
+    """A resident array or expression together with the NumPy array, and the allowed difference
+    relative to the largest element."""
 
     def __init__(self, lazy, array, text, slack=0.0):
         self.lazy, self.array, self.text, self.slack = lazy, np.asarray(array), text, slack
@@ -27,7 +27,7 @@ class Value:
 
 
 def typed(*values):
-    """Returns arrays of one type, promoted as in NumPy 2: NumPy 1 looks at the values of arrays
+    """Returns arrays of one type, promoted as in NumPy 2. NumPy 1 considers the values of arrays
     without axes."""
     dtype = np.result_type(*(v.array.dtype for v in values))
     return [v.array.astype(dtype) for v in values]
@@ -63,7 +63,7 @@ class Program:
             return
         else:
             slack = 0.0
-            # Rounded values do not decide comparisons or casts to integers.
+            # Rounded values must not decide comparisons or casts to integers.
             if any(v.slack > 0 for v in of) and text not in ("astype", "shape"):
                 if array.dtype.kind in "bi":
                     return

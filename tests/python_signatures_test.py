@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compares with NumPy every function and ufunc of NumPy that the Python client has: each argument
-of its signature by name and by position, in every type, at the ends of the integer types. A call
-that is not supported is refused with an alternative; no argument has another meaning than in NumPy.
+"""Compares with NumPy every NumPy function and ufunc that the Python client has: each argument of
+its signature by name and by position, in every type, at the ends of the integer types. A call that
+is not supported is refused with an alternative. No argument has another meaning than in NumPy.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import tessera as ts
 from tessera.arrays import _functions, _numpy, _ufuncs
 
 TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
-# Values of parameters, by name; values that are arrays are made from the first array.
+# Values of parameters, by name. Values that are arrays are made from the first array.
 VALUES = {
     "axis": (0, -1, None, (0, 1), (), 5, True), "axis1": (1,), "axis2": (0,),
     "axes": (0, 1, (1, 0)),
@@ -37,13 +37,13 @@ VALUES = {
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
 ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}
 REFUSALS = (ts.Unsupported,)
-# (NumPy's type, the client's) where the documents say that they differ.
+# (NumPy's type, the client's type) where the documents say that they differ.
 WIDER = {("uint64", "int64"), ("int32", "int64"), ("uint8", "int64"), ("int8", "int64"),
          ("uint8", "int32"), ("int8", "int32"), ("bool", "int64")}
 
 
 def array_of(dtype):
-    """Returns a 2 x 3 array, with the ends of an integer type."""
+    """Returns a 2 x 3 array with the ends of an integer type."""
     if np.dtype(dtype).kind in "iu":
         ends = np.iinfo(dtype)
         return np.array([[ends.min, 2, ends.max], [3, ends.max, 1]], dtype)
@@ -60,7 +60,7 @@ def special_of(dtype):
 
 class SignaturesTest(python_outsider.Case):
     def both(self, call, a, x):
-        """Returns (NumPy's result or error, the client's) of a call with arrays of either kind."""
+        """Returns (NumPy's, the client's) result or error of a call with arrays of either kind."""
         found = []
         for array in (a.copy(), x):
             try:
@@ -71,7 +71,8 @@ class SignaturesTest(python_outsider.Case):
         return found
 
     def settle(self, cases):
-        """Compares the client's results with NumPy's. cases: (text, NumPy's, the client's)."""
+        """Compares the client's results with NumPy's. cases: (text, NumPy's result, the client's
+        result)."""
         lazy, wanted, served = [], [], 0
         for text, want, got in cases:
             strict = isinstance(got, TypeError) and "is an integer, not" in str(got)
@@ -99,12 +100,13 @@ class SignaturesTest(python_outsider.Case):
                 whole = re.match("floor |ceil |trunc |fix ", text)
                 if not whole:
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
-                # NumPy's results overflow in their type; the client's are wrapped to it.
+                # NumPy's results overflow in their type, and the client's results are wrapped to
+                # it.
                 got = got.astype(want.dtype)
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)
             else:
-                # Half a unit of f16 in each of a few steps; NumPy's own rounding of sums is equally
+                # Half a unit of f16 in each of a few steps. NumPy's own rounding of sums is equally
                 # large.
                 eps = {2: 4e-3, 4: 1e-5}.get(min(got.itemsize, want.itemsize), 1e-12)
                 least = eps * (2.0**63 if " of i8" in text else 1)
@@ -112,7 +114,7 @@ class SignaturesTest(python_outsider.Case):
         return served
 
     def calls_of(self, function):
-        """Yields (text, call) of the function: each value of each parameter by name and by
+        """Yields (text, call) for the function, with each value of each parameter by name and by
         position."""
         taken = inspect.signature(_numpy._OF_C.get(function, function)).parameters.values()
         positional = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -159,7 +161,7 @@ class SignaturesTest(python_outsider.Case):
                     x = self.t.put(a)
                     for text, call in self.calls_of(function):
                         if make is special_of and re.search("dtype.*[iu?]", text):
-                            continue  # NaN has no integer; NumPy gives an arbitrary one.
+                            continue  # NumPy casts NaN arbitrarily.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
                             cases.append((case, *self.both(call, a, x)))
@@ -191,7 +193,7 @@ class SignaturesTest(python_outsider.Case):
                 for how in hows:
                     second = [a, 3] if ufunc.nin == 2 else [None]
                     if ufunc is np.power and a.dtype.kind == "i" or ufunc is np.power and how:
-                        second = [3]  # Negative powers of integers are cut off here.
+                        second = [3]  # The client truncates negative powers of integers.
                     for other in second:
                         def call(one):
                             both = (one,) if other is None else (one, one if other is a else other)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client over TLS: which servers it trusts, which certificate it shows, for both
-clients."""
+"""Tests the Python client over TLS, blocking and asyncio: which servers it trusts, and which
+certificate it presents."""
 
 import asyncio
 

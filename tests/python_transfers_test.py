@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transfers of the Python client: resumed after a break, without copying the whole array."""
+"""Tests transfers of the Python client: resumed after a break, without copying the whole array."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ STALL_S = 0.4  # For transfers that stall.
 
 
 def impatient(t, **options):
-    """Gives a client other options after it has connected with more patience."""
+    """Gives a client shorter timeouts after it has connected with longer ones."""
     for name, value in options.items():
         object.__setattr__(t._core.options, name, value)
 
 
 def performed(t, kind=object):
-    """Returns a list of the commands of a kind that a client performs from now on."""
+    """Returns a list that collects the commands of a kind that a client performs from now on."""
     commands, perform = [], t._io.perform
 
     def watched(command):
@@ -48,14 +48,14 @@ def performed(t, kind=object):
 
 
 def fail(done, total):
-    """A caller's progress function."""
+    """A progress function that fails."""
     raise RuntimeError("enough")
 
 
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
-    STREAMS = 1  # of an upload
-    CUTS = [30 * MIB]  # of the connections in the order in which they are made
+    STREAMS = 1  # Of an upload.
+    CUTS = [30 * MIB]  # By connection, in the order of their creation.
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):
@@ -97,7 +97,8 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(x.version, t["down"].version)
 
     def test_patience_begins_with_the_break(self):
-        """It does not begin with the transfer, which may last longer than it may stall."""
+        """The patience does not begin with the transfer, which may last longer than it may
+        stall."""
         relay = Relay(self.server.address, request_cuts=self.CUTS)
         t = self.through(relay, stall_timeout=60)
         ahead, now = 0, time.monotonic
@@ -162,7 +163,7 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual([command.size for command in fetched], [800])
         fetched.clear()
         np.testing.assert_array_equal(x[::100].numpy(), self.data[::100])
-        *_, gathered, download = fetched  # The first such call asks for the server's limits.
+        *_, gathered, download = fetched  # The first such call requests the limits.
         self.assertEqual(gathered.method, "CopyBuffer")
         self.assertEqual(download.size, self.data[::100].nbytes)
 
@@ -243,8 +244,8 @@ class DividedTest(TransfersTest):
         self.assertEqual(len(relay.passed), max(_messages.UPLOADS, _messages.DOWNLOADS))
 
     def test_a_server_that_never_has_room(self):
-        """gRPC takes a stream's first bytes before it knows of the refusal: they are not
-        progress."""
+        """gRPC accepts the first bytes of a stream before it knows of the refusal. They do not
+        count as progress."""
         t = ts.connect(self.server.address, stall_timeout=STALL_S, shared_memory=False)
         self.addCleanup(t.close)
         perform, refused = t._io.perform, []
@@ -266,7 +267,7 @@ class DividedTest(TransfersTest):
         self.assertGreater(len(refused), 1)
 
     def test_a_refusal(self):
-        """The server says which byte it does not accept, wherever that is."""
+        """The server says which byte it does not accept, wherever that byte is."""
         wrong = np.zeros(48 * MIB, np.uint8)
         wrong[40 * MIB] = 2
         as_it_is = mock.patch.object(ts.graph._dtypes, "_converted", lambda array, _: array)
@@ -366,8 +367,8 @@ class SharedTest(o.Case):
         flags = ("--no-warm-up", "--shared-memory", cls.socket_path)
         cls.server = o.Server(cls.folder, *flags, device=cls.DEVICE)
         cls.addClassCleanup(cls.server.kill)
-        cls.data = np.random.default_rng(4).integers(0, 1 << 30, 5 * MIB, "i4")  # two parts
-        cls.long = np.concatenate([cls.data, cls.data])  # three parts
+        cls.data = np.random.default_rng(4).integers(0, 1 << 30, 5 * MIB, "i4")  # Two parts.
+        cls.long = np.concatenate([cls.data, cls.data])  # Three parts.
 
     def setUp(self):
         self.t = ts.connect(self.server.address)
@@ -408,7 +409,7 @@ class SharedTest(o.Case):
         self.assertEqual(sorted(self.t._core.pool.region()._free), [0, 1, 2, 3])
 
     def test_a_region_that_is_lost_under_way(self):
-        """Streams transfer the rest; the region, which the server may still write to, is not used
+        """Streams transfer the rest. The region, to which the server may still write, is not used
         again."""
         self.t.put(self.long)
         for way in ("up", "down"):
@@ -427,7 +428,7 @@ class SharedTest(o.Case):
             self.assertIsNot(self.t._core.pool.region(), region)
 
     def stop(self):
-        """Stops the server; returns when none of its threads is running."""
+        """Stops the server. Returns when none of its threads is running."""
         self.server.signal(signal.SIGSTOP)
         tasks = pathlib.Path(f"/proc/{self.server.process.pid}/task")
         stopped = lambda: all("State:\tT" in t.read_text() for t in tasks.glob("*/status"))
@@ -442,8 +443,8 @@ class SharedTest(o.Case):
             self.server.signal(signal.SIGCONT)
 
     def test_a_server_that_hangs(self):
-        """All attempts share one patience: no stream follows a shared transfer, or a request for
-        shared memory, that has used it up, and a stream gets no patience of its own."""
+        """All attempts share one stall timeout. If a shared transfer, or a request for shared
+        memory, has used it up, no stream follows. A stream gets no further time."""
         x = self.t.put(self.data, "hangs", replace=True)
         for pool in (self.t._core.pool, _shared.Pool()):
             with ts.connect(self.server.address) as t:
@@ -475,8 +476,9 @@ class SharedTest(o.Case):
         self.assertLess(download.tally.moved, begin[0])
 
     def test_patience_begins_with_the_last_part(self):
-        """Two calls run at the same time, and the second may use up its time while the server works
-        for the first: streams transfer the rest, unless nothing has arrived for that long."""
+        """Two calls run at the same time, and the second call may use up its time while the server
+        works for the first. Then streams transfer the rest, unless nothing has arrived for that
+        long."""
         x = self.t.put(self.long)
         perform, patience = self.t._io.perform, self.t._core.options.stall_timeout
 
@@ -639,7 +641,7 @@ class ProgressTest(unittest.TestCase):
 class SeveralTest(unittest.TestCase):
     """Which failure of several streams is reported to the caller."""
 
-    # The streams' outcomes in the order of time, and which of them is reported.
+    # The streams' outcomes in chronological order, and which of them is reported.
     FULL, LOST, ENDED = ts.TooManyDownloads("", "RESOURCE_EXHAUSTED"), ts.ConnectionLost(""), None
     ALSO_FULL, STALLED = ts.HostMemoryExhausted("", "RESOURCE_EXHAUSTED"), ts.Stalled("")
     CASES = (
@@ -711,7 +713,7 @@ class SeveralTest(unittest.TestCase):
 
 class WireTest(unittest.TestCase):
     def test_slices_of_bytes(self):
-        """These are slices of the array that is sent, wherever they begin and end."""
+        """The slices are those of the array that is sent, wherever they begin and end."""
         a = np.arange(3 * 5 * 7).reshape(3, 5, 7)
         arrays = [a.T, a.T[::-1, ::2], a.astype(">f8"), np.broadcast_to(a[0], (4, 5, 7)), a > 9, a]
         arrays += [np.float32(2), np.array(7, ">i4"), a[:0], a[:0].T.astype(">f4")]

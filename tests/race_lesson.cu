@@ -10,13 +10,13 @@ namespace {
 
 // += is three steps: read the cell, add, write it back. The 32 threads of a warp read together,
 // each adds its own product to the same old value, and only one of their 32 writes survives. Warps
-// that run at the same time do the same to each other.
+// that run at the same time interfere with each other in the same way.
 __global__ void RacyDotKernel(const float* a, const float* b, std::int64_t n, float* c) {
   const std::int64_t i = GridThread();
   if (i < n) c[0] += a[i] * b[i];
 }
 
-// A block's cell keeps the last sum that is written to it: one in blockDim.x.
+// Of the blockDim.x sums of a block, its cell keeps only the sum that is written last.
 __global__ void RacySumKernel(const double* x, std::int64_t n, double* partials) {
   double sum = 0;
   for (std::int64_t i = GridThread(); i < n; i += GridThreads()) sum += x[i];

@@ -1,4 +1,4 @@
-// Two kernels that race, on a GPU where that can be seen, next to the strategies that avoid it.
+// Two kernels with data races, on a GPU that shows them, next to the strategies that avoid them.
 #include "tests/race_lesson.h"
 
 #include "tests/kernel_fixture.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kElements = 1 << 20;
 
-// The values are positive, so that every lost value makes the sum smaller.
+// The values are positive, so every lost value makes the sum smaller.
 template <class T>
 std::vector<T> PositiveVector(std::uint64_t seed) {
   return NormalVector<T>(kElements, seed, 2.0, 0.25);
@@ -23,7 +23,7 @@ TEST(RaceLesson, ThreadsThatAddToOneCellLoseMostOfTheirProducts) {
     want += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   DeviceArray<float> da(stream, a), db(stream, b);
 
-  // At most one of the 32 threads of a warp gets through.
+  // In each warp, the write of at most one of the 32 threads survives.
   EXPECT_LT(RacyDot(da.data(), db.data(), kElements, stream), want / 16);
 
   const auto right =
@@ -41,7 +41,7 @@ TEST(RaceLesson, ThreadsThatWriteToTheirBlocksCellLeaveOnePartialSum) {
   for (double v : x) want += v;
   DeviceArray<double> dx(stream, x);
 
-  // Only one of the 256 threads of a block gets through.
+  // In each block, the write of only one of the 256 threads survives.
   const double racy = RacySum(dx.data(), kElements, kBlocks, stream);
   EXPECT_GT(racy, 0);
   EXPECT_LT(racy, want / (kRaceBlock / 2));
@@ -51,8 +51,7 @@ TEST(RaceLesson, ThreadsThatWriteToTheirBlocksCellLeaveOnePartialSum) {
   const double bound = (right.stats.roundoff + 1e-9) * want;
   EXPECT_NEAR(right.value.real, want, bound);
 
-  // Multiplying the surviving value by the size of the block is right only if all elements are
-  // equal.
+  // Multiplying the surviving value by the block size is right only if all elements are equal.
   DeviceArray<double> ones(stream, std::vector<double>(static_cast<std::size_t>(kElements), 1.0));
   EXPECT_EQ(RacySum(ones.data(), kElements, kBlocks, stream) * kRaceBlock,
             static_cast<double>(kElements));

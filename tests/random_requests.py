@@ -1,8 +1,8 @@
-"""Random requests for operations, and a model in NumPy that knows how each of them ends.
+"""Random requests for operations, and a NumPy model that predicts how each of them ends.
 
 A case is one request: its fields, and either the reasons for which the server refuses it or the
-right result. Most cases are valid; the others have one fault each. The model shares no code with
-the server.
+right result. Most cases are valid, and the others have one fault each. The model shares no code
+with the server.
 """
 
 import argparse
@@ -21,12 +21,12 @@ DTYPES = (F32, F64, F16, BF16, I32, I64)
 INTEGERS = (I32, I64)
 BYTES = (BOOL, U8, I8)
 SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
-# The field of a Step for the request of each method.
+# The Step field that holds the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k",
 }
-# The reasons of each status code; all others have INVALID_ARGUMENT.
+# The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
     "ALREADY_EXISTS": "BUFFER_EXISTS",
@@ -44,7 +44,7 @@ BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"
 
 
 class Wrong(Exception):
-    """The server's response is not the model's."""
+    """The server's response differs from the model's."""
 
 
 def check(condition, *what):
@@ -53,11 +53,11 @@ def check(condition, *what):
 
 
 def check_end(outcome, reasons, ok):
-    """Checks that a call ended with one of the reasons, or with OK; returns whether it is OK."""
+    """Checks that a call ended with one of the reasons, or with OK. Returns whether it is OK."""
     if outcome.ok:
         check(ok, "OK, not", reasons)
         return True
-    # Only the strategy itself knows what else, apart from types, a GPU strategy needs.
+    # Only a GPU strategy itself knows what it needs apart from types.
     needs_more = (
         outcome.reason == "STRATEGY_UNSUPPORTED"
         and o.Program.device != "cpu"
@@ -83,7 +83,7 @@ def take_arguments(seed=None):
 
 
 def run_tests(namespace, arguments, *flags):
-    """Runs tests like outsider.run_tests; returns the exit code."""
+    """Runs tests like outsider.run_tests, and returns the exit code."""
     code = o.run_tests(namespace, *flags)
     if code:
         # A run ends at its first failure, which may come later on a slower machine.
@@ -100,10 +100,10 @@ def bf16_values(bits):
 
 
 def bf16_bits(values):
-    """Rounds f64 values to the nearest, ties to even."""
+    """Rounds f64 values to nearest, ties to even."""
     shape = np.shape(values)
     values = np.asarray(values, np.float64).ravel()
-    # Below the normal range the numbers are the multiples of the smallest one.
+    # Below the normal range, the numbers are the multiples of the smallest number.
     tiny = np.abs(values) < 2.0**-126
     values = np.where(tiny, np.rint(np.where(tiny, values, 0) * 2.0**133) * 2.0**-133, values)
     bits = values.view(np.uint64)
@@ -125,7 +125,7 @@ def wide(array, dtype):
 
 
 def narrow(values, dtype):
-    """Converts f64 or i64 to an array of the wire's type, rounded to nearest; integers wrap."""
+    """Converts f64 or i64 to an array of the protocol's type, rounded to nearest. Integers wrap."""
     values = np.asarray(values)
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == BF16:
@@ -134,7 +134,8 @@ def narrow(values, dtype):
 
 
 def cast(array, source, target):
-    """Casts like CopyBuffer: to nearest; to integers, truncated and saturated, and NaN gives 0."""
+    """Casts as CopyBuffer does: rounds to nearest, or for integers truncates and saturates. NaN
+    gives 0."""
     if source == target:
         return array
     values = wide(array, source)
@@ -168,7 +169,7 @@ def strided(array, view):
 
 
 # The functions that the operations of an expression compute. The model does not know the last bits
-# of those in LIBRARY.
+# of the functions in LIBRARY.
 BINARY = {
     "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
     "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
@@ -183,14 +184,14 @@ FUNCTIONS = BINARY | COMPARISONS | LOGIC | UNARY | {"WHERE": np.where}
 
 
 class Expression:
-    """An expression of operands of one type."""
+    """An expression whose operands have one type."""
 
     def __init__(self, dtype, *nodes):
         """nodes: numbers of operands, and tuples of an operation and the positions of its
         arguments."""
         self.nodes = nodes
         self.is_exact = not any(self.op(i) in LIBRARY for i in range(len(nodes)))
-        # Operations treat bytes as I32.
+        # Operations treat one-byte types as I32.
         self.number = dtype if dtype not in (U8, I8) else I32
         self.dtypes = []
         for i in range(len(nodes)):
@@ -235,9 +236,10 @@ def check_equal(actual, expected, dtype):
 
 
 def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
-    """expected, and terms, the sum of the absolute terms of each element, are f64 or i64. rounded:
-    the value that was rounded to the type before the last step. count: the number of terms, each of
-    which may be below the least number and rounded to that."""
+    """Checks values against expected, which is f64 or i64 like terms. terms: the sum of the
+    absolute terms of each element. rounded: the value that was rounded to the type before the last
+    step. count: the number of terms, each of which may be below the smallest number and rounded to
+    it."""
     values = wide(actual, dtype)
     if dtype in INTEGERS:
         check_equal(actual, narrow(np.asarray(expected).astype(np.int64), dtype), dtype)
@@ -252,7 +254,7 @@ def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
         bound = 4 * (roundoff + 2.0**-50) * terms + max(1, count) * tiny
         bound = bound + 2 * ulp * (np.abs(want) + np.abs(rounded))
         close = np.abs(values - want) <= bound
-        # Partial sums are kept in f32 or f64 and may overflow where the whole sum does not.
+        # Partial sums are kept in f32 or f64, and may overflow even if the whole sum does not.
         over = (np.abs(want) > top) | (terms > top_of_parts) & ~np.isfinite(values)
     check(np.all(np.where(np.isfinite(want), close | over, same)), values, "is not", want)
 
@@ -266,7 +268,7 @@ def check_scalar(response, integer, expected, terms, what):
         same = actual == expected or math.isnan(expected) and math.isnan(actual)
         check(same, what, actual, "is not", expected)
         return
-    # The last term covers what products below the range of an f32 lose.
+    # The last term covers what products below the f32 range lose.
     bound = 4 * (response.stats.roundoff + 2.0**-50) * terms + 1e-33
     check(abs(actual - expected) <= bound, what, actual, "is not", expected, "within", bound)
 
@@ -276,7 +278,7 @@ OPS = (
     "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
 )
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
-# The results of reductions of no elements; all other such reductions are refused.
+# The results of reductions of no elements. All other such reductions are refused.
 EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
 REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE", "STD")
 
@@ -287,7 +289,7 @@ def fold(op, x):
         return EMPTY[op], 0.0, None
     with np.errstate(all="ignore"):
         real = x.astype(np.float64)
-        # Squares of f64 may leave the range of f64, although their roots and deviations do not.
+        # Squares may exceed the range of f64 even if their roots and deviations do not.
         size, long = float(np.abs(real).sum()), real.astype(np.longdouble)
         squares = long * long
         if op in ("MIN", "MAX", "ARGMIN", "ARGMAX"):
@@ -326,7 +328,7 @@ def result_of_fold(op, dtype):
 
 
 def product_is_safe(op, x):
-    """Returns whether no partial product leaves the range of f32, in any order."""
+    """Returns whether every partial product is in the range of f32, in any order."""
     if op != "PRODUCT" or x.dtype == np.int64:
         return True
     finite = x[np.isfinite(x) & (x != 0)]
@@ -334,8 +336,8 @@ def product_is_safe(op, x):
 
 
 def top_indices(rows, k, smallest):
-    """Returns indices along the last axis: equal elements in the order of their indices; NaN is the
-    largest."""
+    """Returns indices along the last axis. Equal elements are in the order of their indices, and
+    NaN is the largest."""
     if smallest:
         return np.argsort(rows, axis=-1, kind="stable")[..., :k]
     backwards = np.argsort(rows[..., ::-1], axis=-1, kind="stable")[..., ::-1]
@@ -351,15 +353,15 @@ class Case:
     def __init__(self, operation, rpc, fields, dtype, reasons=(), operands=(), result=None,
                  judge=None):
         """operation: its name in ListStrategies. dtype: the type that a strategy must support.
-        reasons: the server gives one of them; without reasons the request is valid. result: type
+        reasons: the server gives one of them; without reasons, the request is valid. result: type
         and shape of an array. judge: a function of the response and the result's elements."""
         self.operation, self.rpc, self.fields, self.dtype = operation, rpc, fields, dtype
         self.reasons, self.result, self.judge = tuple(reasons), result, judge
         self.versions = [operand.version for operand in operands]
-        self.perhaps = ()  # further reasons for which it may be refused
+        self.perhaps = ()  # Further reasons for which it may be refused.
         self.may_succeed = not reasons
-        self.target = None  # name, replace and ttl, if the result goes to a buffer
-        self.is_exact = True  # whether it has no library function, whose last bits are unknown
+        self.target = None  # Name, replace and ttl, if the result goes to a buffer.
+        self.is_exact = True  # Whether no library function is used.
 
     def __repr__(self):
         return f"{self.rpc} {str(self.request())[:1000]}"
@@ -371,7 +373,7 @@ class Case:
         return o.compute.Step(**{STEPS[self.rpc]: self.request()})
 
     def check(self, response, stored=None):
-        """stored: the elements that went to a buffer."""
+        """Checks a response. stored: the elements that went to a buffer."""
         stats = response.stats
         strategy = self.fields.get("strategy") or stats.strategy
         check(strategy and stats.strategy == strategy, "strategy", stats.strategy)
@@ -394,12 +396,12 @@ class Case:
             self.check(outcome.answer)
 
 
-# The array has the elements of the view; None where the operand is not valid.
+# The array has the elements of the view, or is None if the operand is invalid.
 Operand = collections.namedtuple("Operand", "message array version reasons")
 
 
 class Requests:
-    """Makes random cases. A suite overrides where operands come from, and how large they are."""
+    """Makes random cases. A suite overrides where operands come from and how large they are."""
 
     KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k")
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
@@ -407,8 +409,8 @@ class Requests:
 
     def __init__(self, rng, strategies=()):
         self.rng = rng
-        self.only = None  # the element type of all cases, if there is one
-        self.live = {}  # resident arrays by name: with dtype, version and array()
+        self.only = None  # The element type of all cases, if there is one.
+        self.live = {}  # Resident arrays by name, with dtype, version and array().
         self.strategies = {}
         for strategy in strategies:
             self.strategies.setdefault(strategy.operation, []).append(strategy)
@@ -435,7 +437,8 @@ class Requests:
         return self.rng.choice([*self.live, "no-such-buffer"])
 
     def array(self, dtype, shape, special=True):
-        """special: whether it may have infinities, NaN and the ends of I32."""
+        """Returns a random array. special: whether it may have infinities, NaN and the ends of
+        I32."""
         rng, count, kind = self.rng, math.prod(shape), self.rng.random()
         if dtype == BOOL:
             return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
@@ -489,7 +492,7 @@ class Requests:
         return self.rng.randint(0, max(0, left)), list(shape), strides
 
     def bad_view(self, count):
-        """Returns a view that reaches outside, or is invalid: (message, reasons)."""
+        """Returns (message, reasons) for a view that reaches outside the array or is invalid."""
         rng, view, size = self.rng, o.buffers.View, max(count, 1)
         return rng.choice((
             view(offset=count, shape=[1]),
@@ -509,7 +512,7 @@ class Requests:
         )), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True):
-        """Returns an operand, inline or resident, through a view or not."""
+        """Returns an operand, inline or resident, with or without a view."""
         rng = self.rng
         names = [name for name, held in self.live.items() if held.dtype == dtype]
         array = name = None
@@ -523,7 +526,7 @@ class Requests:
         return self.seen(array, name, rank, shape)
 
     def seen(self, array, name=None, rank=None, shape=None):
-        """Returns an array as an operand; name: that of its buffer."""
+        """Returns an array as an operand. name: the name of its buffer."""
         rng, view = self.rng, None
         if shape is not None:
             if tuple(shape) != array.shape:
@@ -562,7 +565,7 @@ class Requests:
         return Operand(o.inline(array, view), None, 0, reasons)
 
     def pair(self, dtype, fault):
-        """Returns two operands of one type and shape, or with a fault: (a, b, reasons)."""
+        """Returns (a, b, reasons): two operands of one type and shape, or with a fault."""
         rng = self.rng
         if fault == "view":
             a, b = self.bad_operand(dtype), Operand(o.inline(self.array(dtype, (2,))), None, 0, ())
@@ -587,7 +590,7 @@ class Requests:
         rng, nodes = self.rng, [0, 1]
         arithmetic = ["ADD", "SUBTRACT", "MULTIPLY"]
         floating = dtype in DTYPES and dtype not in INTEGERS
-        # The sign of a zero as the smaller of two zeros is not defined, and shows in quotients.
+        # Which of two zeros is the smaller one is undefined, and its sign shows in quotients.
         arithmetic += ["DIVIDE"] if floating and rng.random() < 0.3 else ["MINIMUM", "MAXIMUM"]
         functions = self.UNARY_FUNCTIONS if floating else ("ABS", "NEGATE")
         numbers, truths = ([], [0, 1]) if dtype == BOOL else ([0, 1], [])
@@ -644,7 +647,7 @@ class Requests:
         return Case("add", "Add", fields, dtype, reasons, (a, b), result, judge)
 
     def map(self):
-        """Makes an expression of an operand and a row of it that is broadcast."""
+        """Makes an expression of an operand and one of its rows, which is broadcast."""
         rng, fault = self.rng, self.fault()
         dtype = self.dtype(*BYTES)
         a = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
@@ -653,14 +656,14 @@ class Requests:
         if fault == "view":
             reasons = (*reasons, "BAD_SHAPE")
             if a.message.WhichOneof("source") == "buffer":
-                reasons = (*reasons, "BAD_EXPRESSION", "BAD_DTYPE")  # it may be of another type
+                reasons = (*reasons, "BAD_EXPRESSION", "BAD_DTYPE")  # It may be of another type.
         expression = self.expression(dtype)
         message = expression.message()
         if fault == "dtype":
             ops = [node for node in message.nodes if node.op]
             rng.choice(ops).args[0], reasons = len(message.nodes), ("BAD_EXPRESSION",)
         elif fault == "shape":
-            # Extents that cannot be broadcast, or too high a rank.
+            # The extents cannot be broadcast, or the rank is too high.
             fits = not x.ndim or x.shape[-1] == 1
             array = self.array(dtype, (2, 0, 2) + (1,) * 7 if fits else (1, 23))
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
@@ -813,7 +816,7 @@ class Requests:
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             return Case("reduce", "Reduce", fields, kind, ("BAD_DTYPE",), operands)
-        # The type as which bytes are folded.
+        # The type in which bytes are folded.
         folded = I32 if kind in BYTES else kind
         if x.array.ndim and rng.random() < 0.5:
             case = self.reduce_axes(fields, op, folded, values, operands, fault)
@@ -868,7 +871,7 @@ class Requests:
 
         result = out, extents
         case = Case("reduce_axes", "Reduce", fields, dtype, reasons, operands, result, judge)
-        # For a result without elements, both are right.
+        # For a result without elements, both outcomes are right.
         case.may_succeed = not reasons or reasons == ("EMPTY_INPUT",) and rows == 0
         return case
 
@@ -923,7 +926,7 @@ class ThroughPrograms(o.Client):
         cases = {None: Case("", rpc, fields, 0)}
         for i in range(before + behind):
             cases[i] = make.case(rng.choice(kinds))
-            if rng.random() < 0.2:  # a step with a strategy does not share a launch
+            if rng.random() < 0.2:  # Steps with a strategy share no launch.
                 make.vary(cases[i])
         make.only = None
         steps, places = [], {}

@@ -1,4 +1,4 @@
-// Every strategy of Reduce and ReduceAxes in the table, against references in long double.
+// Every strategy of Reduce and ReduceAxes in the table, compared with references in long double.
 #include <iterator>
 #include <optional>
 
@@ -13,21 +13,21 @@ struct Reference {
   // |computed - value| <= roundoff * scale, plus the rounding of the output.
   long double scale = 0;
   std::int64_t index = 0;
-  std::int64_t integer = 0;  // exact integer results, in 64 bits that wrap
+  std::int64_t integer = 0;  // Exact integer results, which wrap at 64 bits.
 };
 
 template <class T>
 Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
   Reference r;
   const auto n = static_cast<long double>(x.size());
-  const auto before = [&](long double a, long double b) {  // whether a beats an earlier b
+  const auto before = [&](long double a, long double b) {  // Whether a beats an earlier b.
     if (std::isnan(b)) return false;
     if (std::isnan(a)) return true;
     return op == ReduceOp::kMin || op == ReduceOp::kArgMin ? a < b : a > b;
   };
   const auto bits = [](T v) { return static_cast<std::int64_t>(static_cast<ValueOf<T>>(v)); };
   if constexpr (std::is_integral_v<T>) {
-    if (op == ReduceOp::kMean) {  // the sum in 128 bits, rounded once, and then the quotient
+    if (op == ReduceOp::kMean) {  // A 128-bit sum, rounded once, then divided.
       __extension__ __int128 all = 0;
       for (T v : x) all += v;
       r.value = static_cast<double>(all) / static_cast<double>(x.size());
@@ -69,8 +69,8 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
       return r;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // Uses differences from the first element: far from zero even a long double has too few
-      // digits.
+      // Uses differences from the first element, because far from zero even a long double has too
+      // few digits.
       const auto apart = [&](T v) { return Exact(v) - Exact(x[0]); };
       long double mean = 0;
       for (T v : x) mean += apart(v) / n;
@@ -103,7 +103,7 @@ template <class T>
 std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   if (op != ReduceOp::kProduct) return NormalVector<T>(n, seed, 0.25);
   if (sizeof(T) > 2 && !std::is_integral_v<T>) return NormalVector<T>(n, seed, 1.0, 1e-3);
-  // Halves are too coarse for that, and integers wrap: uses ones and minus ones, with a few other
+  // f16 is too coarse for that, and integers wrap, so they use ones and minus ones with a few other
   // values.
   std::vector<T> v(static_cast<std::size_t>(n));
   Random random(seed);
@@ -115,7 +115,7 @@ std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
 
 class ReduceTest : public StrategyTest<ReduceProblem> {
  protected:
-  // Whether the strategy takes the operation. If not, it must say why.
+  // Whether the strategy takes the operation. If it does not, it must say why.
   bool Takes(ReduceOp op, const View& x) {
     const std::string refusal =
         Refusal(strategy(), ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
@@ -171,7 +171,7 @@ class ReduceTest : public StrategyTest<ReduceProblem> {
   }
 };
 
-// All operations, or one for each number of values that a strategy carries.
+// All operations, or one operation for each number of values that a strategy carries.
 absl::Span<const ReduceOp> OpsToTry() {
   static constexpr ReduceOp kOfEachKind[] = {ReduceOp::kSum, ReduceOp::kArgMax,
                                              ReduceOp::kVariance};
@@ -288,14 +288,14 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
 
 TESSERA_STRATEGY_SUITE(VarianceTest, ReduceTest, HasVariance);
 
-// The first elements are so far from zero that their mean has no digits left for the differences.
-// Later ones have squares beyond the range of every type, even double, although the root is in
-// range.
+// The elements of the first vector are so far from zero that their mean has no digits left for the
+// differences. The other vectors have squares beyond the range of every type, even double, although
+// the root is in range.
 template <class T>
 std::vector<std::vector<T>> HardDeviations(std::int64_t n) {
   using Limits = std::numeric_limits<ValueOf<T>>;
   constexpr bool kHalf = std::is_same_v<T, Half>;
-  // Up to here the type has three consecutive integers.
+  // Up to this value, the type has three consecutive integers.
   const double far = 0.25 / UnitRoundoff(DTypeOf<T>());
   constexpr int kMost = kHalf ? 15 : Limits::max_exponent - 10;
   constexpr int kLeast = kHalf ? -20 : Limits::min_exponent;
@@ -356,7 +356,7 @@ TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
   }
 }
 
-// Returns integers whose sums leave 64 bits, or that lie around the ends of their type.
+// Returns integers whose sums exceed 64 bits, or that are near the ends of their type.
 template <class T>
 std::vector<std::vector<T>> IntegersToAverage() {
   constexpr T kMax = std::numeric_limits<T>::max(), kMin = std::numeric_limits<T>::min();
@@ -414,7 +414,7 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
 
 TEST_P(ReduceTest, Large) {
   ForType([&]<class T>(T) {
-    // All elements are one except for one; made once for each type and device.
+    // All elements are one except for one element. Made once per type and device.
     static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
     const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
     if (!inputs.contains(GetParam().backend)) {
@@ -423,7 +423,7 @@ TEST_P(ReduceTest, Large) {
       inputs.try_emplace(GetParam().backend, stream(), x);
     }
     const View x = inputs.at(GetParam().backend).view();
-    // The classic failure: a float that counts stops at 2^24. Here nothing is rounded.
+    // In the classic failure, a float that counts stops at 2^24. Here nothing is rounded.
     const auto count = static_cast<long double>(n);
     CheckResident({.value = count - 2, .integer = n - 2}, ReduceOp::kSum, x);
     CheckResident({.value = count, .integer = n}, ReduceOp::kSumSquares, x);
@@ -444,7 +444,8 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     return out.Values();
   }
 
-  // host and device: the same view of the same elements; the host's is folded element by element.
+  // host and device are the same view of the same elements. The host's view is folded element by
+  // element.
   template <class T>
   void Check(const View& host, const View& device, ReduceOp op, const std::vector<int>& axes) {
     SCOPED_TRACE(absl::StrCat(Absl(Name(op)), " of ", ToString(host.shape), " along ",
@@ -481,7 +482,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.index) << "output " << i;
         } else if (IsInteger(type.dtype)) {
           ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.integer) << "output " << i;
-        } else if (!std::isfinite(rounded)) {  // a NaN, or a value beyond the largest f16
+        } else if (!std::isfinite(rounded)) {  // A NaN, or a value beyond the largest f16.
           ASSERT_EQ(std::isnan(value), std::isnan(rounded)) << i;
           ASSERT_EQ(std::isinf(value), std::isinf(rounded)) << i;
         } else if (op == ReduceOp::kMean && std::is_integral_v<T>) {
@@ -529,7 +530,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
   });
 }
 
-// Few long outputs, many short ones, and both with extents that are not multiples of a vector.
+// Few long outputs, many short outputs, and both with extents that are not multiples of a vector.
 TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   const AxesCase cases[] = {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
@@ -540,7 +541,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   };
   ForType([&]<class T>(T) {
     for (auto [shape, axes] : cases) {
-      // A CPU uses all cores from 2^16 elements on, so that shorter arrays reach its paths, too.
+      // From 2^16 elements on, a CPU uses all cores, so shorter arrays reach those paths as well.
       std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
       const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
       if (std::int64_t& longest = *std::ranges::max_element(shape);
@@ -552,7 +553,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       const std::vector<T> values = NormalVector<T>(n, 12, 0.25);
       for (std::size_t offset : {0u, 1u}) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
-          if (op == ReduceOp::kVariance && offset == 1) continue;  // its reference is slow
+          if (op == ReduceOp::kVariance && offset == 1) continue;  // Its reference is slow.
           if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
           CheckArray(shape, values, op, axes, offset);
           if (HasFatalFailure()) return;
@@ -575,7 +576,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
         DeviceArray<T> array(stream(), values, offset);
-        // The words have 64 bits, and hold a result of any type.
+        // The words have 64 bits and hold a result of any type.
         const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
         if (first.empty()) first = got;
         EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;
@@ -638,7 +639,7 @@ TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
     At(values, n) = -1e200;
     DeviceArray<double> array(stream(), values);
     for (int axis : {0, 1}) {
-      // [2, n], or its columns, each of which has one of the large elements.
+      // The view is [2, n], or its columns, each of which has one of the large elements.
       const auto view = [&](const double* data) {
         return axis == 1 ? StridedView(data, DType::kF64, {2, n}, {n, 1})
                          : StridedView(data, DType::kF64, {n, 2}, {1, n});
@@ -669,7 +670,7 @@ TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
   ForType([&]<HalfElement T>(T) {
     const auto [terms, want] = HardToRound<T>();
     DeviceArray<T> array(stream(), terms);
-    // Folds along a row, where no strategy adds these in f32.
+    // Folds along a row, where no strategy adds these elements in f32.
     const T sum = Run<T>(array.view({1, 3}), ReduceOp::kSum, 1)[0];
     EXPECT_EQ(static_cast<double>(Exact(sum)), want);
   });
@@ -688,7 +689,7 @@ TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
           return static_cast<std::size_t>(axis == 1 ? o * length + l : l * outputs + o);
         };
         std::vector<T> plain = NormalVector<T>(outputs * length, 17), values = plain;
-        // The outputs are: a mean of large elements, a sum that cancels, an infinity, and unchanged
+        // The outputs are a mean of large elements, a sum that cancels, an infinity, and unchanged
         // finite values.
         for (std::int64_t o = 0; o < outputs; o += 3)
           for (std::int64_t l = 0; l < length; ++l)

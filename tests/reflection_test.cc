@@ -1,5 +1,5 @@
 // What the server says about its services, in both versions of the protocol, and the end of idle
-// streams. The client is gRPC's, over an in-process channel.
+// streams. The client is gRPC's own, over an in-process channel.
 #include "server/status/reflection.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ class ReflectionTest : public testing::Test {
    public:
     explicit Stream(typename Version::Service::Stub& stub)
         : stream_(stub.ServerReflectionInfo(&context_)) {}
-    // Returns whether there is a response; without a request, nothing is sent.
+    // Returns whether there is a response. Without a request, nothing is sent.
     bool Ask(const Request* request = nullptr) {
       if (request != nullptr) stream_->Write(*request);
       return stream_->Read(&response_);
@@ -185,7 +185,7 @@ TYPED_TEST(ReflectionTest, LargeRequestsAreRefused) {
   EXPECT_THAT(status.error_message(), testing::HasSubstr("65536 bytes"));
 }
 
-// Requests end the idle time.
+// A request ends the idle time.
 TYPED_TEST(ReflectionTest, StreamsEndThatRestForAMinute) {
   typename TestFixture::Stream stream(*this->stub_);
   const auto request = this->List();
@@ -212,7 +212,7 @@ TYPED_TEST(ReflectionTest, TheNumberOfStreamsIsBounded) {
   for (int i = 0; i < kMost; ++i) ASSERT_TRUE(open()) << i;
   EXPECT_FALSE(open());
   EXPECT_EQ(streams.back().Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  // A place is free again when the server has noticed the end of a stream.
+  // The stream's slot is free again when the server has noticed the end of the stream.
   EXPECT_TRUE(streams.front().Finish().ok());
   const absl::Time give_up = absl::Now() + absl::Seconds(20);
   while (!open() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));

@@ -1,4 +1,4 @@
-"""A line between a client and a server that can be cut, damaged, and blocked."""
+"""A line between a client and a server that can be cut, damaged and blocked."""
 
 import contextlib
 import socket
@@ -7,11 +7,11 @@ import time
 
 
 class Relay:
-    """Forwards TCP connections to an address. The next len(cuts) connections end after that many
-    bytes of responses each, and the next len(request_cuts) after that many bytes of requests.
-    damage: the number of the byte of responses that is changed, once. silent: nothing is forwarded,
-    and nothing ends. hold: after that many bytes of responses on a connection it becomes silent,
-    once."""
+    """Forwards TCP connections to an address. Each of the next len(cuts) connections ends after
+    that many bytes of responses, and each of the next len(request_cuts) after that many bytes of
+    requests. damage: the number of the response byte that is changed, once. silent: nothing is
+    forwarded, and nothing ends. hold: after that many bytes of responses, a connection becomes
+    silent, once."""
 
     def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None):
         self.address = address.split(":")
@@ -20,9 +20,9 @@ class Relay:
         self.damage = damage
         self.hold = hold
         self.silent = threading.Event()
-        self.refused = threading.Event()  # set once the address has refused a connection
-        self.passed = []  # bytes of responses, for each connection
-        self.requests = []  # bytes of requests, for each connection
+        self.refused = threading.Event()  # Set once the address has refused a connection.
+        self.passed = []  # Bytes of responses, for each connection.
+        self.requests = []  # Bytes of requests, for each connection.
         self.breaks = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.where = "127.0.0.1:%d" % self.listener.getsockname()[1]
@@ -74,8 +74,8 @@ class Relay:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_WR)
-        # Bytes that are still on their way are read and dropped: gRPC gives up a broken connection
-        # once its last write is done.
+        # Bytes that are still on their way are read and dropped, because gRPC gives up a broken
+        # connection only once its last write is done.
         with contextlib.suppress(OSError):
             while source.recv(65536):
                 pass

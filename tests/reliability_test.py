@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every test, file and name that a document names exists, and every limit of the server has a line
-in docs/reliability.md."""
+"""Checks that every test, file and name that a document names exists, and that every limit of the
+server has a line in docs/reliability.md."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ TEXT = (ROOT / "docs" / "reliability.md").read_text()
 
 
 def tables():
-    """Returns the rows of each table, as lists of cells; the first row has the titles."""
+    """Yields the rows of each table as lists of cells. The first row has the titles."""
     for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
         rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
                 for row in table.splitlines()]

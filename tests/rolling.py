@@ -15,14 +15,14 @@ import numpy as np
 
 import outsider as o
 
-# Pauses before an UNAVAILABLE call is retried, like those of the project's clients: at least half
-# of each.
+# Pauses before an UNAVAILABLE call is retried, like those of the project's clients. At least half
+# of each pause is used.
 PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 
 
 def lasting_address():
-    """Returns the address of a free port that no socket gets by chance while its server is away: it
-    is below those that Linux assigns."""
+    """Returns the address of a free port that no socket gets by chance while its server is away,
+    because it is below the ports that Linux assigns."""
     while True:
         with socket.socket() as s:
             try:
@@ -33,8 +33,8 @@ def lasting_address():
 
 
 class Restartable:
-    """A server with TLS that is restarted at its address. health: a function of its address that
-    says whether it is SERVING."""
+    """A server with TLS that is restarted at its address. health: a function of the address that
+    says whether the server is SERVING."""
 
     def __init__(self, folder, health, *flags):
         self.folder, self.health = folder, health
@@ -47,7 +47,7 @@ class Restartable:
         assert o.eventually(lambda: self.health(self.address), o.START_TIMEOUT_S), self.server.log()
 
     def answered(self):
-        """Returns how many calls it has answered successfully since it started."""
+        """Returns how many calls the server has completed successfully since it started."""
         address = re.search(r"metrics at http://([\d.:]+)/", self.server.log())[1]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
             text = page.read().decode()
@@ -55,7 +55,7 @@ class Restartable:
         return sum(map(int, calls))
 
     def restart(self):
-        """Restarts the server; returns once it is SERVING again."""
+        """Restarts the server, and returns once it is SERVING again."""
         end = self.server.stop()
         assert end == 0, f"the server ended with {end}: {self.server.log()[-2000:]}"
         self.start()
@@ -65,16 +65,16 @@ class Restartable:
 
 
 class Load:
-    """Threads that call until end(). makers: for each thread a function of the load that makes the
-    thread's call. That is a function that returns once the right response has arrived, and raises
+    """Threads that call until end(). makers has a function for each thread. It takes the load and
+    makes the thread's call, a function that returns once the right response has arrived and raises
     otherwise."""
 
     def __init__(self, makers):
         self.answered = [0] * len(makers)
-        self.lost = []  # the outcome of each call without a response, or with a wrong one
-        self.longest_s = 0.0  # the longest call, including retries
-        self.repeated = 0  # by inline_dots; clients of the project do not report it
-        self.put_again = 0  # arrays that were lost with their server
+        self.lost = []  # The outcomes of calls without a right response.
+        self.longest_s = 0.0  # The longest call, including retries.
+        self.repeated = 0  # By inline_dots; the project's clients do not report it.
+        self.put_again = 0  # Arrays that were lost with their server.
         self._lock = threading.Lock()
         self._over = threading.Event()
         calls = [make(self) for make in makers]
@@ -119,7 +119,7 @@ class Load:
 
 
 def inline_dots(connect, metadata=()):
-    """Calls of a plain gRPC client: Dots of arrays that are sent with the call, retried if
+    """Makes calls of a plain gRPC client: Dots of arrays that are sent with the call, retried if
     UNAVAILABLE. connect: a function that makes a channel."""
 
     def make(load):
@@ -146,9 +146,9 @@ def inline_dots(connect, metadata=()):
 
 
 def resident_dots(connect, name):
-    """Calls of the package in client/python, which retries by itself: Dots of a resident array,
-    which is put again if the server that answers does not have it. connect: a function that makes a
-    client."""
+    """Makes calls of the package in client/python, which retries by itself: Dots of a resident
+    array, which is put again if the responding server does not have it. connect: a function that
+    makes a client."""
 
     def make(load):
         t, random_arrays = connect(), np.random.default_rng()
@@ -175,8 +175,8 @@ def resident_dots(connect, name):
 
 
 def commands(command, folder):
-    """Processes of the command line, one after the other; command: its words up to the
-    operation."""
+    """Runs the command line again and again, in one process after the other. command: its words up
+    to the operation."""
     file = pathlib.Path(folder) / "operand.npy"
     np.save(file, np.arange(1, 65, dtype=np.float32))
     words = [*map(str, command), "dot", f"file:{file}", f"file:{file}"]
@@ -193,7 +193,7 @@ def commands(command, folder):
 
 
 def restart_one_after_the_other(servers, load, pause_s):
-    """Restarts the servers while every caller is answered before, in between and afterwards.
+    """Restarts the servers. Every caller must get responses before, in between and afterwards.
     pause_s: how long it may take, beyond the servers' --drain-delay, until callers or a proxy
     notice that a server is back."""
     assert load.moved(), load

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A rolling restart without a proxy, over TLS: two servers are stopped and restarted one after the
-other, while callers that know both addresses continue to call: plain clients of gRPC, the Python
-client, the command line with the C++ client.
+"""Tests a rolling restart without a proxy, over TLS. Two servers are stopped and restarted one
+after the other, while callers that know both addresses continue to call: plain gRPC clients, the
+Python client, and the command line with the C++ client.
 
 usage: rolling_restart_test.py --server build/bin/tessera-server --cli build/bin/tessera
 """
@@ -23,9 +23,9 @@ from authority import Authority
 CLI = None
 # gRPC's longest pause between attempts to connect, plus a margin, minus --drain-delay.
 RECONNECT_S = 1
-ts = None  # the package in client/python
-# The one in deploy/README.md: gRPC watches the health of both servers, and calls one that is
-# SERVING.
+ts = None  # The package in client/python.
+# The service config in deploy/README.md. With it, gRPC watches the health of both servers, and
+# calls a server that is SERVING.
 SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": "tessera.v1.ComputeService"},

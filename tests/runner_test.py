@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How ./dev test counts the suites that have run, including failures and skips within Python
+"""Tests how ./dev test counts the suites that have run, including failures and skips within Python
 suites."""
 
 import pathlib
@@ -69,7 +69,8 @@ class RunnerTest(unittest.TestCase):
             ["4 passed, 1 failed, 5 skipped"])
 
     def test_what_is_run_again(self):
-        """A few suites with fixed inputs that failed without a clear reason."""
+        """Suites are run again if only a few suites with fixed inputs failed without a clear
+        reason."""
         def again(log, *names):
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(log)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The bill of materials of bundle and image: an SPDX 2.3 document in JSON, checked field by field,
-against the package database and against the libraries that the programs load.
+"""Tests the bill of materials of the bundle and the image: an SPDX 2.3 document in JSON, checked
+field by field, against the package database and against the libraries that the programs load.
 
 usage: sbom_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -37,7 +37,7 @@ def document(rows, **more):
 
 
 def installed():
-    """Returns {(name, architecture): version} of the package database."""
+    """Returns {(name, architecture): version} from the package database."""
     listed = run(
         "dpkg-query", "-W", "-f",
         "${db:Status-Status} ${Package} ${Architecture} ${Version}\n"
@@ -48,7 +48,7 @@ def installed():
 
 class SbomTest(unittest.TestCase):
     def check(self, spdx):
-        """Checks what the specification requires of a document; returns its packages by name."""
+        """Checks what the specification requires of a document. Returns its packages by name."""
         self.assertEqual(spdx["spdxVersion"], "SPDX-2.3")
         self.assertEqual(spdx["dataLicense"], "CC0-1.0")
         self.assertEqual(spdx["SPDXID"], "SPDXRef-DOCUMENT")
@@ -72,7 +72,7 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(package["name"])
             self.assertTrue(package["versionInfo"])
             self.assertEqual(package["downloadLocation"], "NOASSERTION")
-            self.assertIs(package["filesAnalyzed"], False)  # so that files need not be listed
+            self.assertIs(package["filesAnalyzed"], False)  # So files need not be listed.
             for field in ("licenseConcluded", "licenseDeclared", "copyrightText"):
                 self.assertEqual(package[field], "NOASSERTION")
             self.assertRegex(package.get("supplier", "Organization: x"), r"^Organization: [^<>]+$")
@@ -129,7 +129,7 @@ class SbomTest(unittest.TestCase):
             for r in spdx["relationships"] if r["spdxElementId"] == spdx["packages"][0]["SPDXID"]
         }
         for path in loaded:
-            # For some files in /usr/lib the database has /lib.
+            # For some files in /usr/lib, the database has /lib.
             owner = run("dpkg-query", "-S", "*" + str(path).split("/lib", 1)[1]).split(":")[0]
             self.assertIn(owner, packages)
             host = owner in ("libc6", "libstdc++6", "libgcc-s1")

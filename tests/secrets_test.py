@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Secrets stay where they belong: marked tokens and keys go through every method, command and
-client at the most verbose level, and then everything that others could read is searched for them.
+"""Checks that secrets stay where they belong. Marked tokens and keys go through every method,
+command and client at the most verbose level, and then everything that others could read is searched
+for them.
 
 usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -26,8 +27,7 @@ from python_outsider import PACKAGE
 
 
 def forms(secret):
-    """Returns the forms in which a secret may have been written, completely or only its
-    beginning."""
+    """Returns the forms in which a secret, or only its beginning, may have been written."""
     raw = secret.encode()
     digest = hashlib.sha256(raw)
     found = {secret, secret[:16], raw.hex(), digest.hexdigest(), digest.hexdigest()[:16]}
@@ -42,7 +42,7 @@ def forms(secret):
 class SecretsTest(o.FreshCase):
     def setUp(self):
         super().setUp()
-        self.said = {}  # everything that was read, by its source
+        self.said = {}  # Everything that was read, by its source.
 
     def say(self, where, text):
         self.said.setdefault(where, []).append(text)
@@ -56,7 +56,7 @@ class SecretsTest(o.FreshCase):
         )  # fmt: skip
 
     def command(self, *arguments, token=None, token_file=None, where="command line"):
-        """Runs the command line, and looks at it like other users can: with ps."""
+        """Runs the command line, and inspects it with ps, as other users can."""
         given = {"TESSERA_TOKEN": token, "TESSERA_TOKEN_FILE": token_file}
         given = {name: str(value) for name, value in given.items() if value is not None}
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ class SecretsTest(o.FreshCase):
                 self.call_everything(server, token)
                 self.run_everything(server, token)
                 self.run_python(server, token)
-            # A token in place of its hash, and a malformed one.
+            # A token in place of its hash, and a malformed token.
             replace(self.folder / "tokens", f"{right} write one\n")
             self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
             page = re.search(r"metrics at (http://[\d.:]+/)", server.log()).group(1)

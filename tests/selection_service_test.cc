@@ -1,5 +1,5 @@
-// Products that select in programs: which steps become one, according to their statistics, and that
-// the results are those of the separate steps.
+// Products that select in programs: which steps become one step, according to their statistics, and
+// that the results equal those of the separate steps.
 
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kQueries = 2800, kVectors = 24'600, kDimensions = 64;
 constexpr char kSelects[] = "tensor_bf16_top_k";
 
-// Queries and vectors; all programs find the smallest |x|^2 - 2 q.x.
+// Queries and vectors. All programs find the smallest |x|^2 - 2 q.x.
 class SelectionServiceTest : public ServiceTest {
  protected:
   SelectionServiceTest() : ServiceTest(WithRoom(), Devices()) {}
@@ -81,13 +81,14 @@ class SelectionServiceTest : public ServiceTest {
     return response.results(response.results_size() - 1).top_k();
   }
 
-  // Whether the TopK replaces the steps before it.
+  // Whether the TopK replaces the previous steps.
   bool Selects(const v1::ExecuteRequest& program) {
     const v1::ExecuteResponse response = Run(program);
     return Last(response).stats().strategy() == kSelects;
   }
 
-  // Checks that it does, and that the result is that of the separate steps.
+  // Checks that the TopK replaces the previous steps, and that the result equals that of the
+  // separate steps.
   void ExpectSelects(v1::ExecuteRequest program) {
     const v1::ExecuteResponse found = Run(program);
     EXPECT_EQ(Last(found).stats().strategy(), kSelects);
@@ -129,13 +130,13 @@ TEST_F(SelectionServiceTest, SoDoOtherSteps) {
   ExpectSelects(TwoSteps());
   const v1::ExecuteRequest three = ThreeSteps(), two = TwoSteps();
   v1::ExecuteRequest program = three;
-  program.mutable_steps()->DeleteSubrange(1, 2);  // the largest of the product itself
+  program.mutable_steps()->DeleteSubrange(1, 2);  // The largest elements of the product itself.
   AddTopK(program, 0);
   TopKOf(program).set_smallest(false);
   TopKOf(program).set_k(5);
   TopKOf(program).set_axis(1);
   ExpectSelects(program);
-  // The program computes the norms, and times the whole.
+  // The program also computes the norms, and all steps are timed.
   program.clear_steps();
   *program.add_steps() = Of<v1::Step>(R"(
       reduce { x { buffer: 'vectors' } op: REDUCE_OP_SUM_SQUARES axes: 1 result { scratch: true }
@@ -183,7 +184,7 @@ TEST_F(SelectionServiceTest, WhatTheCallerAsksForStays) {
     *map(p).mutable_operands(1) = InView(OfStep(0), 0, {kQueries, kVectors});
   });
   expect_not(TwoSteps(), [&](Program& p) { matmul(p).set_timing(true); });
-  // Other steps also read the product, or the scores.
+  // Other steps also read the product or the scores.
   for (const std::uint32_t step : {0, 1}) {
     v1::ExecuteRequest program = ThreeSteps();
     *program.add_steps() =

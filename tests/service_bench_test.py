@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""service_bench against a server on the CPU: every operation, load and flag in short runs."""
+"""Tests service_bench against a server on the CPU: every operation, load and flag in short runs."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ class ServiceBenchTest(o.Case):
         cls.socket = f"unix:{cls.folder}/socket"
 
     def measure(self, *flags):
-        """Returns the JSON of a short run; its rows by operation, size, callers, load and
+        """Returns the JSON of a short run, and its rows by operation, size, callers, load and
         target."""
         path = self.folder / "run.json"
         done = short_run("--target", f"us={self.server.address}", "--json", str(path), *flags)
@@ -97,7 +97,7 @@ class ServiceBenchTest(o.Case):
         at_rate = rows["dot", 4096, 2, ("rate", 500), "us"]
         self.assertGreater(at_rate["median"]["late_us"], 0)
         for measured in at_rate["rounds"]:
-            # There are about 200 calls, the last of which may end late.
+            # There are about 200 calls, and the last of them may end late.
             self.assertLess(measured["per_second"] * 0.4, 280)
             self.assertGreater(measured["per_second"] * (0.4 + measured["max_us"] * 1e-6), 120)
         closed = rows["dot", 4096, 2, ("closed", 0), "us"]["rounds"]

@@ -1,4 +1,5 @@
-// The services as a client sees them, on the CPU device: common parts of both services' suites.
+// The services as a client sees them, on the CPU device. Common parts of the suites of both
+// services.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +54,14 @@ inline v1::Operand InView(v1::Operand operand, std::int64_t offset,
   return operand;
 }
 
-// Returns the ranges that a buffer lacks: "0-4, 8-12".
+// Returns the ranges that a buffer lacks, such as "0-4, 8-12".
 inline std::string MissingOf(const v1::GetBufferResponse& got) {
   return absl::StrJoin(got.missing(), ", ", [](std::string* out, const v1::ByteRange& range) {
     absl::StrAppend(out, range.begin(), "-", range.end());
   });
 }
 
-// Options of servers that stop without waiting.
+// Returns the options of a server that stops without waiting.
 inline Options Hasty(Options options) {
   options.drain_timeout = absl::ZeroDuration();
   return options;
@@ -72,7 +73,7 @@ class ServiceTest : public testing::Test {
   explicit ServiceTest(const Options& options, std::vector<std::unique_ptr<Device>> devices = {})
       : server_(Hasty(options), std::move(devices)) {}
 
-  // After each error the server must still answer correctly.
+  // After each error, the server must still respond correctly.
   void TearDown() override {
     const v1::Operand x = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
     ASSERT_EQ(GoodDot(x, x).value().real(), 14);
@@ -177,7 +178,7 @@ class ServiceTest : public testing::Test {
   TestServer server_;
 };
 
-// The data in a download's message, and the most data in an upload's message.
+// The data in a download's message, and the maximum data in an upload's message.
 constexpr std::uint64_t kSlot = Slot::kBytes;
 constexpr std::uint64_t kLargestData = 4 << 20;
 
@@ -193,7 +194,7 @@ class TransferFixture : public ServiceTest {
   }
   std::uint64_t Below(std::uint64_t n) { return random_() % n; }
 
-  // Makes a draft of that many bytes, an even number, to be written in ranges.
+  // Makes a draft of that many bytes, which must be even, to be written in ranges.
   void Reserve(const std::string& name, std::uint64_t size) {
     Good<v1::CreateBufferResponse>(Of<v1::CreateBufferRequest>(
         absl::StrCat("name: '", name, "' spec { dtype: DTYPE_F16 shape: ", size / 2, " }")));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Sharded buffers over the wire: where they are, what they cost, and every call on them, with the
-bits of one device.
+"""Tests sharded buffers over the wire: where they are, what they cost, and every call on them, with
+the bits of one device.
 
 usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
 """
@@ -16,13 +16,13 @@ from outsider import eventually
 
 RNG = np.random.default_rng(20261126)
 MIB = 1 << 20
-# Arrays for GPUs are larger, and some calls need more scratch memory for them. Warming up eight
-# devices takes long on few cores.
+# Arrays for GPUs are larger, and some calls need more scratch memory for them. Without
+# --no-warm-up, warming up eight devices would take long on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
 
 
 def unit(client):
-    """Returns the unit whose multiples are the beginnings of shards."""
+    """Returns the unit. Every shard begins at a multiple of it."""
     return 2 * MIB if client.info().devices[0].backend == "cuda" else 4096
 
 
@@ -50,7 +50,7 @@ def test_where_the_shards_are(server, client):
                 assert end == begin and begin % step == 0, shards
             held = [-(-(s[2] - s[1]) // step) for s in shards]
             assert sum(held) == whole and max(held) - min(held) <= 1, shards
-            # Each device is charged for its part, to the unit, and gets everything back.
+            # Each device is charged for its part, rounded to the unit, and everything is returned.
             taken = [a - b for a, b in zip(used(client), before)]
             if parts > 1:
                 assert taken == [n * step for n in held] + [0] * (len(names) - parts), taken
@@ -92,7 +92,7 @@ def test_what_is_refused(server, client):
 
 
 def test_results_smaller_than_the_team(server, client):
-    """Devices write their parts of results that lie completely on other devices."""
+    """Devices write their parts of results that are entirely on other devices."""
     rows, columns = 3 * unit(client) // 8, 128
     x = RNG.integers(-9, 9, (rows, columns)).astype("f4")
     y = RNG.integers(-9, 9, (columns, 1)).astype("f4")
@@ -125,7 +125,7 @@ def test_a_device_that_is_full(server, client):
         assert int(outcome.metadata["requested"]) == 8 * step, outcome
         assert int(outcome.metadata["free"]) == 4 * step, outcome
         assert used(own) == before
-        # A buffer that is too large for one device fits several of them together.
+        # A buffer that is too large for one device fits on several devices together.
         own.call("DeleteBuffer", name="most")
         assert eventually(lambda: not any(used(own)), 5), used(own)
         large = np.zeros(100 * floats, np.float32)
@@ -182,7 +182,7 @@ def test_sums_out_of_range_and_named_strategies(server, client):
 
 
 def test_every_operation(server, client):
-    """Compares with the same call on one device, bit by bit."""
+    """Compares each result bit by bit with the same call on one device."""
     names, step = client.devices(), unit(client)
     rows, columns = 96, 3 * step // 4 // 32 + 5
     arrays = {key: RNG.standard_normal((rows, columns)).astype(np.float32) for key in "xy"}
@@ -199,7 +199,7 @@ def test_every_operation(server, client):
     every = len(names)
 
     def calls(k):
-        """Yields the method, its fields, and how many devices work at least."""
+        """Yields the method, its fields, and the minimum number of devices that work."""
         at = lambda name, window=None: o.resident(name + k, window)  # noqa: E731
         yield "Add", dict(a=at("x"), b=at("y")), every
         window = o.view([rows - 3, columns], [columns, 1], 2 * columns)
@@ -256,7 +256,8 @@ def test_where_results_go(server, client):
         expected = {"": [], "all": names}.get("".join(placement), placement)
         assert [s.device for s in got.buffer.shards] == expected, got.buffer
         assert client.download("sum") == (x + x).tobytes()
-    # Too small to be divided: it is on the device where the operation ran, or within its reach.
+    # The array is too small to be divided. It is on the device where the operation ran, or within
+    # that device's reach.
     small = client.put("small", np.ones(3, np.float32), device=names[-1])
     result = o.into("result", placement=["all"])
     a = o.resident(small.name)
@@ -275,7 +276,7 @@ def test_products_of_views_and_steps(server, client):
     whole = client.call("Matmul", a=o.resident("a"), b=o.resident("b"), result=o.into("c"))
     c = np.frombuffer(client.download("c"), "f4").reshape(m, n)
     assert whole.stats.devices > 1
-    # Some of its rows, which may all be on one device, have the same elements. On a GPU, strategies
+    # Some of its rows, which may all be on one device, give the same elements. On a GPU, strategies
     # may be chosen by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
@@ -287,7 +288,7 @@ def test_products_of_views_and_steps(server, client):
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
         np.testing.assert_allclose(part, a[first:end] @ b, atol=1e-4 * np.sqrt(k), rtol=1e-4)
-    # An inline b; a transposed a, which is not divided; a program.
+    # An inline b, a transposed a, which is not divided, and a program.
     if step == 4096:
         inline = client.call("Matmul", a=o.resident("a"), b=o.inline(b))
         assert inline.tensor.data == c.tobytes()
@@ -301,7 +302,7 @@ def test_products_of_views_and_steps(server, client):
     outcome = o.Outcome.of_step(answer.results[0])
     assert outcome.ok and outcome.answer.stats.devices == whole.stats.devices, outcome
     assert client.download("again") == c.tobytes()
-    # A result that some of the working devices could not reach is computed by one device.
+    # One device computes a result that some of the working devices could not reach.
     if len(names) > 2:
         client.put("two", a, placement=names[:2])
         for placement, count in (([names[0], names[2]], 1), (names[:3], 2)):
@@ -314,7 +315,7 @@ def test_products_of_views_and_steps(server, client):
 
 def test_programs(server, client):
     names, step = client.devices(), unit(client)
-    n = (40 if step == 4096 else 24) * step // 4 + 3  # a size that a program may keep, on GPUs
+    n = (40 if step == 4096 else 24) * step // 4 + 3  # A size that a program may keep on GPUs.
     x = RNG.standard_normal(n).astype(np.float32)
     client.put("x", x, placement=["all"])
     client.put("y", x, device=names[0])
@@ -345,8 +346,9 @@ def test_programs(server, client):
 
 
 def test_calls_that_need_each_others_devices(server, client):
-    """Sums over all devices, begun on different ones, together with copies in both directions: no
-    deadlock, no wrong value, and callers that leave in between leave nothing behind."""
+    """Sums over all devices begin on different devices, together with copies in both directions.
+    There is no deadlock and no wrong value, and callers that leave in between leave nothing
+    behind."""
     names, step = client.devices(), unit(client)
     n = 24 * step // 4
     array = RNG.integers(-8, 8, n).astype(np.float32)

@@ -1,4 +1,4 @@
-// The client library with a server that shares memory: the client uses the memory by itself, and
+// The client library with a server that shares memory. The client uses the memory by itself, and
 // continues without it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ class SharedClientTest : public ::testing::Test {
                           FromMemory(data), options);
   }
   // Uploads an array while the server still copies into a slot that the client has given up. The
-  // copy ends after the source has filled the slot of the upload.
+  // copy ends after the upload has filled its slot.
   void ExpectIntactUpload(Client& client) {
     const std::string data(kSlot, 'd');
     const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
@@ -71,14 +71,14 @@ class SharedClientTest : public ::testing::Test {
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_TRUE(Get(client_, "new") == data);
   }
-  // Returns how much gRPC's messages have carried since the last call.
+  // Returns the number of bytes that gRPC messages have carried since the last call.
   std::uint64_t Wire() {
     const Traffic now = client_.traffic();
     const std::uint64_t all = now.sent_bytes + now.received_bytes;
     return all - std::exchange(wire_, all);
   }
 
-  FakeDevice* const device_;  // the server's
+  FakeDevice* const device_;  // Owned by the server.
   TestServer server_;
   Client client_;
   std::uint64_t wire_ = 0;
@@ -146,7 +146,7 @@ TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
   EXPECT_TRUE(Put("x", data).ok());
 }
 
-// Uploads in one slot, in several, from memory of the caller, and in one stream and several. The
+// Uploads in one slot and in several, from the caller's memory, and in one stream and several. The
 // source fails at the beginning, in the middle or at the end, or the server fails.
 TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
   const std::string old = Pattern(kLeast), data(3 * kSlot, 'd');
@@ -298,7 +298,7 @@ TEST_F(SharedClientTest, MoreTransfersThanSlots) {
 }
 
 TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
-  constexpr std::size_t kSize = 192 * kMib;  // three pieces
+  constexpr std::size_t kSize = 192 * kMib;  // Three pieces.
   const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kSize);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const auto stub = v1::SharedMemoryService::NewStub(server_.channel());
@@ -318,7 +318,7 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
   device_->WaitForBlocked(1);
   context.TryCancel();
   caller.join();
-  absl::SleepFor(absl::Milliseconds(100));  // until the server has noticed it
+  absl::SleepFor(absl::Milliseconds(100));  // Until the server has noticed it.
   device_->Open();
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
   EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);
@@ -343,7 +343,7 @@ TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
   ASSERT_TRUE(Put("old", old).ok());
   const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
     if (bytes.empty()) {
-      device_->Close(FakeDevice::Step::kCopyToHost);  // the first part has arrived
+      device_->Close(FakeDevice::Step::kCopyToHost);  // The first part has arrived.
       return absl::OkStatus();
     }
     device_->WaitForBlocked(1);
@@ -410,7 +410,7 @@ TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   EXPECT_EQ(std::memcmp(memory->bytes().data() + kMib + 100, data.data() + 8, kMib - 8), 0);
   const auto outside = client_.DownloadShared("x", *memory, 3 * kMib, kMib);
   EXPECT_EQ(ErrorReason(outside.status()), "BAD_RANGE");
-  // No part beyond the memory is requested.
+  // No part beyond the end of the memory is requested.
   const Traffic before = client_.traffic();
   for (const std::size_t offset : {3 * kMib + 1, 3 * kMib + 5000, ~std::size_t{0}}) {
     EXPECT_EQ(ErrorReason(client_.UploadShared("y", DType::kI32, {1024}, *memory, offset).status()),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Shared memory as an outsider sees it: contents against NumPy, the socket's promises, and what
-is left behind by clients that are dishonest, hang, or die.
+"""Tests shared memory as an outsider sees it: contents against NumPy, the socket's promises, and
+what clients that are dishonest, hang or die leave behind.
 
 usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -49,7 +49,7 @@ FLAGS = (
 
 
 def make_file(size, seals=SEALS, allocate=True, flags=os.MFD_ALLOW_SEALING):
-    """Makes a file as the protocol requires, and its mapping."""
+    """Makes a file as the protocol requires, and maps it."""
     file = os.memfd_create("region", flags | os.MFD_CLOEXEC)
     os.ftruncate(file, size)
     if allocate and size:
@@ -64,7 +64,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2
 
 
 def fallocate(file, mode, offset, size):
-    """Calls the system's fallocate, whose modes Python does not offer."""
+    """Calls the system's fallocate, because Python does not offer its modes."""
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_int(file), ctypes.c_int(mode), ctypes.c_long(offset), ctypes.c_long(size))
     if libc.fallocate(*arguments) != 0:
@@ -83,7 +83,8 @@ def connect(path, timeout=20):
 
 
 def register(path, files, greeting=GREETING):
-    """Returns the connection and the server's response, which is None if the server has closed."""
+    """Returns the connection and the server's response, or None for the response if the server has
+    closed the connection."""
     connection = connect(path)
     socket.send_fds(connection, [greeting], files)
     packet = connection.recv(65536)
@@ -150,7 +151,7 @@ def mapped_regions(server):
 
 
 def is_clean(server, client):
-    """Returns whether no region is left; the budgets come back with the last byte."""
+    """Returns whether no region is left. The budgets are returned with the last byte."""
     return (
         mapped_regions(server) == 0
         and client.budget("shared_memory").used == 0
@@ -168,7 +169,7 @@ def path_of(server):
 
 
 def test_contents_of_every_size(server, client):
-    """Sizes around pages and pieces, at odd offsets of the region, in both directions."""
+    """Tests sizes around pages and pieces, at odd offsets of the region, in both directions."""
     region = Region(path_of(server), 2 * PIECE + MIB)
     sizes = [0, 1, 3, PAGE - 1, PAGE, PAGE + 1, 5 * MIB + 7]
     sizes += [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1]
@@ -192,7 +193,7 @@ def test_contents_of_every_size(server, client):
 
 
 def test_ranges_of_a_draft(server, client):
-    """Ranges in any order, with ranges of streams in between; sealing sees every byte."""
+    """Writes ranges in any order, with ranges from streams in between. Sealing sees every byte."""
     region = Region(path_of(server), MIB)
     data = RNG.integers(0, 256, 4 * MIB, np.uint8)
     draft = client.call(
@@ -216,7 +217,7 @@ def test_ranges_of_a_draft(server, client):
     sealed = client.call("SealBuffer", name="d", version=draft.version).buffer
     assert sealed.state == 2
     assert client.download("d") == data.tobytes()
-    # Downloads windows of it.
+    # Downloads windows of the array.
     for offset, size in ((0, 1), (4 * MIB - 1, 1), (17, 999_999), (3 * MIB + 1, MIB)):
         region.bytes[:] = 0
         target = region.range(0, size)
@@ -306,7 +307,7 @@ def test_ranges_outside_of_the_region(server, client):
 
 
 def test_tokens(server, client):
-    """A region cannot be found without its token, or after its end."""
+    """A region cannot be found without its token or after its end."""
     region = Region(path_of(server), PAGE)
     other = Region(path_of(server), PAGE)
     assert region.token != other.token
@@ -360,7 +361,7 @@ def test_files_that_are_no_region(server, client):
     with open(f"/dev/shm/tessera_test_{os.getpid()}", "w+b") as in_shm:
         os.unlink(in_shm.name)
         in_shm.truncate(PAGE)
-        check([in_shm.fileno()], field="seals")  # it can never be sealed
+        check([in_shm.fileno()], field="seals")  # It can never be sealed.
     for seals in (0, SEAL_GROW, SEAL_SHRINK, SEALS | SEAL_SEAL, SEALS | SEAL_FUTURE_WRITE):
         check([make_file(PAGE, seals)[0]], field="seals")
     written = os.memfd_create("region", os.MFD_ALLOW_SEALING)
@@ -383,8 +384,7 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
-    # Only in the count of blocks, memory after the end makes up for a hole: the server fills the
-    # hole.
+    # Only in the block count, memory beyond the end makes up for a hole. The server fills the hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
     punch(tricky, PAGE, 2 * PAGE)
@@ -396,7 +396,7 @@ def test_files_that_are_no_region(server, client):
         call(client, "UploadShared", name="x", spec=spec, source=source)
         assert client.download("x") == b"\0" * 4 * PAGE
     connection.close()
-    region = Region(path, PAGE)  # it still serves
+    region = Region(path, PAGE)  # It still serves.
 
 
 def test_nobody_takes_pages_away(server, client):
@@ -455,8 +455,8 @@ def test_garbage_and_silence(server, client):
 
 
 def test_many_connections(server, client):
-    """There are a thousand at the same time: those beyond the limit are closed, and no other caller
-    is affected."""
+    """There are a thousand connections at the same time. Connections beyond the limit are closed,
+    and no other caller is affected."""
     path = path_of(server)
     before = o.descriptors(server)
     connections = [connect(path) for _ in range(1000)]
@@ -499,7 +499,7 @@ def test_permissions(server, client):
 
 
 def large_upload(server, client, **spec):
-    """Returns a region of 256 MiB, and a function that begins an upload of it to "x"."""
+    """Returns a region of 256 MiB, and a function that begins an upload from it to "x"."""
     region = Region(path_of(server), 256 * MIB)
     spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], **spec)
     request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
@@ -508,7 +508,7 @@ def large_upload(server, client, **spec):
 
 
 def test_a_region_that_ends_during_a_transfer(server, client):
-    """The transfer continues to its end; the memory is freed with it."""
+    """The transfer continues to its end, and then the memory is freed."""
     region, begin = large_upload(server, client)
     region.bytes[:] = 3
     future = begin()
@@ -521,7 +521,7 @@ def test_a_region_that_ends_during_a_transfer(server, client):
 
 
 def test_cancelled_transfers(server, client):
-    """Callers leave, or deadlines pass: nothing is left, and created drafts are deleted."""
+    """When callers leave or deadlines pass, nothing is left, and created drafts are deleted."""
     region, begin = large_upload(server, client, replace=True)
     for i in range(12):
         if i % 2:
@@ -543,8 +543,8 @@ def test_cancelled_transfers(server, client):
     assert eventually(lambda: is_clean(server, client), 5)
 
 
-# A process without threads, which forks clients that register a region and live until they are
-# killed. For each line that it reads it writes a line: the pid, and the response in hexadecimal.
+# A process without threads. It forks clients that register a region and live until they are killed.
+# For each line that it reads, it writes a line with the pid and the response in hexadecimal.
 NURSERY = """
 import fcntl, mmap, os, socket, sys, time
 path, size, greeting = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
@@ -580,12 +580,12 @@ for line in sys.stdin:
 
 
 def test_clients_that_are_killed(server, client):
-    """They are killed at any point of a handshake or a transfer: no descriptor, mapping or byte is
-    left."""
+    """Clients are killed at any point of a handshake or a transfer. No descriptor, mapping or byte
+    is left."""
     before = o.descriptors(server)
     stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
     spec = o.buffers.BufferSpec(dtype=5, shape=[4 * MIB], replace=True)
-    latest = 0.03  # at most these seconds are between a request and its client's end
+    latest = 0.03  # Clients die within these seconds.
     outcomes = {True: 0, False: 0}
     arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * MIB), "tessera.v1"]
     pipe = subprocess.PIPE
@@ -646,7 +646,8 @@ def test_writers_during_transfers(server, client):
 
 
 def test_many_transfers_at_once(server, client):
-    """As many as the limits allow, in several regions; the others are refused."""
+    """There are as many transfers as the limits allow, in several regions. Further ones are
+    refused."""
     regions = [Region(path_of(server), 8 * MIB) for _ in range(4)]
     wrong, too_many = [], []
 
@@ -682,7 +683,8 @@ def test_no_service_without_the_flag(server, client):
 
 
 def test_restart(server, client):
-    """A socket that a killed server left is replaced; one in use is not. Tokens do not survive."""
+    """A socket that a killed server left is replaced. A socket in use is not. Tokens do not
+    survive."""
     folder = server.log_path.parent
     path = folder / "restarted.sock"
     flags = ("--shared-memory", path, *FLAGS)
@@ -707,7 +709,7 @@ def test_restart(server, client):
 
 
 def test_drain(server, client):
-    """Running calls end, no others begin, and the socket is removed."""
+    """Running calls end, no further calls begin, and the socket is removed."""
     _, begin = large_upload(server, client)
     future = begin()
     assert eventually(lambda: client.names() == ["x"], 5, 0.001)
@@ -736,8 +738,8 @@ def test_few_descriptors(server, client):
                 socket.send_fds(connection, [GREETING], [file] * 20)
         for connection in held:
             connection.close()
-        # Until it has closed the descriptors that they sent, it cannot even ask for the amount of
-        # memory.
+        # Until the server has closed the descriptors that they sent, it cannot even read the amount
+        # of memory.
         one = o.inline(np.ones(1, np.float32))
         assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok, 5)
         assert eventually(lambda: registers(path), 5)

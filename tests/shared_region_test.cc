@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
-// A client's file with its mapping.
+// A client's file and its mapping.
 class File {
  public:
   explicit File(std::size_t size, int seals = kSeals, bool allocated = true)
@@ -57,7 +57,7 @@ int Mappings() {
 
 class SharedRegionTest : public ::testing::Test {
  protected:
-  // field: what is wrong with a BAD_REGION.
+  // field: the part of the region that a BAD_REGION error names.
   void ExpectRefused(const Descriptor& file, const std::string& field,
                      const std::string& reason = "BAD_REGION") {
     const int mapped = Mappings();
@@ -132,7 +132,7 @@ TEST_F(SharedRegionTest, SealsTheFileAgainstHolesAndNewWriters) {
   EXPECT_NE(madvise(file.data(), kPage, MADV_REMOVE), 0);
   EXPECT_EQ(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   EXPECT_NE(write(fd, "x", 1), 1);
-  file.data()[0] = 'x';  // the earlier mapping can still write
+  file.data()[0] = 'x';  // The earlier mapping can still write.
   EXPECT_EQ(ErrorReason(regions_.Add(file.descriptor()).status()), "BAD_REGION") << "again";
 }
 
@@ -160,18 +160,18 @@ TEST_F(SharedRegionTest, AUserWhoSharesHasHalf) {
   EXPECT_EQ(ErrorReason(regions_.Add(nine.descriptor(), 7).status()), "SHARED_MEMORY_EXHAUSTED");
   const auto first = regions_.Add(eight.descriptor(), 7);
   ASSERT_TRUE(first.ok());
-  // A user has one region of three.
+  // A user may have only one of three regions.
   const absl::Status many = regions_.Add(another.descriptor(), 7).status();
   EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
   EXPECT_EQ(ErrorMetadata(many)["used"], "1");
   EXPECT_EQ(ErrorMetadata(many)["limit"], "1");
-  // Other users have as many, and callers that do not share get the rest.
+  // Other users have the same limit, and callers that do not share get the rest.
   ASSERT_TRUE(regions_.Add(another.descriptor(), 8).ok());
   ASSERT_TRUE(regions_.Add(third.descriptor()).ok());
   regions_.Remove(*first);
   EXPECT_TRUE(regions_.Add(nine.descriptor()).ok()) << "a refused file is unchanged";
   EXPECT_EQ(count_.used(), 3);
-  // Every user can have the only one.
+  // Every user may have the only region.
   Budget bytes(16 * kPage), one(1);
   SharedRegions single({&first_}, bytes, one);
   EXPECT_TRUE(single.Add(File(kPage).descriptor(), 7).ok());

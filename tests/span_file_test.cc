@@ -33,8 +33,8 @@ std::uint64_t Lines(const std::string& path) {
       std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
 }
 
-// There are more calls at the same time than any disk can take: each of their spans is in the file,
-// or counted as dropped.
+// There are more simultaneous calls than any disk can record. Each of their spans is in the file or
+// counted as dropped.
 TEST(SpanFileTest, WhatIsNotWrittenIsCounted) {
   constexpr int kThreads = 4, kCalls = 5000;
   const TemporaryFile file("");
@@ -68,7 +68,7 @@ TEST(SpanFileTest, WhatIsQueuedIsWrittenInTheEnd) {
   }
 }
 
-// Without a reader for the pipe, nothing is written and nothing blocks.
+// If the pipe has no reader, nothing is written and nothing blocks.
 TEST(SpanFileTest, AFlushOfWhatCannotBeWrittenEnds) {
   const TemporaryFile file("");
   const std::string pipe = file.path() + ".pipe";

@@ -73,7 +73,7 @@ TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestE
   EXPECT_EQ(l.budget.used(), 0u);
 }
 
-// The stream keeps its own block, even if another was allocated first.
+// The stream keeps its own block, even if another block was allocated first.
 TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
   Limited l(GetParam(), 8 * kMiB);
   ASSERT_TRUE(Scratch(*l.stream, 4 * kMiB).ok());
@@ -143,7 +143,7 @@ TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   for (float value : out.Values()) ASSERT_EQ(value, 6);
 }
 
-// Returns views of one array of n elements that are not contiguous, of many ranks.
+// Returns non-contiguous views, of many ranks, of one array of n elements.
 std::vector<View> StridedViews(const View& all) {
   const std::int64_t n = all.elements();
   const auto window = [&](std::int64_t offset, std::vector<std::int64_t> shape,
@@ -175,7 +175,8 @@ TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
         DeviceArray<T> copy(*stream, view.elements());
         ASSERT_TRUE(RunCopy(*stream, view, dtype, copy.data()).ok());
         const View whole = WholeView({dtype, view.shape}, copy.data());
-        // Operations that read in place need no more than this; a copy of a large view would.
+        // Operations that read in place need at most this much. A copy of a large view would need
+        // more.
         const Limited small(GetParam(), GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
         for (ReduceOp op : kAllReduceOps)
           ASSERT_EQ(Bits(RunReduce(*small.stream, view, op, {})),
@@ -235,7 +236,7 @@ TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
 
 TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
   const float one = 1;
-  const View x = StridedView(&one, DType::kF32, {1 << 19}, {});  // a copy of it has 2 MiB
+  const View x = StridedView(&one, DType::kF32, {1 << 19}, {});  // A copy of it has 2 MiB.
   for (const auto& [limit, reason] :
        {std::pair(2 * kMiB, ""), {2 * kMiB - 1, "SCRATCH_EXHAUSTED"}}) {
     const Limited l(Backend::kCpu, limit);
@@ -245,7 +246,7 @@ TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
   }
 }
 
-// The call fits the limit, but others hold the memory: it must not use another strategy, whose bits
+// The call fits the limit, but others hold the memory. It must not use another strategy, whose bits
 // may differ.
 TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
   Limited l(GetParam(), 64 * kMiB);
@@ -317,7 +318,7 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
 
 TESSERA_BACKENDS(StreamTest);
 
-// Launches each strategy of the CPU on a stopped stream, which must not have done the work.
+// Launches each CPU strategy on a stopped stream, which must not have done the work.
 class StopTest : public testing::Test {
  protected:
   StopTest() : stream_(*MakeStream(*TestDevice(Backend::kCpu))) {
@@ -379,8 +380,7 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
       [&] { return std::none_of(out_.begin(), out_.end(), [](float x) { return x == 512; }); });
 }
 
-// The slowest strategy, with half a minute of work, is stopped in the middle, before its last
-// element.
+// The slowest strategy, with half a minute of work, is stopped before its last element.
 TEST_F(StopTest, LongWorkEndsSoon) {
   stop_ = false;
   DeviceArray<float> one(*stream_, std::vector<float>{1}), out(*stream_, 3000 * 3000);

@@ -1,4 +1,4 @@
-// The list in strategies.cc against the files next to it and against itself.
+// Checks the list in strategies.cc against the files next to it and against itself.
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -65,12 +65,13 @@ void CheckTable() {
                                << " in the table (left) and in its files (right) differ";
 }
 
-// A file defines the strategy that it is named after, and perhaps variants of it.
+// Checks that a file defines the strategy that it is named after, and perhaps variants of it.
 TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
-// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name.
+// Checks that the chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy
+// by its name.
 TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
   for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) {
@@ -104,7 +105,7 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
     for (std::size_t at = 0; (at = text.find("](", at)) != std::string::npos;) {
       at += 2;
       const std::string target = text.substr(at, text.find_first_of("#)", at) - at);
-      if (target.empty() || target.find(':') != std::string::npos) continue;  // a heading, a URL
+      if (target.empty() || target.find(':') != std::string::npos) continue;  // A heading or a URL.
       ++links;
       EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << target;
     }
@@ -161,7 +162,7 @@ void AppendCopies(Backend backend, std::vector<std::string>& lines) {
   }
 }
 
-// Refusals, bounds and names are promises: a change of them is a change of models.txt, too.
+// Refusals, bounds and names are promises, so changing them means changing models.txt as well.
 TEST(TableTest, ModelsAreThoseOfTheFile) {
   std::vector<std::string> lines;
   AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);
@@ -261,8 +262,8 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_NE(Chosen(Matmul(DType::kF64, 1024, 1024, 1 << 18), hopper), "ozaki_f64");
 }
 
-// Whatever the trees say, there is a strategy, and it rounds no more than the one that takes all
-// problems.
+// Whatever the trees say, there is a strategy, and it rounds no more than the strategy that takes
+// all problems.
 TEST(ChoiceTest, OfRandomProducts) {
   const Described hopper(Backend::kCuda);
   Random random(11);

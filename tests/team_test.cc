@@ -1,4 +1,5 @@
-// Sharded memory, and operations that are divided among several devices: the bits of one device.
+// Sharded memory, and operations that are divided among several devices, with the bits of one
+// device.
 #include <numeric>
 #include <random>
 #include <utility>
@@ -10,7 +11,7 @@
 namespace tessera::test {
 namespace {
 
-// Opens eight CPU devices; or all GPUs, and if there is only one, that one twice.
+// Opens eight CPU devices, or all GPUs. A single GPU is opened twice.
 std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   std::vector<std::unique_ptr<Device>> devices;
   const std::size_t gpus = VisibleDevices().size() - 1;
@@ -21,7 +22,7 @@ std::vector<std::unique_ptr<Device>> OpenDevices(Backend backend) {
   return devices;
 }
 
-// An array over the first devices, and those as a team.
+// An array over the first devices, which are also its team.
 class ShardedArray final : public Team {
  public:
   using Streams = std::vector<std::unique_ptr<Stream>>;
@@ -34,7 +35,8 @@ class ShardedArray final : public Team {
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
-  // An array with values, which the stream of one of the devices copies there in a new request.
+  // Makes an array with values. In a new request, the stream of one of the devices copies them
+  // there.
   template <class T>
   ShardedArray(const Streams& streams, std::size_t count, const std::vector<T>& values,
                Stream& stream)
@@ -78,7 +80,7 @@ class TeamTest : public BackendTest {
     for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
   }
   bool gpu() const { return GetParam() == Backend::kCuda; }
-  // Several units for each device, and enough to divide; on the CPU too few to wake its cores.
+  // Several units per device, and enough to divide. On the CPU, too few to wake its cores.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
@@ -86,8 +88,9 @@ class TeamTest : public BackendTest {
     return counts;
   }
 
-  // run(out, options) has a result of that many bytes. One device and the team give the same bits,
-  // which are returned. devices: how many share the work; 0: no more than the team has.
+  // Checks that one device and the team give the same bits, and returns them. run(out, options) has
+  // a result of that many bytes. devices: how many devices share the work; 0 means at most the
+  // whole team.
   template <class F>
   static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
                                       std::size_t devices, const F& run) {
@@ -109,7 +112,7 @@ class TeamTest : public BackendTest {
     EXPECT_TRUE(got[0] == got[1]);
     return got[0];
   }
-  // The same for a reduction along an axis.
+  // Does the same for a reduction along an axis.
   static std::string Fold(Stream& stream, Team& team, std::int64_t bytes, std::size_t devices,
                           const View& x, ReduceOp op, int axis, const MapStage* stage = nullptr) {
     return AloneAndTogether(stream, team, static_cast<std::size_t>(bytes), devices,
@@ -117,7 +120,7 @@ class TeamTest : public BackendTest {
                               return RunReduceAxes(stream, x, op, {axis}, out, o, stage);
                             });
   }
-  // The same for an operation with a scalar: run(options).
+  // Does the same for an operation with a scalar result, run(options).
   template <class F>
   static void ScalarAloneAndTogether(Team& team, std::string_view strategy, const F& run) {
     const ScalarResult alone = Get(run(RunOptions{.strategy = strategy})),
@@ -138,8 +141,8 @@ std::vector<float> RandomFloats(std::int64_t n) {
   return values;
 }
 
-// Sums of the first rows leave the range of f32 in one quarter of the row and come back in the
-// next.
+// Makes the sums of the first rows leave the range of f32 in the first quarter of the row and
+// return in the second.
 void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& values) {
   const std::int64_t quarter = columns / 4;
   for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -255,7 +258,7 @@ TEST_P(TeamTest, ColumnsHaveTheBitsOfOneDevice) {
   struct Case {
     std::int64_t length, inner, offset;
   };
-  // There are more columns than one launch has blocks for, or so few that the axis is cut.
+  // There are more columns than one launch has blocks for, or so few that the axis is split.
   const std::int64_t n = Floats() - 3;
   for (const Case& c : {Case{3, n / 3, 0}, Case{n / 2048, 2048, 0}, Case{n / 1029, 1029, 3},
                         Case{n / 1111, 1111, 1}, Case{1, n / 2, 2}}) {
@@ -278,7 +281,7 @@ void ExpectFinite(const std::string& bytes) {
   for (float sum : sums) EXPECT_TRUE(std::isfinite(sum));
 }
 
-// The sums of a column on one device leave the range of f32, and those of other devices do not.
+// The sums of a column on one device leave the range of f32, and those on other devices do not.
 TEST_P(TeamTest, ColumnsOutOfRange) {
   const std::int64_t rows = 41, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
@@ -292,9 +295,9 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
                     ReduceOp::kSum, 0));
 }
 
-// Arrays just above a gigabyte are folded along the outermost axis in slabs
-// (kernels/team/axis_slabs.h) on GPUs. Sums of some columns leave the range of f32, in or between
-// slabs, and come back; the extremes of other columns are in the remaining rows.
+// On GPUs, arrays just above a gigabyte are folded along the outermost axis in slabs
+// (kernels/team/axis_slabs.h). Sums of some columns leave the range of f32, within or between
+// slabs, and return. The extremes of other columns are in the remaining rows.
 class SlabTest : public TeamTest {
  protected:
   static constexpr std::int64_t kRows = 1000 * kSlabs + 5;
@@ -322,7 +325,7 @@ class SlabTest : public TeamTest {
     EXPECT_TRUE(RunReduceAxes(TestStream(Backend::kCpu), x, op, {0}, out.data(), {}).ok());
     return out;
   }
-  // got: the results' bytes; host: the array in the host's memory.
+  // got: the bytes of the results. host: the array in the host's memory.
   static void ExpectRight(const std::string& got, const View& host, ReduceOp op) {
     const auto columns = static_cast<std::size_t>(host.shape[1]);
     if (op == ReduceOp::kArgMin) {
@@ -335,7 +338,7 @@ class SlabTest : public TeamTest {
     for (std::size_t c = 0; c < columns; ++c) {
       float value = 0;
       std::memcpy(&value, &got[c * sizeof value], sizeof value);
-      // Sums are chains of at most 64 additions in f32. A magnitude may be beyond the range of f32.
+      // Sums are chains of at most 64 additions in f32. A magnitude may exceed the range of f32.
       const float bound = op == ReduceOp::kSum        ? 0x1p-17f * magnitudes[c]
                           : op == ReduceOp::kVariance ? 2e-6f * want[c]
                                                       : 0;
@@ -389,7 +392,7 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
-  TearDown();  // before the budgets are destroyed
+  TearDown();  // Before the budgets are destroyed.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
@@ -397,7 +400,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), Bac
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
-  // The same with an operation that no kernel computes while it folds.
+  // The same expression with an operation that no kernel computes while it folds.
   Nodes tangents = nodes;
   tangents.push_back(Op(MapOp::kTanh, {3}));
   const Nodes greater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
@@ -442,7 +445,7 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   ExpectFinite(Fold(stream, array, rows * 4, devices_.size(), x, ReduceOp::kSum, 1, &stage));
 }
 
-// Each device computes pieces in scratch memory, and takes no share if it has no room.
+// Each device computes pieces in scratch memory, and takes no share if it lacks space.
 TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   // A row is larger than a stream's own memory.
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
@@ -479,10 +482,10 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
-  TearDown();  // before the budgets are destroyed
+  TearDown();  // Before the budgets are destroyed.
 }
 
-// All columns except the last ones come in whole rounds.
+// All columns except for the last ones come in whole rounds.
 TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
   const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
     std::vector<std::int64_t> found;
@@ -534,11 +537,11 @@ struct ProductCase {
   bool transpose_b;
   // Rows of a and of b are longer than their multiplied part, by this number of elements.
   std::int64_t gap;
-  std::string_view strategy;  // empty: the default
-  bool leaves_range = false;  // f32: sums of some rows are infinities
+  std::string_view strategy;  // Empty means the default.
+  bool leaves_range = false;  // For f32: sums of some rows are infinities.
 };
 
-// n random elements, as bytes.
+// Returns n random elements as bytes.
 std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
   std::string bytes;
   DispatchDType(dtype, [&]<class T>(T) {
@@ -550,7 +553,7 @@ std::string RandomElements(DType dtype, std::int64_t n, std::uint64_t seed) {
 
 class TeamProductTest : public TeamTest {
  protected:
-  // Memory over the first devices, or only on the last of them.
+  // Memory over the first devices, or only on the last one of them.
   struct Place {
     Place(TeamProductTest& test, std::size_t count, bool divided, std::uint64_t bytes) {
       if (divided) {
@@ -564,7 +567,7 @@ class TeamProductTest : public TeamTest {
     Memory plain;
   };
 
-  // b and the result are on the devices of a or on the last one. matmul_test checks values.
+  // b and the result are on the devices of a or on the last device. matmul_test checks values.
   void Compare(const ProductCase& c, std::mt19937& random) {
     SCOPED_TRACE(absl::StrCat(Absl(Name(c.dtype)), " ", c.m, " x ", c.n, " x ", c.k, " b' ",
                               c.transpose_b, " gap ", c.gap, " ", Absl(c.strategy)));
@@ -695,7 +698,7 @@ class TeamIntegersTest : public TeamTest {
   std::vector<double> b_ = std::vector<double>(static_cast<std::size_t>(kK * kN));
 };
 
-// First all rows fit integers; then the last row, which is in the last share, does not.
+// First all rows fit integers. Then the last row, which is in the last share, does not.
 TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   std::string before;
   for (bool spoiled : {false, true}) {
@@ -727,7 +730,7 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   streams_[0]->SetScratchBudget(&plenty);
   streams_[1]->SetScratchBudget(&enough);
   EXPECT_TRUE(Run(2, 0) == alone);
-  TearDown();  // before the budgets are destroyed
+  TearDown();  // Before the budgets are destroyed.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);

@@ -1,4 +1,4 @@
-// A temporary file of a test.
+// A temporary file for a test.
 #pragma once
 
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// A path that no other process uses, and that is removed after the test.
+// A path that no other process uses and that is removed after the test.
 class TemporaryFile {
  public:
   // Writes the file, unless it is supposed to be empty.

@@ -13,16 +13,17 @@ import outsider as o
 
 class Terminal:
     def __init__(self, *command, rows=24, columns=80, cwd=None, **variables):
-        """variables: those of its environment, which has no others of this project."""
+        """variables: the environment variables of the program, which sees no others of this
+        project."""
         self.mine, theirs = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(theirs)
-        # setsid, which then becomes the program, instead of preexec_fn: the code that Python runs
-        # between fork and exec may wait for a thread of gRPC, which the child does not have.
+        # Uses setsid, which then becomes the program, instead of preexec_fn. The code that Python
+        # runs between fork and exec may wait for a gRPC thread, which the child does not have.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
             cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))
-        self.theirs = theirs  # kept open, so that what was written can be read in the end
+        self.theirs = theirs  # Kept open, so that output can be read in the end.
         self.text = b""
 
     def resize(self, rows, columns):

@@ -28,7 +28,7 @@
 
 namespace tessera {
 
-// Waits until the condition is true, for effects that come after a response or independently of it.
+// Waits until the condition is true. For effects that come after a response or independently of it.
 template <class Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {
@@ -46,19 +46,19 @@ Message Of(const std::string& text) {
   return message;
 }
 
-// Small, quiet, and without a socket.
+// Returns options for a small, quiet server without a socket.
 inline Options TestOptions() {
   Options options;
   options.listen.clear();
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
   options.reflection = false;
-  options.warm_up = false;  // a fake device may fail in its first operation
+  options.warm_up = false;  // A fake device may fail in its first operation.
   options.drain_timeout = absl::Seconds(10);
   return options;
 }
 
-// Returns them with a change.
+// Returns TestOptions() with a change.
 template <class Change>
 Options With(const Change& change) {
   Options options = TestOptions();
@@ -158,7 +158,7 @@ class TestServer {
     return upload.Finish();
   }
 
-  // Gets the bytes of a buffer; limit 0: to the end.
+  // Gets the bytes of a buffer. A limit of 0 means up to the end.
   grpc::Status Fetch(const std::string& name, std::string* data, std::uint64_t offset = 0,
                      std::uint64_t limit = 0) {
     grpc::ClientContext context;
@@ -188,7 +188,7 @@ struct ErrorDetails {
   std::string reason;
   std::string domain;
   std::map<std::string, std::string> metadata;
-  bool retry = false;  // whether it says when to retry
+  bool retry = false;  // Whether it says when to retry.
 };
 
 inline ErrorDetails DetailsOf(const grpc::Status& status) {
@@ -212,13 +212,13 @@ inline ErrorDetails DetailsOf(const grpc::Status& status) {
   return details;
 }
 
-// Returns the bytes that a buffer of this size counts against the limit of a device.
+// Returns the bytes that a buffer of this size counts against the limit on a device.
 inline std::uint64_t Charged(std::uint64_t bytes) {
   static const std::unique_ptr<Device> device = *OpenDevice("cpu");
   return device->AllocationBytes(static_cast<std::size_t>(bytes));
 }
 
-// Returns the code that goes with a reason; reasons that are not listed have INVALID_ARGUMENT.
+// Returns the code that goes with a reason. Reasons that are not listed have INVALID_ARGUMENT.
 inline grpc::StatusCode CodeOf(const std::string& reason) {
   static const std::map<std::string, grpc::StatusCode> codes = {
       {"BAD_CHECKSUM", grpc::StatusCode::DATA_LOSS},
@@ -240,7 +240,7 @@ inline grpc::StatusCode CodeOf(const std::string& reason) {
   return it == codes.end() ? grpc::StatusCode::INVALID_ARGUMENT : it->second;
 }
 
-// ExpectError(status, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata: these entries must be
+// Usage: ExpectError(status, "BUFFER_NOT_FOUND", {{"name", "x"}}). The entries of metadata must be
 // present; "*" stands for any value.
 inline void ExpectError(const grpc::Status& status, const std::string& reason,
                         const std::map<std::string, std::string>& metadata = {}) {

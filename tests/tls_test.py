@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TLS from outside: certificates made by openssl, clients of grpcio, files replaced while a
+"""Tests TLS from outside: certificates made with openssl, grpcio clients, files replaced while a
 server runs, and what is refused at the start.
 
 usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
@@ -25,7 +25,7 @@ DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "dem
 
 
 def replace(path, content):
-    """Replaces a file like a renewed certificate: another file gets the same name."""
+    """Replaces a file as a renewal does: another file gets the same name."""
     fresh = path.with_suffix(".fresh")
     fresh.write_bytes(content)
     os.replace(fresh, path)
@@ -175,7 +175,7 @@ class TlsTest(o.FreshCase):
         self.assertTrue(86400 < left() <= 2 * 86400, left())
         self.assertEqual(metric("tessera_certificate_life_seconds"), 2 * 86400)
         self.install(self.ca.issue("late", days=-1))
-        # The server notices it without a connection.
+        # The server notices the expiry without a connection.
         self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log(), 20))
         self.assertEqual(self.dot(server), "OK")
         self.assertEqual(metric("tessera_file_unusable"), 1)
@@ -192,7 +192,7 @@ class TlsTest(o.FreshCase):
         server = self.serve()
         self.assertIn("clients refuse it", server.log())
         self.assertEqual(self.dot(server), "UNAVAILABLE")
-        # Any other certificate replaces it, valid or not.
+        # Any other certificate replaces the expired one, valid or not.
         self.install(self.ca.issue("expired_too", days=-1))
         self.assertTrue(o.eventually(lambda: "are in use" in server.log(), 20))
         self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2, 20))
@@ -200,7 +200,7 @@ class TlsTest(o.FreshCase):
         self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))
 
     def test_imports(self):
-        """They use the certificate of the server that imports, with its caller's token."""
+        """Imports use the certificate of the importing server, with its caller's token."""
         tokens = self.folder / "tokens"
         tokens.write_text(line_of("secret") + "\n")
         tokens.chmod(0o600)
@@ -282,7 +282,7 @@ class TlsTest(o.FreshCase):
                 self.assertEqual(self.dot(server, pair=stranger), "OK")
                 said = f"cannot use {clients} for TLS"
                 self.assertTrue(o.eventually(lambda: server.log().count(said) == count, 5))
-        # This includes certificates of the server's own chain.
+        # This includes certificates in the server's own chain.
         replace(self.cert, self.pair[0].read_bytes() + foreign[: len(foreign) // 2])
         self.assertEqual(self.dot(server, pair=stranger), "OK")
         self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log(), 5))
@@ -306,11 +306,12 @@ class TlsTest(o.FreshCase):
                 few.send(*calls[:16])
                 many.send(*calls)
                 many.socket.settimeout(5)
-                # The server's settings, but no responses; the end is not an orderly end of TLS.
+                # The server's settings arrive, but no responses. The connection does not end with
+                # an orderly TLS shutdown.
                 with contextlib.suppress(ssl.SSLEOFError):
                     while many.socket.recv(65536):
                         pass
-                said = "1 connections ended for more than 288 calls: ipv4:127.0.0.1:"
+                said = "1 connections ended for having more than 288 calls: ipv4:127.0.0.1:"
                 self.assertTrue(o.eventually(lambda: said in server.log(), 5), server.log())
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 few.send(o.frame(o.PING, 0, 0, b"answered"))
@@ -357,8 +358,9 @@ class TlsTest(o.FreshCase):
 
     def test_a_client_ends_well_while_threads_of_grpc_use_openssl(self):
         server = self.serve()
-        # gRPC polls so often that its threads, not the caller, make some of the TLS handshakes.
-        # AddressSanitizer reports what such a thread still holds when OpenSSL has freed its state.
+        # gRPC polls so often that its threads, instead of the caller, perform some of the TLS
+        # handshakes. AddressSanitizer reports what such a thread still holds when OpenSSL has freed
+        # its state.
         often = o.environment(GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS="1")
         command = [o.Program.cli, "--server", server.address, "--tls-ca", self.ca.cert, "ls"]
         for _ in range(20):

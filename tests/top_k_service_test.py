@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""TopK over the wire: against NumPy's stable sort, in calls and in programs, along every axis, with
-ties and special values; refusals; results in buffers.
+"""Tests TopK over the wire: against NumPy's stable sort, in calls and in programs, along every
+axis, with ties and special values; refusals; results in buffers.
 
 usage: top_k_service_test.py --server build/bin/tessera-server [--device cuda] [test ...]
 """
@@ -18,14 +18,14 @@ MOST_K = 4096
 
 
 def expected_of(array, k, axis=-1, smallest=False):
-    """Returns values and indices of numbers whose order NumPy knows: NaN above all, then ties by
-    index."""
+    """Returns values and indices of numbers, computed with NumPy's order: NaN above all numbers,
+    and ties by index."""
     order = np.moveaxis(array, axis, -1)
     if smallest:
         indices = np.argsort(order, axis=-1, kind="stable")[..., :k]
     else:
-        # The last of an ascending order is the first of a descending one; reversing twice keeps
-        # ties in order.
+        # The last elements of an ascending order are the first of a descending order. Reversing
+        # twice keeps ties in order.
         turned = np.argsort(order[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
         indices = order.shape[-1] - 1 - turned
     values = np.take_along_axis(order, indices, axis=-1)
@@ -42,7 +42,7 @@ def check(answer, array, k, axis=-1, smallest=False):
 
 
 def draw(shape, dtype):
-    """Draws an array with many ties, or hardly any, and with the type's special values."""
+    """Returns a random array with many ties, or hardly any, and with the type's special values."""
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         low, high = ((-3, 4), (info.min, info.max))[RNG.integers(2)]
@@ -93,10 +93,10 @@ def test_results_in_buffers(server, client):
     assert not answer.HasField("values") and not answer.HasField("indices")
     assert client.download("v") == values.tobytes()
     assert client.download("i") == indices.tobytes()
-    # One result is inline, and one goes to a buffer.
+    # One result is inline, and the other goes to a buffer.
     answer = client.call("TopK", indices=o.into("i", replace=True), **fields)
     assert answer.values.data == values.tobytes() and answer.HasField("indices_buffer")
-    # Nothing is left of a failed call: the name of the indices is taken.
+    # A failed call leaves nothing behind. It fails because the name of the indices is taken.
     refused = client.attempt("TopK", values=o.into("new"), indices=o.into("i"), **fields)
     assert refused.reason == "BUFFER_EXISTS", refused
     assert "new" not in client.names()
@@ -154,7 +154,8 @@ def step(number, output=0, window=None):
 
 
 def test_programs_use_values_and_indices(server, client):
-    """Nearest neighbours: products, the best of each, and a computation with both results."""
+    """Nearest neighbours: products, the best products of each query, and a computation with both
+    results."""
     queries = RNG.integers(-4, 5, (8, 16)).astype(np.float32)
     base = RNG.integers(-4, 5, (500, 16)).astype(np.float32)
     client.put("base", base)
@@ -200,7 +201,8 @@ def test_a_step_names_both_of_its_arrays_or_none(server, client):
 
 
 def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
-    """Later steps can use what the step took before it failed: a name, and most of the response."""
+    """Later steps can use what the step took before it failed, which is a name and most of the
+    response."""
     array = RNG.standard_normal((1000, 700)).astype(np.float32)
     client.put("x", array)
     scratch = o.compute.Result(scratch=True)

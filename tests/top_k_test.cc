@@ -1,4 +1,4 @@
-// Every strategy of TopK in the table, against a sort by values and indices.
+// Every strategy of TopK in the table, compared with a sort by values and indices.
 #include <array>
 #include <numeric>
 
@@ -9,13 +9,13 @@ namespace {
 
 enum class Values {
   kNormal,
-  kFew,        // five different values
-  kEqual,      // all the same
-  kAscending,  // as far as the type can distinguish neighbours
+  kFew,        // Five different values.
+  kEqual,      // All elements are equal.
+  kAscending,  // As far as the type can distinguish adjacent values.
   kDescending,
-  kSpecial,    // NaNs, infinities, zeros of both signs, the ends of the integers
-  kMostlyNan,  // or, for integers, mostly the same value
-  kOutliers,   // a few among many equal values
+  kSpecial,    // NaNs, infinities, zeros of both signs, the ends of the integers.
+  kMostlyNan,  // Or, for integers, mostly the same value.
+  kOutliers,   // A few among many equal values.
 };
 constexpr std::array kAllValues = {Values::kNormal,    Values::kFew,        Values::kEqual,
                                    Values::kAscending, Values::kDescending, Values::kSpecial,
@@ -34,7 +34,7 @@ T NanOf(std::uint64_t bits) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   T element = Element<T>(bits % 2 != 0 ? nan : -nan);
   Bytes<T> raw = BytesOf(element);
-  raw[0] |= static_cast<unsigned char>(bits >> 8);  // bits of the fraction, in every type
+  raw[0] |= static_cast<unsigned char>(bits >> 8);  // Bits of the fraction, in every type.
   return std::bit_cast<T>(raw);
 }
 
@@ -49,7 +49,7 @@ T SpecialValue(Random& random) {
     const std::array<double, 4> values = {kInfinity, -kInfinity, 0.0, -0.0};
     if (choice < values.size()) return Element<T>(values[choice]);
     if (choice < 6) return NanOf<T>(random.Bits());
-    Bytes<T> raw{};  // subnormal, of either sign
+    Bytes<T> raw{};  // Subnormal, of either sign.
     raw[0] = 1;
     raw[sizeof(T) - 1] = choice == 6 ? 0x80 : 0;
     if (choice < 8) return std::bit_cast<T>(raw);
@@ -66,7 +66,7 @@ std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
       if constexpr (FloatElement<T>) return NanOf<T>(random.Bits());
       return Element<T>(1);
     }
-    // There are few halves, so they rise in steps.
+    // f16 has few distinct values, so the elements rise in steps.
     const double step = static_cast<double>(i) / 16 - 1000;
     return Element<T>(values == Values::kFew          ? static_cast<double>(random.Bits() % 5)
                       : values == Values::kEqual      ? 3
@@ -80,7 +80,7 @@ std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
   return all;
 }
 
-// Returns the first k indices; equal elements are in order, and NaNs are above all numbers.
+// Returns the first k indices. Equal elements are in order, and NaNs are above all numbers.
 template <class T>
 std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool smallest) {
   std::vector<std::int64_t> order(row.size());
@@ -98,7 +98,8 @@ std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool
 
 class TopKTest : public StrategyTest<TopKProblem> {
  protected:
-  // Whether it would take more than a second, because a thread or a block alone reads a long row.
+  // Whether the strategy would take more than a second, because a single thread or block reads a
+  // long row.
   bool TooSlow(std::int64_t rows, std::int64_t n, std::int64_t k) {
     const TopKProblem problem{.dtype = GetParam().dtype, .rows = rows, .n = n, .k = k};
     return GetParam().backend == Backend::kCuda && strategy().cost(problem).depth > 400'000;
@@ -202,8 +203,8 @@ TEST_P(TopKTest, RandomShapes) {
   });
 }
 
-// Nearly every element is better than all elements before it, or equal to many; rows are one tile
-// or many.
+// Nearly every element is better than all previous elements, or equal to many. Rows are one tile or
+// many.
 TEST_P(TopKTest, OrdersAndTies) {
   ForType([&]<class T>(T) {
     for (Values values : kAllValues) {
@@ -258,7 +259,7 @@ TEST_P(TopKTest, AxesAndStridedViews) {
   });
 }
 
-// Rows that are cut into parts, as many as a device has room for, or fewer.
+// Rows that are split into parts: as many parts as fit on the device at the same time, or fewer.
 TEST_P(TopKTest, Large) {
   ForType([&]<class T>(T) {
     const bool cuda = GetParam().backend == Backend::kCuda;
@@ -278,8 +279,7 @@ TEST_P(TopKTest, Large) {
 
 TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);
 
-// The shortest row that all strategies with several parts cut into parts, whatever TESSERA_LARGEST
-// is.
+// The shortest row that all strategies with several parts split, for any TESSERA_LARGEST.
 TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
   for (Values values : {Values::kNormal, Values::kFew})
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);

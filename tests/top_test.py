@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`tessera top` from outside: its output compared with the server and its metrics, wrong pages of
-metrics, and a terminal that is restored however the program ends.
+"""Tests `tessera top` from outside: its output compared with the server and its metrics, malformed
+metrics pages, and a terminal that is restored however the program ends.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ BOUNDS = (0.001, 0.01, 0.1, float("inf"))
 
 
 def histogram(rpc, *counts):
-    """counts: those of each bucket."""
+    """Returns the text of a histogram. counts: the counts of each bucket."""
     lines = []
     for i, bound in enumerate(BOUNDS):
         le = "+Inf" if i == len(BOUNDS) - 1 else bound
@@ -150,7 +150,7 @@ def page_of(content, chunked=False):
 
 class RatesTest(TopCase):
     def rates(self, first, second, chunked=False):
-        """Returns what it makes of these pages, one after the other, and the seconds that it
+        """Returns what the program makes of these two consecutive pages, and the seconds that it
         takes."""
         pages = [first, second]
         begin = time.monotonic()
@@ -183,7 +183,7 @@ class RatesTest(TopCase):
             self.assertLess(dot["per_second"], 100 / 1e-4)
             self.assertAlmostEqual(dot["failed_per_second"] / dot["per_second"], 0.5)
             # With 20 calls from 1 to 10 ms and 80 from 10 to 100 ms, these are the 50th and the
-            # 99th of 100.
+            # 99th of 100 calls.
             self.assertAlmostEqual(dot["p50_seconds"], 0.01 + 0.09 * 30 / 80)
             self.assertAlmostEqual(dot["p99_seconds"], 0.01 + 0.09 * 79 / 80)
             self.assertEqual((add["per_second"], add["p50_seconds"]), (0, "NaN"))
@@ -226,7 +226,7 @@ class RatesTest(TopCase):
     def test_a_server_that_was_started_again(self):
         fresh = PAGE.replace(" 1000", " 2000")
         document, seconds = self.rates(PAGE.replace(" 5", " 500"), fresh)
-        # It has answered 5 calls since its restart; the difference is negative.
+        # The server has completed 5 calls since its restart, so the difference is negative.
         self.assertGreater(document["calls"][0]["per_second"], 5 / seconds)
         self.assertGreater(document["refusals"][0]["per_second"], 0)
 
@@ -281,7 +281,7 @@ class RatesTest(TopCase):
                     with connection:
                         connection.recv(65536)
                         if answer is None:
-                            connection.recv(1)  # until the client has given up
+                            connection.recv(1)  # Until the client has given up.
                         else:
                             connection.sendall(answer)
 
@@ -310,7 +310,7 @@ class LiveTest(TopCase):
         return terminal
 
     def quits(self, terminal, end=b"q", code=0):
-        """end: a key or a signal."""
+        """Ends the program. end: a key or a signal."""
         if isinstance(end, bytes):
             terminal.key(end)
         else:
@@ -409,7 +409,7 @@ class LiveTest(TopCase):
         terminal = self.start(server, "--timeout", "1s")
         terminal.wait_for(b"q: quit")
         server.kill()
-        terminal.wait_for(b"127.0.0.1")  # the address in the error
+        terminal.wait_for(b"127.0.0.1")  # The address in the error.
         self.serve("--listen", server.address)
         terminal.wait_for(b"q: quit", 30)
         self.quits(terminal)

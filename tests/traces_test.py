@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Traces from outside: which calls are answered and logged with their trace, what is said about
-slow calls, and spans in a file, whatever happens to that file.
+"""Tests traces from outside: which calls get a response and a log line with their trace, what is
+said about slow calls, and spans in a file, whatever happens to that file.
 
 usage: traces_test.py --server build/bin/tessera-server [test ...]
 """
@@ -189,7 +189,7 @@ class AnswersTest(TracesCase):
 
     def test_json_lines_have_it_as_a_field(self):
         server = self.serve("--log-format", "json", "--slow-call", "1ns")
-        text = b'\x1e"quoted'  # not a valid name of a buffer
+        text = b'\x1e"quoted'  # Not a valid buffer name.
         get = f"/{BUFFERS}/GetBuffer"
         self.client.put("x", ONES)
         unary(self.client, get, b"\x0a\x01x", with_trace(SAMPLED))
@@ -261,7 +261,7 @@ class SlowCallsTest(TracesCase):
         made = 300
         for _ in range(made):
             self.client.dot_of_ones()
-        seconds = int(time.monotonic() - begin) + 2  # the seconds that it may have touched
+        seconds = int(time.monotonic() - begin) + 2  # The seconds that it may have touched.
         self.assertLessEqual(server.log().count(" slow: "), 10 * seconds)
         text = ""
 
@@ -379,7 +379,7 @@ class SpansTest(TracesCase):
         self.assertEqual(attributes(refused)["tessera.strategy"], '"\\\\x0a\\x01')
         self.assertEqual(attributes(missing)["rpc.grpc.status_code"], "5")
         self.assertEqual(attributes(missing)["error.type"], "BUFFER_NOT_FOUND")
-        self.assertEqual(missing["status"], {})  # the client's fault
+        self.assertEqual(missing["status"], {})  # The client's fault.
 
     def test_only_sampled_calls_of_known_callers(self):
         self.serve_tenant()
@@ -480,7 +480,7 @@ class SpansTest(TracesCase):
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
         self.assert_written_again(server)
-        # The reader takes nothing, so the pipe is soon full.
+        # The reader reads nothing, so the pipe is soon full.
         before = metrics(server)["dropped"]
 
         def full():

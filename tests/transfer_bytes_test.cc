@@ -1,5 +1,5 @@
-// Bytes that are sent by messages to each kind of device and back: of every size, from every
-// offset, in any order, and by streams that are broken off. All bytes arrive, and no others.
+// Bytes that messages send to each kind of device and back: of every size, from every offset, in
+// any order, and with streams that are broken off. All bytes arrive, and no others.
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ class TransferBytesTest : public TransferFixture, public testing::WithParamInter
   void SetUp() override { TESSERA_NEED_DEVICE(GetParam()); }
 
  private:
-  // Returns no device if the machine has none: the server then uses the CPU.
+  // Returns no device if the machine has none. The server then uses the CPU.
   static std::vector<std::unique_ptr<Device>> Devices() {
     std::vector<std::unique_ptr<Device>> devices;
     auto device = OpenDevice(GetParam() == Backend::kCpu ? "cpu" : "cuda:0");
@@ -44,7 +44,7 @@ TEST_P(TransferBytesTest, EverySizeArrives) {
   }
 }
 
-// Messages of any size, in any order, overwriting each other, with jumps that bring no data.
+// Messages of any size, in any order, overwriting each other, with jumps that contain no data.
 TEST_P(TransferBytesTest, MessagesApplyInTheirOrder) {
   for (int round = 0; round < 20; ++round) {
     const std::uint64_t size = 2 + 2 * Below(round % 4 == 0 ? 2 * kSlot : 500);
@@ -76,8 +76,8 @@ TEST_P(TransferBytesTest, MessagesApplyInTheirOrder) {
   }
 }
 
-// Each stream continues where those before it have stopped: with the bytes that the server says it
-// lacks, or after those that have been read.
+// Each stream continues where the previous streams stopped: with the bytes that the server says it
+// lacks, or after the bytes that have been read.
 TEST_P(TransferBytesTest, BrokenStreamsResume) {
   for (int round = 0; round < 8; ++round) {
     const std::string bytes = Random(2 + 2 * Below(4 * kSlot));

@@ -1,4 +1,4 @@
-// Uploads and downloads in progress: what is read, copied, held and counted when.
+// Uploads and downloads in progress: what is read, copied, held and counted, and when.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace {
 
 std::mutex cancel_mutex;
-std::function<void()> before_cancel;  // runs before the next call is cancelled
+std::function<void()> before_cancel;  // Runs before the next call is cancelled.
 
 }  // namespace
 
@@ -36,7 +36,7 @@ using grpc::StatusCode;
 using Step = FakeDevice::Step;
 using Kind = DeviceError::Kind;
 
-// The most slots that a download may hold that gRPC has not sent.
+// The maximum number of slots that a download holds before gRPC has sent them.
 constexpr int kSlotsADownload = 3;
 
 // Sends messages of 1000 bytes to a buffer, from a separate thread.
@@ -87,11 +87,11 @@ class TransferTest : public TransferFixture {
   std::uint64_t Committed(const std::string& name) {
     return Found(name).buffer().committed_bytes();
   }
-  // Makes other calls, after which the server has seen everything that arrived before them.
+  // Makes other calls. After them, the server has seen everything that arrived earlier.
   void Settle() {
     for (int i = 0; i < 100; ++i) (void)Used("uploads");
   }
-  // Sends messages to "x"; the first one is being copied and the second one has arrived.
+  // Sends messages to "x". On return, the first one is being copied and the second one has arrived.
   std::unique_ptr<Sender> SendTwo(int messages, bool damage_last = false) {
     Reserve("x", 10'000);
     device_.Close(Step::kCopyToDevice);
@@ -149,7 +149,7 @@ TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   device_.Open();
   EXPECT_TRUE(sender->Finish().ok());
   EXPECT_EQ(Committed("x"), 6000u);
-  // The server may not know yet that its response to the previous request has been taken.
+  // The server may not know yet that its response to the previous request has been read.
   EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));
 }
 
@@ -161,7 +161,7 @@ TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
   EXPECT_TRUE(upload.Finish().ok());
 }
 
-// The second message has arrived before the first has been copied: they count at the same time.
+// The second message arrives before the first has been copied, so both count at the same time.
 TEST_F(TransferTest, NothingCountsBeforeItHasArrived) {
   const auto sender = SendTwo(2);
   const int before = device_.Count(Step::kSynchronize);
@@ -230,7 +230,7 @@ TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
 }
 
-// Two messages that are copied immediately one after the other.
+// Two messages that are copied one immediately after the other.
 TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
     device_.Close(Step::kCopyToDevice);
@@ -305,7 +305,7 @@ TEST_F(OneTransferWorker, UploadsTakeTurns) {
   for (const std::string& name : names) Reserve(name, 10'000);
   device_.Close(Step::kCopyToDevice);
   std::vector<std::unique_ptr<Sender>> senders;
-  int sent = 0;  // by all; each has one message read and one waiting
+  int sent = 0;  // By all; each has one message read and one waiting.
   const auto all_sent = [&] {
     int sum = 0;
     for (const auto& sender : senders) sum += sender->sent();
@@ -354,8 +354,8 @@ TEST_F(ThreeTransferWorkers, CopyAtOnce) {
   }
 }
 
-// Advances the clock by this time, slowly enough that the server checks its streams in between, and
-// does not take itself for a suspended process.
+// Advances the clock by this time, slowly enough that the server checks its streams in between and
+// does not conclude that the process was suspended.
 void Pass(absl::Duration time) {
   constexpr absl::Duration kStep = absl::Milliseconds(100);
   for (; time > absl::ZeroDuration(); time -= kStep) {
@@ -393,7 +393,7 @@ TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// One download has the worker and waits for the device; the other waits for the worker.
+// One download has the worker and waits for the device. The other one waits for the worker.
 TEST_F(LittlePatience, IsNotForTheServersOwnTimeInDownloads) {
   const std::string bytes = Random(2 * kSlot);
   Put("x", bytes);
@@ -433,7 +433,7 @@ TEST_F(LittlePatience, IsForReadersThatPause) {
   EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
 }
 
-// The patience ends although one of these messages is always being handled.
+// The timeout expires although one of these messages is always being handled.
 TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   UploadStream upload(server_.buffers());
   EXPECT_TRUE(upload.Write(First("a", 2, "abcd")));
@@ -482,7 +482,7 @@ TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
 TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
   const std::string bytes = Random(10 * kSlot);
   Put("x", bytes);
-  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // Put's responses are gone
+  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // Put's responses are gone.
   grpc::ClientContext context;
   auto reader = Download(context, "name: 'x' checksums: true");
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
@@ -506,7 +506,7 @@ TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
   grpc::ClientContext context;
   auto reader = Download(context);
   ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
-  // While gRPC has the second chunk and the third waits, the fourth fails.
+  // While gRPC has the second chunk and the third is waiting, the fourth fails.
   device_.Close(Step::kCopyToHost);
   device_.Fail(Step::kCopyToHost, Kind::kFailed);
   v1::DownloadResponse response;
@@ -522,7 +522,7 @@ TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
 
 TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
   Put("x", Random(6 * kSlot));
-  const int slots = device_.Count(Step::kStaging);  // the ones that exist from the start
+  const int slots = device_.Count(Step::kStaging);  // The slots that exist from the start.
   grpc::ClientContext contexts[2];
   std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> others;
   for (grpc::ClientContext& context : contexts) others.push_back(Download(context));
@@ -542,7 +542,7 @@ TEST_F(TransferTest, ReadersWhoLeaveLeaveNothing) {
     grpc::ClientContext contexts[4];
     std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> readers;
     for (grpc::ClientContext& context : contexts) readers.push_back(Download(context));
-    device_.WaitForBlocked(2);  // the others wait for a worker
+    device_.WaitForBlocked(2);  // The others are waiting for a worker.
     if (round % 3 == 0) device_.Open();
     for (grpc::ClientContext& context : contexts) {
       v1::DownloadResponse response;
@@ -619,7 +619,7 @@ class UnreadDownload : public TransferTest {
   UnreadDownload() : TransferTest(With(HaveLittlePatience)) {}
 };
 
-// The reader leaves after the server has found the call idle, but before it cancels the call.
+// The reader leaves after the server has found the call idle, but before the server cancels it.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
   Put("x", Random(8 * kSlot));
   std::atomic<bool> done{false};
@@ -631,7 +631,7 @@ TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
       context.TryCancel();
       EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
       EXPECT_TRUE(Eventually([&] { return Used("downloads") == 0; }));
-      Settle();  // the call is gone by then
+      Settle();  // The call is gone by then.
       done = true;
     };
     reader = Download(context);
@@ -659,7 +659,7 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
   (*pool)->Trim();
   use(4);
   EXPECT_EQ(device.Count(Step::kStaging), 5) << "nothing was unused";
-  (*pool)->Trim();  // now one has been unused
+  (*pool)->Trim();  // One has been unused.
   use(5);
   EXPECT_EQ(device.Count(Step::kStaging), 6);
   (*pool)->Trim();

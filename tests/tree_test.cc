@@ -1,4 +1,4 @@
-// fixed_tree and compensated: the same bits everywhere, and correct digits where plain sums have
+// fixed_tree and compensated: the same bits everywhere, and correct digits even if plain sums have
 // none.
 #include <utility>
 
@@ -92,7 +92,7 @@ TEST_P(TreeTest, GoldenBits) {
   }
 }
 
-// One repeated element, as often as is needed for chunks of two segments.
+// One element, repeated often enough for chunks of two segments.
 TEST_P(TreeTest, LargestChunks) {
   constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
@@ -155,7 +155,7 @@ class TreeOnCudaTest : public TreeTest {};
 TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&]<class T>(T) {
-      // Rows of 4096 bytes: 64, one element more and less, and several segments.
+      // 64 rows of 4096 bytes, one element more and less, and several segments.
       const auto row = static_cast<std::int64_t>(4096 / sizeof(T));
       for (std::int64_t n : {64 * row - 1, 64 * row, 64 * row + 1, 128 * row + 3, 200 * row + 5}) {
         if (WatchedClosely() && n != 64 * row + 1) continue;
@@ -174,7 +174,7 @@ TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   }
 }
 
-// Large terms that cancel, and a one: the condition number is about large * 1e5.
+// Large terms that cancel, and a one. The condition number is about large * 1e5.
 TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   const auto check = [&]<class T>(T one, double large) {
     SCOPED_TRACE(large);
@@ -183,7 +183,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
     Random random(5);
     for (std::size_t i = 0; i + 1 < kN; i += 2)
       x[i] = static_cast<T>(large * (0.5 + random.Uniform()));
-    // The element that cancels x[i] is somewhere else in the tree.
+    // The element that cancels x[i] is elsewhere in the tree.
     for (std::size_t i = 0; i + 1 < kN; i += 2) x[kN - 2 - i] = -x[i];
     x.back() = one;
     DeviceArray<T> a(stream(), x), b(stream(), ones);
@@ -203,7 +203,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   for (double large : {1e15, 1e18, 1e20}) check(1.0, large);
 }
 
-// The same for products that round: (a + b) (a - b) - a^2 + b^2, term by term, is 0.
+// The same for products that round: term by term, (a + b) (a - b) - a^2 + b^2 is 0.
 TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   std::vector<double> x, y;
   Random random(6);
@@ -225,7 +225,7 @@ TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   EXPECT_GT(std::abs(dot("fixed_tree") - 1), 1);
 }
 
-// f32 columns that leave their range are folded again in double, as compensated does.
+// f32 columns whose sums leave the range are folded again in double, as compensated does.
 TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     DispatchDType(dtype, [&]<class T>(T) {

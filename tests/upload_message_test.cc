@@ -64,7 +64,7 @@ class UploadMessageTest : public testing::Test {
     }
   }
 
-  // Returns a message as clients write it, and with other fields.
+  // Returns a message as clients write it, possibly with other fields.
   std::string Message() {
     std::string bytes;
     for (std::size_t parts = 1 + Below(3); parts > 0; --parts) {
@@ -100,7 +100,7 @@ class UploadMessageTest : public testing::Test {
     return grpc::ByteBuffer(slices.data(), slices.size());
   }
 
-  // Returns whether protobuf accepts the message, as UploadMessage must.
+  // Returns whether protobuf accepts the message. UploadMessage must agree.
   bool Check(const std::string& bytes) {
     v1::UploadRequest expected;
     const bool valid = expected.ParseFromString(bytes);
@@ -128,7 +128,7 @@ class UploadMessageTest : public testing::Test {
   }
 
   std::mt19937_64 random_{1};
-  // Protobuf's log messages about invalid text are not needed here.
+  // Suppresses protobuf's log messages about invalid text.
   google::protobuf::LogSilencer silence_;
 };
 

@@ -1,4 +1,5 @@
-// Every strategy of WindowSum in the table, against exact sums with the strategy's own bound.
+// Every strategy of WindowSum in the table, compared with exact sums within the strategy's own
+// bound.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -6,8 +7,8 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Elements, and exact sums of them. Integers wrap; other types count in units of 2^-95, or in
-// larger units if there are large elements.
+// Elements, and their exact sums. Integers wrap. Other types count in units of 2^-95, or in larger
+// units if there are large elements.
 template <class T>
 class Array {
  public:
@@ -20,7 +21,7 @@ class Array {
       : values(x), sums_(x.size() + 1), magnitudes_(x.size() + 1) {
     long double largest = 0;
     for (T element : x) largest = std::max(largest, std::abs(Exact(element)));
-    // The bits of 127 that the sum of all magnitudes leaves.
+    // The number of bits, of 127, that the sum of all magnitudes leaves free.
     const int room = 124 - std::ilogb(std::max(largest, 1.0L)) - std::ilogb(x.size() + 1.0);
     unit_ = std::ldexp(1.0L, -std::min(95, room));
     for (std::size_t i = 0; i < x.size(); ++i) {
@@ -55,7 +56,8 @@ class Array {
 
 class WindowSumTest : public StrategyTest<WindowSumProblem> {
  protected:
-  // Whether it takes more than seconds: the additions of the first lessons grow with the radius.
+  // Whether the strategy takes many seconds. The additions of the first lessons grow with the
+  // radius.
   bool TooSlow(std::int64_t n, std::int64_t radius) {
     const WindowSumProblem problem{.dtype = GetParam().dtype,
                                    .n = n,
@@ -171,7 +173,7 @@ TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   ForType([&]<class T>(T) {
     std::vector<T> x = NormalVector<T>(9000, 5);
-    for (T& element : x)  // few digits, so that Array holds them next to the large ones
+    for (T& element : x)  // Few digits, so that Array holds them exactly.
       element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
     const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
     x[3000] = Element<T>(large);
@@ -180,7 +182,7 @@ TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   });
 }
 
-// A NaN reaches the windows that hold it, and no others.
+// A NaN reaches only the windows that contain it.
 TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
   ForType([&]<class T>(T) {
     std::vector<T> x(9000, Element<T>(1));
@@ -217,7 +219,7 @@ TEST_P(WindowSumTest, Large) {
   });
 }
 
-// Only on the CPU: strategies of CUDA add 16 bits in f32.
+// Only on the CPU, because CUDA strategies add 16-bit values in f32.
 TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row, DType dtype) {
   return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
 });

@@ -1,5 +1,5 @@
-// Measures the cost of gRPC itself: a server that answers the calls of service_bench and does
-// nothing else.
+// A server that answers the calls of service_bench and does nothing else. It shows the cost of gRPC
+// itself.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@
 
 namespace tessera::bench {
 
-// A callback server. Dot and Reduce return 0, Execute returns zeros, Matmul returns no product, and
-// Health is gRPC's own. Uploads are read and discarded. Downloads send one message of 1 MiB
-// repeatedly. Thread safe.
+// Uses gRPC's callback API. Dot and Reduce return 0, Execute returns zeros, Matmul returns no
+// product, and Health is gRPC's own. Uploads are read and discarded. Downloads send one message of
+// 1 MiB repeatedly. Thread safe.
 class BareServer {
  public:
-  // Port 0 picks a port. Ends the process if it cannot listen.
+  // With port 0, chooses a free port. Ends the process if the server cannot listen.
   explicit BareServer(std::vector<std::string> addresses);
   ~BareServer();
   const std::vector<std::string>& addresses() const { return addresses_; }

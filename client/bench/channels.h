@@ -27,7 +27,7 @@ struct Target {
   Kind kind = Kind::kTessera;
 };
 
-// Whether an address is that of a Unix socket.
+// Whether the address refers to a Unix socket.
 bool IsUnix(std::string_view address);
 
 // Connections to one server for a number of callers. At most 16 callers share a connection, because

@@ -1,4 +1,4 @@
-// Callers: some wait for their responses, some do not, and one has rested.
+// Closed loops of calls, open loops, and single calls after a rest.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace tessera::bench {
 
-// Counts calls that the server refused for lack of room, and ends the process for any other
+// Counts calls that the server refused with RESOURCE_EXHAUSTED, and ends the process for any other
 // failure. Thread safe.
 class Verdicts {
  public:
@@ -32,7 +32,7 @@ class Verdicts {
 
 struct Callers {
   int count = 1;
-  int first = 0;  // the number of the first one
+  int first = 0;  // the number of the first caller
 };
 
 // Callers that each make their next call when the last response arrives, from the constructor until
@@ -41,8 +41,8 @@ class ClosedLoop {
  public:
   ClosedLoop(Channels& channels, const Operation& operation, std::int64_t size, Callers callers);
 
-  // Waits for the calls under way and returns the sample of all calls. Must be called once, before
-  // destruction.
+  // Waits for the calls under way, and returns the sample for all calls. Must be called once,
+  // before destruction.
   Sample Stop();
 
  private:
@@ -64,10 +64,10 @@ class ClosedLoop {
   std::deque<Caller> callers_;
 };
 
-// Calls that start by a Poisson process of a given rate, whether or not earlier ones have ended. A
-// latency counts from the time at which the call was to start. At most kMostUnderWay calls are
-// under way at the same time: further ones wait for one to end, and their latency includes the
-// wait.
+// Calls that start at the times of a Poisson process with a given rate, whether or not earlier
+// calls have ended. A latency counts from the time at which the call was due. At most kMostUnderWay
+// calls are under way at the same time. A further call waits until one ends, and its latency
+// includes the wait.
 class OpenLoop {
  public:
   static constexpr std::size_t kMostUnderWay = 4096;
@@ -75,7 +75,8 @@ class OpenLoop {
   OpenLoop(Channels& channels, const Operation& operation, std::int64_t size)
       : channels_(channels), operation_(operation), size_(size), verdicts_(operation) {}
 
-  // Waits for the last response. Must be called once. The seed determines all start times.
+  // Makes the calls and waits for the last response. Must be called once. The seed determines all
+  // start times.
   Sample Run(double calls_per_second, double seconds, std::uint64_t seed);
 
  private:

@@ -11,11 +11,11 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kWarmUpSeconds = 0.1;
-// Above the numbers of measured callers, so that concurrent loops have separate names for their
-// results.
+// The number of the first caller of the concurrent loops. It is above the numbers of the measured
+// callers, so that the names of results differ.
 constexpr int kFirstBeside = 1 << 20;
 
-// Measures one round of one target. Returns a sample for each load of the group.
+// Measures one round of one target. Returns a sample for each load in the group.
 std::vector<Sample> Measure(const Target& target, const Group& group, std::uint64_t seed,
                             const Options& options) {
   const Operation& operation = *group.operation;
@@ -51,7 +51,7 @@ std::vector<Sample> Measure(const Target& target, const Group& group, std::uint6
   return samples;
 }
 
-// Does the same while other loops run.
+// Does the same as Measure while the loops of --beside run.
 std::vector<Sample> MeasureBeside(const Target& target, const Group& group, std::uint64_t seed,
                                   const Options& options) {
   if (!options.beside.has_value()) return Measure(target, group, seed, options);
@@ -96,7 +96,7 @@ std::vector<Row> MeasureGroup(const Servers& servers, const Group& group, std::m
   std::vector<std::vector<std::vector<Sample>>> samples(
       targets.size(), std::vector<std::vector<Sample>>(group.loads.size()));
   for (int round = 0; round < options.rounds; ++round) {
-    const std::uint64_t seed = random();  // the same calls for every target
+    const std::uint64_t seed = random();  // gives every target the same start times
     std::shuffle(order.begin(), order.end(), random);
     for (const std::size_t i : order) {
       const std::vector<Sample> measured = MeasureBeside(targets[i], group, seed, options);

@@ -1,4 +1,4 @@
-// Rounds of measurements.
+// Runs rounds of measurements.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ struct Row {
   Load load;
   std::string target;
   std::vector<Sample> rounds;
-  std::vector<Sample> bare;  // the bare server's, in the same rounds and over the same transport
+  // The bare server's samples, from the same rounds and over the same transport.
+  std::vector<Sample> bare;
 };
 
-// Measures all rounds of all servers that have the operation, in random order. Returns a row for
-// each load and server. Leaves no buffers behind.
+// Measures all servers that have the operation, in several rounds with a random order of servers.
+// Returns a row for each load and server. Leaves no buffers behind.
 std::vector<Row> MeasureGroup(const Servers& servers, const Group& group, std::mt19937_64& random,
                               const Options& options);
 

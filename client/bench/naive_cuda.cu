@@ -22,8 +22,8 @@ void Check(bool ok, const char* call) {
 #define NAIVE_CUDA(expr) Check((expr) == cudaSuccess, #expr)
 #define NAIVE_CUBLAS(expr) Check((expr) == CUBLAS_STATUS_SUCCESS, #expr)
 
-// What a thread needs while it computes. gRPC's threads come and go, so they share a pool of
-// workers: making a handle takes milliseconds.
+// The stream and the cuBLAS handle that a thread uses while it computes. Creating a handle takes
+// milliseconds and gRPC's threads are short-lived, so the threads share a pool of workers.
 struct Worker {
   explicit Worker(const CublasApi& api) : cublas(api) {
     NAIVE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -1,5 +1,5 @@
-// The memory in which a naive server keeps its vectors, with copies that bound the speed of
-// transfers.
+// The device of a naive server: memory for vectors, their dot product, and copies. The speed of the
+// copies is an upper bound on the speed of transfers.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,17 @@
 
 namespace tessera::bench {
 
-// Thread safe. Every call returns when its work is done. Ends the process on any error.
+// Thread safe. Every call waits until its work is done. Ends the process on any error.
 class NaiveDevice {
  public:
   virtual ~NaiveDevice() = default;
   virtual const char* name() const = 0;
-  // Allocates this many f32, until the last owner is gone.
+  // Allocates memory for this many f32. It is freed when its last owner is gone.
   virtual std::shared_ptr<float> Allocate(std::size_t elements) = 0;
-  // Allocates host memory that Copy reaches directly, until the last owner is gone.
+  // Allocates host memory that the device can access directly. It is freed when its last owner is
+  // gone.
   virtual std::shared_ptr<char> AllocatePinned(std::size_t bytes) = 0;
-  // Copies from host memory to memory of Allocate, or back.
+  // Copies from host memory to memory from Allocate, or back.
   virtual void Copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual float Dot(const float* a, const float* b, std::int64_t elements) = 0;
 };

@@ -10,7 +10,7 @@
 
 namespace tessera::bench {
 
-// Serves Upload of f32, Dot of two buffers, Health, and GetServerInfo, which names the device.
+// Serves Upload for f32, Dot for two buffers, Health, and GetServerInfo, which names the device.
 // Keeps every array until another one replaces it. Thread safe.
 class NaiveServer {
  public:

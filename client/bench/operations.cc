@@ -11,7 +11,7 @@
 namespace tessera::bench {
 namespace {
 
-// method(stub, ...) calls a method of the stub, or the method of the same name of stub.async().
+// method(stub, ...) calls one method, either on the stub itself or on stub.async().
 template <class Stub, class Request, class Response, class Method>
 class UnaryCall final : public Call {
  public:
@@ -86,7 +86,7 @@ std::unique_ptr<Call> Matmul(Channels& channels, int caller, std::int64_t side) 
       [](auto& stub, auto&&... of_call) { return stub.Matmul(of_call...); });
 }
 
-// A program of `steps` Dots of 4096 elements. Consecutive Dots have different operands.
+// The number of elements in the operands of programs.
 constexpr std::int64_t kProgramElements = 4096;
 
 void PutForPrograms(Channels& channels, std::int64_t) { PutVectors(channels, kProgramElements); }
@@ -97,6 +97,7 @@ std::unique_ptr<Call> Program(Channels& channels, int caller, v1::ExecuteRequest
       [](auto& stub, auto&&... of_call) { return stub.Execute(of_call...); });
 }
 
+// A program of `steps` Dots. Consecutive Dots have different operands.
 std::unique_ptr<Call> Dots(Channels& channels, int caller, std::int64_t steps) {
   v1::ExecuteRequest request;
   for (std::int64_t i = 0; i < steps; ++i) {
@@ -107,7 +108,7 @@ std::unique_ptr<Call> Dots(Channels& channels, int caller, std::int64_t steps) {
   return Program(channels, caller, std::move(request));
 }
 
-// A program of ten operations, each on the result of the previous one: nine sums and their total.
+// A program of ten operations, each on the result of the previous one: nine Adds and a Reduce.
 std::unique_ptr<Call> Chain(Channels& channels, int caller, std::int64_t) {
   v1::ExecuteRequest request;
   const std::string buffer = BufferName("a", kProgramElements);

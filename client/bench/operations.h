@@ -1,4 +1,4 @@
-// The operations that callers request, as a table.
+// A table of the operations that callers request.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace tessera::bench {
 
-// A call that one caller repeats, one at a time.
+// A call that one caller makes repeatedly, one at a time.
 class Call {
  public:
   virtual ~Call() = default;
   // Starts the call without waiting. `done` then receives the status, on a thread that belongs to
-  // gRPC or to the call. It may call Start.
+  // gRPC or to the call. `done` may call Start.
   virtual void Start() = 0;
-  // Makes the call and waits for it on this thread. Does not use gRPC's callback threads, which nap
-  // for 100 ms after a second without calls. Does not call `done`.
+  // Makes the call and waits for it on this thread. Does not use gRPC's callback threads, which
+  // sleep for 100 ms at a time after a second without calls. Does not call `done`.
   virtual grpc::Status Run() = 0;
 
   std::function<void(const grpc::Status&)> done;
@@ -31,10 +31,10 @@ enum class SizeUnit { kNone, kElements, kSide, kSteps, kMib };
 struct Operation {
   std::string_view name;
   SizeUnit size_unit;
-  bool naive;  // whether the naive server has it
-  // Uploads what calls of this size read; null: nothing to upload.
+  bool naive;  // whether the naive server supports it
+  // Uploads the buffers that calls of this size read. Null if there are none.
   void (*prepare)(Channels& channels, std::int64_t size);
-  // caller: 0, 1, ...; decides the connection and the names of results.
+  // caller: 0, 1, ...; determines the connection and the names of results.
   std::unique_ptr<Call> (*make)(Channels& channels, int caller, std::int64_t size);
 };
 
@@ -44,7 +44,7 @@ std::span<const Operation> Operations();
 // REQUIRES: an operation has this name.
 const Operation& FindOperation(std::string_view name);
 
-// Returns the bytes that a transfer moves, or the steps of a program of many; 1 for other
+// Returns the number of bytes for a transfer, the number of steps for `dots`, and 1 for other
 // operations.
 std::uint64_t WorkOf(const Operation& operation, std::int64_t size);
 

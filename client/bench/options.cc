@@ -20,7 +20,7 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// Parses NAME=ADDRESS, or an address alone, which is then also the name.
+// Parses NAME=ADDRESS, or only an address, which is then also the name.
 Target ParseTarget(const std::string& text) {
   const std::size_t equals = text.find('=');
   const Target target = equals == std::string::npos
@@ -59,7 +59,7 @@ Beside ParseBeside(const std::string& text) {
   return beside;
 }
 
-// Adds a list of numbers from `least` to `most`, separated by commas.
+// Adds an option for a comma-separated list of numbers from `least` to `most`.
 template <class T, class Bound>
 void AddList(CLI::App& app, const std::string& flag, std::vector<T>& values,
              const std::string& help, Bound least, Bound most) {
@@ -81,23 +81,25 @@ void AddOptions(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->check(CLI::IsMember(names));
   AddList(app, "--callers", options.callers, "concurrent calls", 1, 4096);
-  AddList(app, "--elements", options.elements, "f32 of each vector", 1, 1 << 30);
-  AddList(app, "--side", options.side, "of the matrices of a product, f32", 1, 1 << 15);
-  AddList(app, "--steps", options.steps, "of a program of Dots", 1, 4096);
-  AddList(app, "--transfer-mib", options.transfer_mib, "of one upload or download", 1, 1 << 16);
+  AddList(app, "--elements", options.elements, "f32 elements in each vector", 1, 1 << 30);
+  AddList(app, "--side", options.side, "rows and columns of the f32 matrices in a product", 1,
+          1 << 15);
+  AddList(app, "--steps", options.steps, "steps in a program of Dots", 1, 4096);
+  AddList(app, "--transfer-mib", options.transfer_mib, "MiB in one upload or download", 1, 1 << 16);
   AddList(app, "--rate", options.rate, "open loop: this many calls per second", 0.1, 1e7);
   AddList(app, "--load", options.load,
-          "open loop: this share of the rate of closed loops, which are measured as well", 0.01,
+          "open loop: this fraction of the rate of closed loops, which are measured as well", 0.01,
           10.0);
   AddList(app, "--rest", options.rest, "the first call after this many seconds without calls", 0.0,
           3600.0);
   add_text("--beside", "OPERATION:CALLERS that run during the measurements, such as upload:16",
            [&](const std::vector<std::string>& texts) { options.beside = ParseBeside(texts[0]); })
       ->expected(1);
-  app.add_option("--seconds", options.seconds, "of a measurement")->check(CLI::Range(0.01, 600.0));
+  app.add_option("--seconds", options.seconds, "duration of a measurement")
+      ->check(CLI::Range(0.01, 600.0));
   app.add_option("--rounds", options.rounds, "measurements of each target, interleaved")
       ->check(CLI::Range(1, 1000));
-  app.add_option("--seed", options.seed, "of the order of targets and of open loops");
+  app.add_option("--seed", options.seed, "seed for the order of targets and for open loops");
   app.add_option("--json", options.json,
                  "file for the results, written again after each kind of measurement");
 }

@@ -11,7 +11,7 @@
 
 namespace tessera::bench {
 
-// Loops of one operation that run during the measurements.
+// Closed loops of one operation that run during the measurements.
 struct Beside {
   std::string operation;
   int callers = 0;
@@ -28,7 +28,7 @@ struct Options {
   std::vector<std::int64_t> steps = {1000};
   std::vector<std::int64_t> transfer_mib = {64};
   std::vector<double> rate;  // calls per second
-  std::vector<double> load;  // shares of the closed loops' rate
+  std::vector<double> load;  // fractions of the closed loops' rate
   std::vector<double> rest;  // seconds
   std::optional<Beside> beside;
   double seconds = 1;
@@ -37,7 +37,7 @@ struct Options {
   std::string json;
 };
 
-// Adds the flags of a measurement. The parser rejects texts that mean nothing.
+// Adds the flags for measurements. The parser rejects invalid values.
 void AddOptions(CLI::App& app, Options& options);
 
 }  // namespace tessera::bench

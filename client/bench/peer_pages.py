@@ -1,4 +1,5 @@
-"""Tables and plots of client/python/peers.py, for docs/performance.md and docs/measured."""
+"""Tables and plots of the results of client/python/peers.py, for docs/performance.md and
+docs/measured."""
 
 import json
 
@@ -7,7 +8,7 @@ from pages import MEASURED, markdown, time_text
 
 
 class Peers:
-    """docs/measured/NAME.json. It has no rows if the file is missing."""
+    """The results in docs/measured/NAME.json. There are no rows if the file is missing."""
 
     def __init__(self, name):
         path = MEASURED / f"{name}.json"
@@ -36,7 +37,8 @@ PLOTTED = ("dot", "gelu", "matmul")
 
 
 def table(run, sizes):
-    """Returns a line for each expression and number of elements, and a column for each server."""
+    """Returns a table with a line for each expression and number of elements, and a column for
+    each server."""
     servers = run.unique("server")
     lines = []
     for expression in run.unique("expression"):
@@ -49,7 +51,7 @@ def table(run, sizes):
 
 
 def full(name):
-    """Returns a table of all sizes, and plots."""
+    """Returns a table of all sizes, followed by plots."""
     run = Peers(name)
     if not run.rows:
         return unmeasured(name)
@@ -75,7 +77,7 @@ TABLES = {"full": full, "brief": brief}
 
 
 def plot(name, expression):
-    """Returns a plot of times over the number of elements, with a line for each server."""
+    """Returns a plot of times against the number of elements, with a line for each server."""
 
     run = Peers(name)
     sizes = sorted(run.unique("elements"))

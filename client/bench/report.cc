@@ -62,7 +62,7 @@ const char* Name(SizeUnit unit) {
   return "";
 }
 
-// Two runs agree in fewer than five digits.
+// Rounds to five digits. Repeated runs agree in fewer.
 double Rounded(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.5g", value);
@@ -77,7 +77,8 @@ json ToJson(const Sample& sample) {
   return object;
 }
 
-// Returns what follows `key` and a colon in the first such line of a file; empty: none.
+// Returns the text after the colon in the first line of a file that begins with `key`, or "" if
+// there is none.
 std::string Field(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -87,7 +88,7 @@ std::string Field(const char* path, const std::string& key) {
   return "";
 }
 
-// Returns a version such as "580.159.04" of NVIDIA's driver; empty: none.
+// Returns the version of NVIDIA's driver, such as "580.159.04", or "" if there is none.
 std::string DriverVersion() {
   std::istringstream words(Field("/proc/driver/nvidia/version", "NVRM version"));
   for (std::string word; words >> word;) {
@@ -194,7 +195,7 @@ json Describe(const Options& options, const std::vector<Target>& targets) {
 
 void Write(std::ostream& file, const json& description, const std::vector<Row>& rows) {
   std::string head = description.dump(1);
-  head.resize(head.size() - 2);  // the line end and brace
+  head.resize(head.size() - 2);  // removes the last newline and brace
   file << head << ",\n \"rows\": [";
   for (const Row& row : rows) file << (&row == rows.data() ? "\n  " : ",\n  ") << ToJson(row);
   file << "\n ]\n}\n";

@@ -14,8 +14,8 @@ namespace tessera::bench {
 void PrintHead();
 void Print(const Row& row);
 
-// Returns the parts of a document other than its rows. Asks every server but the bare ones about
-// its device.
+// Returns the parts of a document other than its rows. Asks every server except the bare ones about
+// its devices.
 nlohmann::ordered_json Describe(const Options& options, const std::vector<Target>& targets);
 
 // Writes one document, with one row per line.

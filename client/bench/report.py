@@ -8,17 +8,17 @@ docs/measured/python.md from runs of service_bench and client/python/peers.py.
       with 1 if there are any.
 
 A page's table is between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
-  closed         closed loops: rates, their ratios to the bare server's, latencies
-  open           open loops, at a rate and at a share of the closed loops' rate: latencies
+  closed         closed loops: rates, their ratios to the bare server's rates, and latencies
+  open           open loops, at a rate and at a fraction of the closed loops' rate: latencies
   rest           the first call after a rest
   brief          only the servers of this project, with a line for each operation, size and load;
                  FILE and OPERATION may be lists, separated by commas
 
-A table of a file that client/python/peers.py wrote is between <!-- peers: FILE WHAT --> and
-<!-- end -->. It says "unmeasured" if FILE.json is missing. WHAT is `full`, with plots, or `brief`,
-with only the largest arrays.
+A table of results from client/python/peers.py is between <!-- peers: FILE WHAT --> and
+<!-- end -->. The table says "unmeasured" if FILE.json is missing. WHAT is `full`, with plots, or
+`brief`, with only the largest arrays.
 
-A plot ![...](FILE_OPERATION_WHAT.svg) on a page in docs/measured shows closed loops, over the
+A plot ![...](FILE_OPERATION_WHAT.svg) on a page in docs/measured shows closed loops, against the
 number of callers, for the first size that was measured. WHAT is
   rate           thousands of calls per second, or GB/s of transfers
   latency        p50 and, dashed, p99
@@ -41,7 +41,7 @@ SCALE = {"calls": (1e3, "thousand calls/s"), "bytes": (1e9, "GB/s")}
 
 
 class Run:
-    """docs/measured/NAME.json."""
+    """The results in docs/measured/NAME.json."""
 
     def __init__(self, name):
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ class Run:
 
 
 def scale(row):
-    """Returns the divisor of the row's rates, and the unit of the quotient."""
+    """Returns the divisor for the row's rates, and the unit of the quotient."""
     return SCALE["bytes" if row["size_unit"] == "MiB" else "calls"]
 
 
@@ -206,7 +206,7 @@ def brief_cells(run, row, bare):
 
 
 def brief_note(runs):
-    """Returns the text of Run.note, once for all runs."""
+    """Returns a note like that of Run.note for several runs."""
 
     def each(values):
         return " and ".join(dict.fromkeys(values))
@@ -218,7 +218,8 @@ def brief_note(runs):
 
 
 def brief_table(names, operations):
-    """Returns lines by operation, size and load, with the columns of this project's servers."""
+    """Returns a table with a line for each operation, size and load, and columns for this
+    project's servers."""
     heads, found = ["operation", "size", "load", "callers"], {}
     runs = [Run(name) for name in names.split(",")]
     for operation in operations.split(","):
@@ -244,7 +245,7 @@ def brief_table(names, operations):
 
 
 def without_blank_sizes(head, lines, note):
-    """Returns a table, without its first column if the operation has no sizes."""
+    """Returns a table. Its first column is left out if the operation has no sizes."""
     if not any(line[0] for line in lines):
         head, lines = head[1:], [line[1:] for line in lines]
     return markdown(head, lines, note)

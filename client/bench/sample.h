@@ -1,4 +1,4 @@
-// The result of one measurement, and statistics of several.
+// The result of one measurement, and statistics over several.
 #pragma once
 
 #include <array>
@@ -16,13 +16,13 @@ inline Clock::duration Ticks(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// One measurement of one target. The latencies are those of successful calls.
+// One measurement of one target. Only successful calls count for latencies.
 struct Sample {
-  double per_second = 0;  // calls, or bytes of transfers
+  double per_second = 0;  // calls, or bytes for transfers
   double p50_us = 0, p90_us = 0, p99_us = 0, p999_us = 0, max_us = 0;
   double refused = 0;            // calls that the server answered with RESOURCE_EXHAUSTED
-  double late_us = 0;            // open loops: the p99 delay of calls after their start times
-  double beside_per_second = 0;  // the concurrent loops' calls, or bytes of transfers
+  double late_us = 0;            // in open loops, the p99 delay until a call that is due starts
+  double beside_per_second = 0;  // per_second of the concurrent loops
 };
 
 // The names of a sample's metrics in JSON.
@@ -42,16 +42,16 @@ inline constexpr std::array kFigures = {
     Figure{"beside_per_second", &Sample::beside_per_second},
 };
 
-// Returns the smallest value that is at least as large as a share q of all values; 0 without
-// values. The values are in ascending order.
+// Returns the smallest value that is at least as large as a fraction q of all values, or 0 if there
+// are none. The values must be in ascending order.
 double Quantile(const std::vector<double>& sorted, double q);
 
-// Returns the median, which is the mean of the middle two of an even number of values; 0 without
-// values.
+// Returns the median, or 0 if there are no values. With an even number of values, the median is the
+// mean of the middle two.
 double Median(std::vector<double> values);
 
-// Makes a sample of a measurement of this many seconds from the latencies of its calls, in
-// microseconds. work: one call's, 1 or its bytes.
+// Returns the sample for a measurement that took this many seconds. latencies: the latencies of its
+// calls, in microseconds. work: the work of one call, from WorkOf.
 Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t work);
 
 // Returns one metric of many samples.
@@ -60,8 +60,8 @@ std::vector<double> Column(const std::vector<Sample>& samples, double Sample::*v
 // Returns the median of every metric.
 Sample Medians(const std::vector<Sample>& samples);
 
-// Returns the median of every metric's ratio to that of the peer's sample of the same round; 0 if
-// the peer has none.
+// Divides every metric by the same metric of the peer in the same round, and returns the medians of
+// these ratios. A ratio is 0 if the peer's metric is 0.
 Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers);
 
 }  // namespace tessera::bench

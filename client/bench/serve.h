@@ -12,9 +12,9 @@
 
 namespace tessera::bench {
 
-// Starts a server of these services and of gRPC's health service, with gRPC's defaults except for
-// messages of up to 8 MiB. Replaces port 0 with the port that was chosen. Ends the process if it
-// cannot listen.
+// Starts a server with these services and gRPC's health service. It uses gRPC's defaults, except
+// that messages may have up to 8 MiB. Replaces port 0 with the port that was chosen. Ends the
+// process if the server cannot listen.
 std::unique_ptr<grpc::Server> Serve(std::vector<std::string>& addresses,
                                     const std::vector<grpc::Service*>& services);
 
@@ -22,8 +22,8 @@ std::unique_ptr<grpc::Server> Serve(std::vector<std::string>& addresses,
 // gRPC.
 class ServerProcess {
  public:
-  // Runs in the new process: starts a server there, keeps it, and returns the addresses on which it
-  // listens.
+  // Runs in the new process. Must start a server, keep it alive, and return the addresses on which
+  // it listens.
   using Start = std::function<std::vector<std::string>()>;
   explicit ServerProcess(const Start& start);
   ~ServerProcess();

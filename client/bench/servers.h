@@ -13,7 +13,7 @@
 namespace tessera::bench {
 
 // These start a server that lives as long as the process and return the addresses on which it
-// listens, with the chosen ports. They must be called at most once.
+// listens, with the chosen ports. Each may be called at most once.
 std::vector<std::string> KeepBare(const std::vector<std::string>& addresses);
 std::vector<std::string> KeepNaive(const std::vector<std::string>& addresses);
 

@@ -1,18 +1,18 @@
-// Measures what callers get from a server: calls per second, latencies and transfer rates.
-// Measurements are interleaved with those of a bare gRPC server that does nothing.
+// Measures the performance of a server as its callers see it: calls per second, latencies and
+// transfer rates. Measurements are interleaved with those of a bare gRPC server that does nothing.
 //
 //   service_bench --target 127.0.0.1:50051 [--target NAME=unix:/path ...] [--callers 1,4,16,64]
 //                 [--operations ping,dot,reduce,matmul,upload,download] [--json FILE] ...
-//   service_bench serve ADDRESS...         the bare server alone
-//   service_bench serve-naive ADDRESS...   the naive server alone
+//   service_bench serve ADDRESS...         only the bare server
+//   service_bench serve-naive ADDRESS...   only the naive server
 //
 // By default, callers are closed loops, each of which makes its next call when the last response
-// arrives. With --rate or --load, they are open loops, whose calls come at random whether or not
-// earlier ones have ended. --rest measures the first call after a rest. Every round times every
-// target once, in random order. The table has medians of the rounds, and of the ratios to the bare
-// server in the same round. A target with a Unix address is compared with the bare server over a
-// Unix socket. Without --target, only the bare server is timed. --bare ADDRESS takes one that runs
-// elsewhere instead of starting one in a separate process.
+// arrives. With --rate or --load, they are open loops, whose calls start at random times whether or
+// not earlier calls have ended. --rest measures the first call after a rest. Every round times
+// every target once, in random order. The table has medians over the rounds, including medians of
+// the ratios to the bare server in the same round. A target with a Unix address is compared with
+// the bare server over a Unix socket. Without --target, only the bare server is timed. With --bare
+// ADDRESS, the bare server is one that runs elsewhere, and none is started.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -35,9 +35,9 @@ namespace tessera::bench {
 namespace {
 
 int Run(const Options& options) {
-  // Checked first, so that no time is spent on measurements that cannot be written.
+  // This is checked first, so that no time is spent on measurements that cannot be written.
   if (!options.json.empty() && !std::ofstream(options.json)) Die("cannot write " + options.json);
-  const Servers servers(options);  // before this process uses gRPC
+  const Servers servers(options);  // must start before this process uses gRPC
   const nlohmann::ordered_json description = Describe(options, servers.targets());
   std::mt19937_64 random(options.seed);
   std::vector<Row> rows;
@@ -47,7 +47,8 @@ int Run(const Options& options) {
       Print(row);
       rows.push_back(std::move(row));
     }
-    // Written after every group, so that a run that is stopped keeps its measurements.
+    // The file is written after every group, so that a run that is interrupted keeps its
+    // measurements.
     if (options.json.empty()) continue;
     std::ofstream file(options.json);
     Write(file, description, rows);
@@ -68,7 +69,8 @@ int ServeForEver(const std::vector<std::string>& listening) {
 namespace bench = tessera::bench;
 
 int main(int argc, char** argv) {
-  CLI::App app("Measures what callers get from a server, compared with a bare gRPC server");
+  CLI::App app(
+      "Measures the performance of a server for its callers, compared with a bare gRPC server");
   bench::Options options;
   bench::AddOptions(app, options);
   std::vector<std::string> addresses;
@@ -77,8 +79,8 @@ int main(int argc, char** argv) {
     command->add_option("address", addresses, "host:port or unix:/path")->required();
     return command;
   };
-  const CLI::App* serve = add_server("serve", "the bare server alone");
-  const CLI::App* naive = add_server("serve-naive", "the naive server alone");
+  const CLI::App* serve = add_server("serve", "run only the bare server");
+  const CLI::App* naive = add_server("serve-naive", "run only the naive server");
   CLI11_PARSE(app, argc, argv);
   if (serve->parsed()) return bench::ServeForEver(bench::KeepBare(addresses));
   if (naive->parsed()) return bench::ServeForEver(bench::KeepNaive(addresses));

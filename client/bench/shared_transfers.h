@@ -9,10 +9,10 @@
 
 namespace tessera::bench {
 
-// Transfers of this many MiB; as Operation::make. A bare server shares no memory, so the peer is a
-// lower bound on such a transfer's time: the GPU runtime's copy between page-locked memory and the
-// GPU, in this process. Without a GPU it is a memcpy. Ends the process if a server shares no
-// memory.
+// These implement Operation::make for transfers of this many MiB. For a bare server, which shares
+// no memory, they measure a lower bound on the time of such a transfer: the GPU runtime's copy
+// between page-locked memory and the GPU, in this process, or a memcpy if there is no GPU. They end
+// the process if any other server shares no memory.
 std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);
 

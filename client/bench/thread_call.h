@@ -1,4 +1,4 @@
-// A call that is made by a blocking function.
+// A call that a blocking function makes.
 #pragma once
 
 #include <condition_variable>

@@ -39,7 +39,7 @@ struct BenchFlags {
   std::string expression;
   std::vector<std::string> operands;
 
-  // Returns the options of one call, whose result goes to a buffer of the run.
+  // Returns the options of one call. The caller sets the target of an array result.
   OperationOptions Options(const std::string& strategy) const {
     OperationOptions options;
     options.cancel = InterruptScope::token();
@@ -50,7 +50,7 @@ struct BenchFlags {
   }
 };
 
-// One run of `tessera bench`, with what all operations share.
+// One run of `tessera bench`, with the state and functions that all operations share.
 class Bench {
  public:
   Bench(Session& session, const BenchFlags& flags, const v1::GetServerInfoResponse& info)
@@ -59,7 +59,7 @@ class Bench {
   }
 
   absl::StatusOr<Input> Resolve(const std::string& text) { return ResolveInput(session_, text); }
-  // Returns both operands. One that is named twice counts as read once.
+  // Returns both operands. An operand that is given twice counts as read once.
   absl::StatusOr<std::pair<Input, Input>> ResolveBoth() {
     auto a = Resolve(flags_.a);
     if (!a.ok()) return a.status();
@@ -69,7 +69,7 @@ class Bench {
     return std::make_pair(*std::move(a), *std::move(b));
   }
 
-  // Returns the result of a call that was stored in Target().
+  // Returns the result of a call that stored its array in Target().
   template <class Response>
   absl::StatusOr<BenchAnswer> ArrayAnswer(const absl::StatusOr<Response>& response,
                                           bool with_values) {
@@ -87,9 +87,8 @@ class Bench {
   ResultBuffer Target(std::string_view name = "result") { return scratch_.Target(name); }
   absl::StatusOr<BenchValues> Fetch(const v1::Buffer& buffer) { return scratch_.Fetch(buffer); }
 
-  // Returns the square root of the sum of squares, with a margin for its own rounding. By the
-  // Cauchy-Schwarz inequality, the sums of magnitudes in the error bounds are at most products of
-  // such norms.
+  // Returns L2 norms, with a margin for their own rounding. By the Cauchy-Schwarz inequality, the
+  // sums of magnitudes in the error bounds are at most products of such norms.
   absl::StatusOr<BenchValues> Norms(const Operand& x, const std::vector<int>& axes) {
     constexpr long double kRoom = 1.01L;
     OperationOptions options;
@@ -106,7 +105,7 @@ class Bench {
 
   enum class Ceiling { kMemory, kVendor };
 
-  // Runs the problem, measures its ceiling, and prints.
+  // Runs the problem, measures its ceiling, and prints the report.
   absl::Status Report(Ceiling ceiling) {
     const auto list = client().ListStrategies(problem.operation);
     if (!list.ok()) return list.status();
@@ -148,8 +147,8 @@ class Bench {
 
  private:
   void AddStrategy(const std::string& name) {
-    // A name may stand for a strategy on each kind of device. The last position counts: the CPU's
-    // strategies are listed first, and without GPUs the order does not change.
+    // A name may stand for a strategy on each kind of device. It keeps its last position, because
+    // the CPU's strategies are listed first. Without GPUs, this does not change the order.
     auto& names = problem.strategies;
     names.erase(std::remove(names.begin(), names.end(), name), names.end());
     names.push_back(name);
@@ -239,8 +238,8 @@ absl::Status BenchReduce(Bench& bench, const BenchFlags& flags) {
         IsDeviation(op))
       return [](std::size_t, long double value) { return std::abs(value); };
     if (op == ReduceOp::kProduct) {
-      // Partial products of very small or large factors may leave the range in one order but not in
-      // another.
+      // Partial products of very small or large factors may overflow or underflow in one order but
+      // not in another.
       const long double small = x->dtype == DType::kF64 ? 1e-290L : 1e-30L;
       return [small](std::size_t, long double value) {
         const long double size = std::abs(value);
@@ -335,8 +334,8 @@ absl::Status BenchWindowSum(Bench& bench, const BenchFlags& flags) {
   };
   bench.problem.scale = [&]() -> absl::StatusOr<BenchScale> {
     if (IsInteger(x->dtype) || x->elements() == 0) return ConstantScale(0);
-    // The magnitudes in a window add up to at most its width times the largest, and to at most the
-    // total.
+    // The sum of the magnitudes in a window is at most the largest magnitude times the number of
+    // elements in the window, which is limited by the window's width and by the array's size.
     long double largest = 0;
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       const auto response = bench.client().Reduce(op, x->operand);
@@ -357,7 +356,7 @@ absl::Status BenchMap(Bench& bench, const BenchFlags& flags) {
   for (const std::string& text : flags.operands) {
     const auto x = bench.Resolve(text);
     if (!x.ok()) return x.status();
-    // An operand that is named twice counts as read once.
+    // An operand that is given twice counts as read once.
     const auto before = flags.operands.begin() + static_cast<std::ptrdiff_t>(operands.size());
     if (std::find(flags.operands.begin(), before, text) == before)
       bench.problem.operand_bytes += x->bytes();
@@ -435,7 +434,7 @@ void AddBench(CLI::App& app, Command& chosen) {
         ->add_option("--strategy", flags->strategies,
                      "Algorithms to compare, as in a,b,c; default: all that run")
         ->type_name("STRATEGY");
-    command->add_option("--repeat", flags->repeat, "Timed calls of each")
+    command->add_option("--repeat", flags->repeat, "Timed calls per strategy")
         ->check(CLI::Range(1, 100'000))
         ->capture_default_str();
     AddLaunch(*command, flags->launch);
@@ -481,13 +480,15 @@ void AddBench(CLI::App& app, Command& chosen) {
   window->add_option("x", window_flags->a, "The operand, of rank 1")
       ->type_name("OPERAND")
       ->required();
-  window->add_option("--radius", window_flags->radius, "In elements")
+  window->add_option("--radius", window_flags->radius, "The radius, in elements")
       ->required()
       ->check(Fits<std::int64_t>());
 
   auto [map, map_flags] = add("map", "An expression for each element", BenchMap);
-  map->add_option("expression", map_flags->expression, "As for 'tessera map'")->required();
-  map->add_option("operands", map_flags->operands, "a, b, ... of the expression; broadcast")
+  map->add_option("expression", map_flags->expression, "The expression, as for 'tessera map'")
+      ->required();
+  map->add_option("operands", map_flags->operands,
+                  "Operands a, b, ... of the expression, which are broadcast")
       ->type_name("OPERAND")
       ->required()
       ->expected(1, 8);
@@ -498,7 +499,7 @@ void AddBench(CLI::App& app, Command& chosen) {
       ->required()
       ->check(Fits<std::int64_t>());
   topk->add_flag("--smallest", topk_flags->smallest, "The smallest rather than the largest");
-  topk->add_option("--axis", topk_flags->axis, "Default: the last");
+  topk->add_option("--axis", topk_flags->axis, "The axis; default: the last");
 }
 
 }  // namespace tessera

@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// Returns the file's stem, with every character replaced that a name may not have.
+// Returns the file's stem, in which '_' replaces every character that is not allowed in a name.
 std::string NameOfFile(const std::string& path) {
   std::string name = std::filesystem::path(path).stem().string();
   for (char& c : name) {
@@ -111,13 +111,14 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
-// Adds --device and --placement, which exclude each other.
+// Adds --device and --placement, which are mutually exclusive.
 template <class Flags>
 void AddWhere(CLI::App& command, const std::string& device_help, Flags& flags) {
   auto* device = command.add_option("--device", flags.device, device_help)->type_name("DEVICE");
   command
-      .add_option("--placement", flags.placement,
-                  "Devices among which it is divided, such as cuda:0,cuda:1; all: every device")
+      .add_option(
+          "--placement", flags.placement,
+          "Devices among which the array is divided, such as cuda:0,cuda:1; all: every device")
       ->type_name("DEVICES")
       ->delimiter(',')
       ->excludes(device);
@@ -139,7 +140,7 @@ void AddPut(CLI::App& app, Command& chosen) {
       ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
   command->add_flag("--no-checksums", flags->no_checksums,
-                    "Do not have the server check a CRC-32C of the bytes");
+                    "Do not send CRC-32C checksums for the server to check");
   auto* random =
       command->add_option("--random", flags->random, "Upload random numbers instead of a file")
           ->check(CLI::IsMember({"normal", "uniform", "ones", "zeros"}))
@@ -227,8 +228,8 @@ void AddLs(CLI::App& app, Command& chosen) {
 
 namespace {
 
-// Removes as many buffers as it can and returns the first error. version 0: all versions of each
-// name.
+// Removes as many buffers as possible and returns the first error. version: 0 means all versions of
+// each name.
 absl::Status Remove(Session& session, const std::vector<std::string>& names,
                     std::uint64_t version) {
   if (version != 0 && names.size() > 1) return BadOption("--version takes exactly one name");
@@ -351,8 +352,8 @@ void AddImport(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<ImportFlags>();
   CLI::App* command = app.add_subcommand(
       "import",
-      "Let the server fetch a buffer from another server, if its --import-from allows it");
-  command->add_option("from", flags->server, "The other server, as the server reaches it")
+      "Have the server fetch a buffer from another server, if its --import-from allows that");
+  command->add_option("from", flags->server, "The other server, as seen from the server")
       ->type_name("HOST:PORT")
       ->required();
   command->add_option("source", flags->source, "Its buffer")->type_name("NAME")->required();

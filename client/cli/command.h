@@ -1,5 +1,4 @@
-// What the subcommands of `tessera` share: the session in which they run, option values,
-// interrupts.
+// Code that the subcommands of `tessera` share: sessions, option values and interrupts.
 #pragma once
 
 #include <fcntl.h>
@@ -30,13 +29,14 @@
 
 namespace tessera {
 
-// The state of a subcommand. If json is set, the subcommand prints nothing and fills the document.
+// The state of a subcommand. If json is set, the subcommand prints nothing and fills the document
+// instead.
 struct Session {
   Client& client;
   bool json = false;
   Json document = Json::object();
 
-  // Returns the server's limits, which are requested once.
+  // Returns the server's limits. They are requested only once.
   absl::StatusOr<v1::Limits> Limits() {
     if (!limits) {
       const auto info = client.GetServerInfo();
@@ -59,23 +59,24 @@ using Command = std::function<absl::Status(Session&)>;
 // Returns the error for a combination of options that the parser cannot reject.
 absl::Status BadOption(std::string_view what);
 
-// Returns the protocol's name of a command's operation: "top_k" for "topk".
+// Returns the protocol's name for a command's operation, such as "top_k" for "topk".
 std::string OperationName(const std::string& command);
 
-// The ttl of a buffer that this process deletes itself unless it ends earlier: as long as the
-// server allows, at most an hour.
+// Returns the ttl for a temporary buffer, which this process deletes itself unless it ends first.
+// The ttl is one hour, or the server's maximum if that is shorter.
 absl::Duration TemporaryTtl(const v1::Limits& limits);
 
 // --- Values of options ---------------------------------------------------------------------------
 
-// Parses "90" (seconds), "90s", "10m", "1h30m" or "inf". Returns nullopt unless it is above 0.
+// Parses a duration such as "90" (seconds), "90s", "10m", "1h30m" or "inf". Returns nullopt unless
+// it is above 0.
 std::optional<absl::Duration> ParseDuration(const std::string& text);
 
-// endless: whether "inf" is accepted.
+// Checks that a text is a duration. endless: whether "inf" is accepted.
 CLI::Validator DurationCheck(bool endless = false);
 
-// Rejects whole numbers that T, of 64 bits, cannot hold, because the parser would take the nearest
-// one.
+// Rejects whole numbers that do not fit in T, a 64-bit type. The parser would replace them with the
+// nearest number that fits.
 template <class T>
 CLI::Validator Fits() {
   static_assert(sizeof(T) == sizeof(long long));
@@ -106,7 +107,8 @@ auto Parse(const Values& values, std::string_view text) {
   return *std::find_if(values.begin(), values.end(), [&](auto v) { return Name(v) == text; });
 }
 
-// Sets the value as if it were on the command line. Throws CLI::ParseError if it is invalid.
+// Sets an option as if the value were on the command line. Throws CLI::ParseError if the value is
+// invalid.
 inline void SetOption(CLI::Option& option, const std::string& value) {
   option.clear();
   option.add_result(value);
@@ -116,8 +118,8 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 // --- Interrupts ----------------------------------------------------------------------------------
 
 // While an instance exists, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its
-// token, which undoes transfers. The second signal kills the process. Only one instance may exist
-// at a time.
+// token and undoes their transfers. The second signal kills the process. Only one instance may
+// exist at a time.
 class InterruptScope {
  public:
   InterruptScope() {
@@ -134,7 +136,7 @@ class InterruptScope {
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], nullptr, &before_[i]);
-      // Signals that nohup has set to be ignored stay ignored.
+      // Signals that are already ignored, for example because of nohup, stay ignored.
       if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
     }
   }
@@ -149,7 +151,7 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  // The token for CallOptions::cancel and the same field of other options.
+  // Returns the token for CallOptions::cancel and for the same field in other options.
   static std::stop_token token() { return interrupted_.get_token(); }
   static absl::Status Check() {
     return interrupted_.stop_requested() ? absl::CancelledError("interrupted") : absl::OkStatus();
@@ -174,7 +176,8 @@ class InterruptScope {
 
 // --- Subcommands ---------------------------------------------------------------------------------
 
-// Each of these declares one or a few subcommands, which set `chosen` to what they run.
+// Each of these functions adds one or more subcommands. The subcommand on the command line sets
+// `chosen` to the function to run.
 void AddPut(CLI::App& app, Command& chosen);
 void AddGet(CLI::App& app, Command& chosen);
 void AddLs(CLI::App& app, Command& chosen);

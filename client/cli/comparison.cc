@@ -46,7 +46,7 @@ std::string Refusal(const absl::Status& error) {
   return "";
 }
 
-// Relative rounding of a result to its type, and the spacing of its subnormal numbers.
+// The unit roundoff of a type, and the spacing of its subnormal numbers.
 struct Rounding {
   long double unit;
   long double least;
@@ -67,7 +67,7 @@ Rounding RoundingOf(DType dtype) {
   }
 }
 
-// Whether the values of two strategies with these roundoffs may both be right.
+// Whether the values of two strategies with these roundoffs may both be correct.
 bool Agree(long double a, long double b, double roundoff_a, double roundoff_b, long double scale,
            DType dtype) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return true;
@@ -143,7 +143,8 @@ absl::StatusOr<BenchReport> RunBench(const BenchProblem& problem) {
                     : static_cast<double>(problem.operand_bytes + answers[0].result_bytes);
   if (absl::Status status = Compare(problem, answers, report); !status.ok()) return status;
 
-  // Calls are interleaved, so that a falling clock or another process affects all strategies alike.
+  // Calls are interleaved, so that a drop in the clock rate or another process affects all
+  // strategies alike.
   std::vector<double> used_us(report.rows.size(), 0);
   for (int round = 0; round < problem.repeat; ++round) {
     for (std::size_t r = 0; r < report.rows.size(); ++r) {
@@ -169,7 +170,7 @@ absl::Status CheckAgreement(const BenchReport& report) {
     return MakeError(absl::StatusCode::kInternal, "RESULTS_DISAGREE",
                      absl::StrCat("'", row.strategy, "' differs from '", report.reference, "' by ",
                                   absl::StrFormat("%g", static_cast<double>(row.difference)),
-                                  ", which is more than the bounds of both allow"),
+                                  ", which is more than the error bounds of both allow"),
                      {{"strategy", row.strategy}, {"reference", report.reference}});
   }
   return absl::OkStatus();
@@ -183,7 +184,7 @@ BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
       ttl_(TemporaryTtl(limits)) {}
 
 BenchScratch::~BenchScratch() {
-  // Buffers that no result has reached do not exist.
+  // A buffer does not exist if no result was stored in it.
   for (const std::string& name : names_) client_.DeleteBuffer(name).IgnoreError();
 }
 
@@ -268,7 +269,7 @@ absl::StatusOr<double> MeasureRate(Client& client, BenchScratch& scratch, const 
   for (int call = 0; call <= kCeilingCalls; ++call) {
     const auto dot = client.Dot(operands[0], operands[1], options);
     if (!dot.ok()) return dot.status();
-    if (call > 0) us.push_back(dot->stats().kernel_us());  // the first one warms up
+    if (call > 0) us.push_back(dot->stats().kernel_us());  // the first call is a warm-up
   }
   std::sort(us.begin(), us.end());
   const double bytes = 2 * static_cast<double>(elements) * sizeof(float);
@@ -278,8 +279,7 @@ absl::StatusOr<double> MeasureRate(Client& client, BenchScratch& scratch, const 
 }  // namespace
 
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device) {
-  // The arrays are several times as large as the caches, but never more than a part of the free
-  // memory.
+  // Each array is several times as large as the caches, but at most an eighth of the free memory.
   const std::uint64_t most = std::uint64_t{device.backend() == "cpu" ? 128u : 256u} << 20;
   constexpr std::uint64_t kLeast = std::uint64_t{32} << 20;
   const std::uint64_t used = std::min(device.buffer_used_bytes(), device.buffer_limit_bytes());
@@ -304,7 +304,7 @@ double Share(const BenchReport& report, const BenchReport::Row& row) {
   return row.rate / report.ceiling.rate;
 }
 
-// Returns a power of ten and its prefix that suit the report's rates.
+// Returns a power of ten that suits the report's rates, and the unit with the matching prefix.
 std::pair<double, std::string> Prefix(const BenchReport& report) {
   double largest = report.ceiling.rate;
   for (const BenchReport::Row& row : report.rows) largest = std::max(largest, row.rate);
@@ -410,7 +410,7 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
   }
   if (!reasons.empty()) text += '\n';
   if (report.rows.size() > 1 && CheckAgreement(report).ok()) {
-    text += "\nAll answers agree within the strategies' error bounds.\n";
+    text += "\nAll results agree within the strategies' error bounds.\n";
   }
   return text;
 }

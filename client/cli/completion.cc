@@ -1,5 +1,5 @@
-// completion, and complete, which the completion scripts call: the candidates for the word at the
-// cursor.
+// completion, which prints a script for a shell, and complete, which these scripts call to get the
+// candidates for the word at the cursor.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -29,13 +29,14 @@ struct Candidate {
 // The last word of a command line and its position.
 struct Place {
   CLI::App* command = nullptr;         // the innermost subcommand before the word
-  const CLI::Option* value = nullptr;  // the option or positional argument whose value the word is
-  bool may_be_option = true;           // no "--" precedes it
-  std::string before;                  // "--dtype=" of "--dtype=f"
-  std::string word;                    // "f" of "--dtype=f"
+  const CLI::Option* value = nullptr;  // the option or argument that the word is a value of
+  bool may_be_option = true;           // whether no "--" precedes the word
+  std::string before;                  // the part before the value: "--dtype=" in "--dtype=f"
+  std::string word;                    // the rest: "f" in "--dtype=f"
 };
 
-// Finds "-o" or "--output" among the options of the command and its parents; nullptr: none.
+// Finds an option such as "-o" or "--output" of the command or its parents. Returns nullptr if
+// there is none.
 CLI::Option* FindOption(CLI::App* command, const std::string& name) {
   for (; command != nullptr; command = command->get_parent()) {
     if (CLI::Option* option = command->get_option_no_throw(name)) return option;
@@ -51,17 +52,18 @@ CLI::App* FindSubcommand(CLI::App& command, const std::string& name) {
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
-// Applies an option of the program itself, such as --server, to the calls that complete the line.
+// Applies a global option, such as --server, to the calls that the completion makes.
 void Apply(const CLI::App& app, CLI::Option* option, const std::string& value) {
   const auto options = app.get_options();
   if (std::find(options.begin(), options.end(), option) == options.end()) return;
   try {
     SetOption(*option, value);
-  } catch (const CLI::ParseError&) {  // the line will be rejected, but not here
+  } catch (const CLI::ParseError&) {  // an invalid value is reported when the line is run
   }
 }
 
-// Returns the positional argument with this number. The last one takes all that follow if it can.
+// Returns the positional argument with this number. The last one takes all further words if it
+// accepts several.
 const CLI::Option* Positional(const CLI::App& command, std::size_t number) {
   const auto all = command.get_options([](const CLI::Option* o) { return o->get_positional(); });
   if (number < all.size()) return all[number];
@@ -131,8 +133,9 @@ std::vector<Candidate> Subcommands(const CLI::App& command) {
   return found;
 }
 
-// Offers a word from the server, unless it has characters that names cannot have: bash inserts it
-// into the command line without quotes. Control characters in the description are made printable.
+// Offers a word from the server, unless it has characters that names cannot have, because bash
+// inserts the word into the command line without quotes. Control characters in the description are
+// made printable.
 void Offer(const std::string& word, const std::string& description,
            std::vector<Candidate>& candidates) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
@@ -153,7 +156,8 @@ std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
   return found;
 }
 
-// operation: the command line's name for it; empty: returns the names of operations.
+// operation: the operation's name on the command line. If it is empty, the names of operations are
+// returned.
 std::vector<Candidate> Strategies(Session& session, const std::string& operation) {
   std::vector<Candidate> found;
   const auto strategies = session.client.ListStrategies(OperationName(operation));
@@ -197,8 +201,8 @@ std::vector<Candidate> Values(Session& session, const Place& place, std::string_
 }
 
 // Prints "files" if the shell should offer files, and "words" otherwise. Then prints a line
-// "TEXT\tDESCRIPTION" for each word that begins like the last one. A server that does not respond
-// contributes nothing.
+// "TEXT\tDESCRIPTION" for each candidate that begins with the word at the cursor. A server that
+// does not respond contributes nothing.
 absl::Status Complete(Session& session, const Place& place) {
   std::string type = place.value == nullptr ? "" : place.value->get_type_name();
   std::vector<Candidate> candidates;
@@ -241,7 +245,7 @@ void AddCompletion(CLI::App& app, Command& chosen) {
       app.add_subcommand("complete", "Print the candidates for the last word")->group("");
   complete->add_option("words", *words, "The words of a command line after 'tessera'")->required();
   complete->callback([words, &app, &chosen] {
-    // A user does not wait longer than this for a suggestion.
+    // A user should not have to wait longer than this for a suggestion.
     SetOption(*app.get_option("--timeout"), "1s");
     chosen = [place = FindPlace(app, *words)](Session& s) { return Complete(s, place); };
   });

@@ -1,4 +1,4 @@
-// Scripts that connect a shell's completion with `tessera complete`, which does the rest.
+// Scripts that connect a shell's completion with `tessera complete`, which finds the candidates.
 #pragma once
 
 #include <string_view>

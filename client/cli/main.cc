@@ -22,8 +22,8 @@
 namespace tessera {
 namespace {
 
-// Removes a byte order mark and blanks at both ends, which may be in files and variables without
-// being noticed.
+// Removes a byte order mark, and whitespace at both ends. Both may go unnoticed in files and
+// variables.
 std::string Trimmed(const std::string& text) {
   const std::string_view rest = BehindByteOrderMark(text);
   return std::string(absl::StripAsciiWhitespace({rest.data(), rest.size()}));
@@ -38,7 +38,8 @@ std::string CheckServers(const std::string& servers) {
   return "";
 }
 
-// Returns what is wrong with a line without a command, or "" if only the command is missing.
+// Returns what is wrong with a command line that has no valid command, or "" if the command is
+// simply missing.
 std::string UnknownCommand(const CLI::App& app) {
   const CLI::App* parent = &app;
   std::string words = "tessera";
@@ -62,7 +63,7 @@ std::string UnknownCommand(const CLI::App& app) {
                       "' is not a command; the commands are ", absl::StrJoin(names, ", "));
 }
 
-// The options before the command.
+// The options that apply to all commands.
 struct GlobalOptions {
   ClientOptions client;
   std::string timeout = "60s";
@@ -78,7 +79,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
   app.add_option("--tls-ca", options.client.tls_ca,
-                 "CA of the server's certificate, in PEM: connects over TLS")
+                 "CA of the server's certificate, in PEM; enables TLS")
       ->type_name("FILE")
       ->envname("TESSERA_CLIENT_TLS_CA");
   app.add_option("--tls-cert", options.client.tls_cert,
@@ -92,14 +93,15 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
                  "Name that the server's certificate is for, unless it is the host of --server")
       ->type_name("NAME")
       ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
-  // The token itself is not an option, because all processes can see a command line.
-  app.add_option("--token-file", options.client.token_file,
-                 "File with the caller's token; without it, the token is TESSERA_TOKEN of the\n"
-                 "environment")
+  // The token itself is not an option, because a command line is visible to all processes.
+  app.add_option(
+         "--token-file", options.client.token_file,
+         "File with the caller's token; without it, the environment variable TESSERA_TOKEN\n"
+         "has the token")
       ->type_name("FILE")
       ->envname("TESSERA_TOKEN_FILE");
   app.add_option("--timeout", options.timeout,
-                 "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
+                 "Deadline of a call, or longest pause of a transfer, such as 90s, 10m or inf")
       ->check(DurationCheck(/*endless=*/true))
       ->capture_default_str();
   app.add_flag(
@@ -118,8 +120,8 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
     client.token = token;
   client.timeout = *ParseDuration(options.timeout);
   client.stall_timeout = client.timeout;
-  // A server that has just started needs some time, but a person should not wait long for one that
-  // is not there.
+  // A server that has just started needs some time, but a user should not wait long for a server
+  // that does not exist.
   client.connect_timeout = std::min(client.timeout, absl::Seconds(5));
   return client;
 }
@@ -180,8 +182,8 @@ int Main(int argc, char** argv) {
   if (options.json) {
     session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
                                    {"received_bytes", client.traffic().received_bytes}};
-    // Names in error messages may contain any bytes. The output is ASCII, so that no terminal takes
-    // a part of it for a control sequence.
+    // Names in error messages may contain any bytes. The output is ASCII, so that a terminal cannot
+    // mistake a part of it for a control sequence.
     std::cout << session.document.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
   }
   std::cout.flush();
@@ -196,7 +198,7 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  // As in the server, keeps glibc from mapping and unmapping memory for every large message.
+  // Keeps glibc from mapping and unmapping memory for every large message, as in the server.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
   // OpenSSL would free its state at exit, when gRPC's threads may still use it.

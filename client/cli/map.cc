@@ -36,15 +36,17 @@ absl::Status Map(Session& session, const MapFlags& flags) {
 
 void AddMap(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<MapFlags>();
-  CLI::App* command =
-      app.add_subcommand("map", "An expression for each element, as in: map '(a - b) * 2' x y");
+  CLI::App* command = app.add_subcommand(
+      "map", "Compute an expression for each element, as in: map '(a - b) * 2' x y");
   command
       ->add_option(
           "expression", flags->expression,
-          "Operators and precedence of Python, operations by name, as in where(a < b, a, 0), "
+          "Operators with Python's precedence, operations by name, as in where(a < b, a, 0), "
           "and casts such as f32(a)")
       ->required();
-  command->add_option("operands", flags->operands, "a, b, ... of the expression; broadcast")
+  command
+      ->add_option("operands", flags->operands,
+                   "Operands a, b, ... of the expression, which are broadcast")
       ->type_name("OPERAND")
       ->required()
       ->expected(1, 8);

@@ -23,7 +23,7 @@ absl::StatusOr<Operand> ReadInlineOperand(Session& session, const std::string& p
       header.data_bytes + kRoom > message) {
     return MakeError(absl::StatusCode::kInvalidArgument, "OPERAND_TOO_LARGE",
                      absl::StrCat(path, " has ", HumanBytes(header.data_bytes),
-                                  ", and an inline operand at most ",
+                                  ", but an inline operand may have at most ",
                                   HumanBytes(message - std::min(message, kRoom))));
   }
   v1::Tensor tensor;

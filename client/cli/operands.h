@@ -1,4 +1,4 @@
-// Operands and options of the operations on the command line.
+// Operands and options that the operations have on the command line.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,20 @@ struct Input {
   std::string text;
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
-  std::uint64_t version = 0;  // the buffer's version; 0: there is no buffer
+  std::uint64_t version = 0;  // the buffer's version; 0 if there is no buffer
 
   std::int64_t elements() const {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
   }
   std::uint64_t bytes() const { return static_cast<std::uint64_t>(elements()) * SizeOf(dtype); }
-  // "f32 [1000, 64]"
+  // Returns a text such as "f32 [1000, 64]".
   std::string type() const;
 };
 absl::StatusOr<Input> ResolveInput(Session& session, const std::string& text);
 
 void AddLaunch(CLI::App& command, Launch& launch);
 
-// Options that all operations share.
+// The options that all operations share.
 struct OperationFlags {
   std::string strategy;
   Launch launch;
@@ -60,7 +60,7 @@ struct OperationFlags {
   }
 };
 
-// Where an array result goes.
+// Options for where an array result goes.
 struct ResultFlags {
   std::string out;
   std::string file;
@@ -76,7 +76,7 @@ struct ResultFlags {
             .add_option("-o,--output", file, "Save the result as a .npy file; - is standard output")
             ->type_name("FILE");
     path->excludes(name);
-    command.add_flag("--replace", replace, "Replace a buffer of the name given to --out")
+    command.add_flag("--replace", replace, "Replace any buffer with the name given to --out")
         ->needs(name);
     command.add_option("--ttl", ttl, "How long the buffer of --out lives, such as 10m")
         ->check(DurationCheck())
@@ -92,7 +92,7 @@ struct ResultFlags {
   bool given() const { return !out.empty() || !file.empty(); }
 };
 
-// Parses "0,-1". An empty text means no axes.
+// Parses axes such as "0,-1". An empty text means no axes.
 absl::StatusOr<std::vector<int>> ParseAxes(const std::string& text);
 
 }  // namespace tessera

@@ -60,7 +60,7 @@ struct ExpressionFlags {
 
   void Add(CLI::App& command, const std::string& description) {
     auto* text = command.add_option("--expression", expression, description)->type_name("TEXT");
-    command.add_option("--with", with, "b, c, ... of the expression; broadcast")
+    command.add_option("--with", with, "Operands b, c, ... of the expression, which are broadcast")
         ->type_name("OPERAND")
         ->needs(text)
         ->expected(1, 7);
@@ -182,7 +182,7 @@ struct TopKFlags {
         ->required()
         ->check(Fits<std::int64_t>());
     command.add_flag("--smallest", smallest, "The smallest rather than the largest");
-    command.add_option("--axis", axis, "Default: the last");
+    command.add_option("--axis", axis, "The axis; default: the last");
     operation.Add(command);
     const auto add = [&](const std::string& to_buffer, std::string& buffer,
                          const std::string& to_file, std::string& path, const std::string& what) {
@@ -196,11 +196,12 @@ struct TopKFlags {
     };
     add("--out", out, "-o,--output", file, "values");
     add("--indices-out", indices_out, "--indices-output", indices_file, "indices");
-    command.add_flag("--replace", replace, "Replace buffers of the names given");
+    command.add_flag("--replace", replace, "Replace any buffers with the given names");
     command.add_option("--ttl", ttl, "How long the buffers live, such as 10m")
         ->check(DurationCheck());
   }
-  // Returns the target of a result; without a name, the response carries the result.
+  // Returns the target of a result, or nullopt if there is no name, so that the response contains
+  // the result.
   std::optional<ResultBuffer> Target(const std::string& name) const {
     if (name.empty()) return std::nullopt;
     return ResultBuffer{name, ParseDuration(ttl), replace};
@@ -225,7 +226,8 @@ absl::Status TopK(Session& session, const TopKFlags& flags) {
   auto start = Clock::now();
   auto response = run();
   if (ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
-    // Results that are saved to files may be too large for one message.
+    // Results that are saved to files may be too large for one message. They go to temporary
+    // buffers instead.
     const auto move = [&](const std::string& file, std::optional<ResultBuffer>& target,
                           const char* suffix) -> absl::Status {
       if (file.empty()) return absl::OkStatus();
@@ -301,7 +303,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
   auto window = std::make_shared<WindowSumFlags>();
   command = app.add_subcommand("window-sum", "Sums of the elements within a radius of each");
   command->add_option("x", window->x, "The operand, of rank 1")->type_name("OPERAND")->required();
-  command->add_option("--radius", window->radius, "In elements")
+  command->add_option("--radius", window->radius, "The radius, in elements")
       ->required()
       ->check(Fits<std::int64_t>());
   window->operation.Add(*command);

@@ -36,8 +36,8 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
                           absl::UTCTimeZone());
 }
 
-// Calls f with element i of the tensor: double for the floating-point types, bool for bool, and
-// std::int64_t for the other types.
+// Calls f with element i of the tensor, as a double for the floating-point types, a bool for bool,
+// and a std::int64_t for the other types.
 template <class F>
 decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
   if (tensor.dtype() == v1::DTYPE_BOOL) return f(tensor.data()[i] != 0);
@@ -76,7 +76,7 @@ class ArrayPrinter {
 
   std::string Print() {
     if (tensor_.shape_size() == 0) return ElementText(tensor_, 0);
-    // The first pass finds the width of the widest element, and the second one writes.
+    // The first pass finds the width of the widest element, and the second pass writes the text.
     std::string text;
     Walk(0, 0, text);
     text.clear();
@@ -426,12 +426,13 @@ int ExitCode(const absl::Status& status) {
 std::string_view ExitCodesText() {
   return "Exit codes: 0 done, 1 internal or other, 2 usage, 3 not found, 4 invalid argument,\n"
          "5 precondition failed, 6 memory, quota or queue exhausted, 7 server unavailable,\n"
-         "8 deadline passed or cancelled, 9 already exists, 10 data damaged on its way";
+         "8 deadline passed or cancelled, 9 already exists, 10 data damaged in transit";
 }
 
 namespace {
 
-// Returns what to do about a reason, if that does not depend on the error's metadata.
+// Returns advice for an error with this reason, or "" if there is none or it depends on the error's
+// metadata.
 std::string_view AdviceFor(std::string_view reason) {
   static constexpr std::pair<std::string_view, std::string_view> kAdvice[] = {
       {"BUFFER_NOT_FOUND", "'tessera ls' lists the buffers"},
@@ -445,19 +446,19 @@ std::string_view AdviceFor(std::string_view reason) {
        "it was replaced or deleted in the meantime; 'tessera info NAME' shows its versions"},
       {"BAD_CHECKSUM", "try again; --no-checksums skips the check, if the check itself is wrong"},
       {"HOST_MEMORY_EXHAUSTED",
-       "other calls hold the server's memory, or this one needs more than there is; 'tessera "
+       "other calls use the server's memory, or this one needs more than it has; 'tessera "
        "--json info' shows the limits"},
       {"SCRATCH_EXHAUSTED",
-       "other calls hold the server's memory, or this one needs more than there is; 'tessera "
+       "other calls use the server's memory, or this one needs more than it has; 'tessera "
        "--json info' shows the limits"},
       {"BAD_TOKEN",
        "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
        "operator decides which ones it accepts"},
       {"TENANT_QUOTA_EXCEEDED",
-       "'tessera rm NAME' makes room; the server's operator sets the quotas"},
+       "'tessera rm NAME' frees space; the server's operator sets the quotas"},
       {"TOO_MANY_CALLS", "try again when other calls of this tenant have ended"},
-      {"TOO_MANY_BUFFERS", "'tessera rm NAME' makes room"},
-      {"QUEUE_FULL", "the server is busy; try again, or give a longer --timeout"},
+      {"TOO_MANY_BUFFERS", "'tessera rm NAME' deletes a buffer"},
+      {"QUEUE_FULL", "the server is busy; try again, or set a longer --timeout"},
       {"RESULT_TOO_LARGE", "--out NAME keeps it on the device, -o FILE.npy saves it"},
       {"OPERATION_TOO_LONG",
        "the server limits how long one call may take; another --strategy may be faster"},
@@ -544,7 +545,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
            "'tessera strategies' shows what this server can run";
   }
   if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
-    // If there are tenants, only an admin is told what is free.
+    // On a server with tenants, only admins are told how much is free.
     const std::string free =
         figure("free").empty() ? ""
                                : absl::StrCat(", ", bytes("free"), " of ", bytes("total"), " free");
@@ -557,7 +558,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (const std::string_view advice = AdviceFor(reason); !advice.empty())
     return std::string(advice);
   if (absl::IsUnimplemented(error))
-    return "the server at " + at + " is older than this client or another kind of server";
+    return "the server at " + at + " is older than this client, or is another kind of server";
   return std::string(AdviceFor(error.code()));
 }
 

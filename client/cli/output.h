@@ -1,5 +1,5 @@
-// What the command line prints: tables, sizes, arrays as NumPy shows them, JSON, errors with
-// advice, progress.
+// The output of the command line: tables, sizes, arrays as NumPy shows them, JSON, errors with
+// advice, and progress.
 #pragma once
 
 #include <chrono>
@@ -23,18 +23,18 @@ namespace tessera {
 // Keeps fields in the order in which they are set.
 using Json = nlohmann::ordered_json;
 
-// "0 B", "312.5 KiB", "8 GiB".
+// Returns a text such as "0 B", "312.5 KiB" or "8 GiB".
 std::string HumanBytes(std::uint64_t bytes);
-// "12.3 us", "1.2 ms", "3.4 s", "2 h 5 m".
+// Returns a text such as "12.3 us", "1.2 ms", "3.4 s" or "2 h 5 m".
 std::string HumanDuration(absl::Duration duration);
-// "[1257, 64]"
+// Returns a text such as "[1257, 64]".
 std::string ShapeText(absl::Span<const std::int64_t> shape);
 std::string DtypeText(v1::Dtype dtype);
 std::string DtypesText(const v1::Strategy& strategy);
 // Returns the shortest decimal that reads back as the same number.
 std::string NumberText(double value);
 
-// The width of the terminal on stdout; 80 without one.
+// Returns the width of the terminal on stdout, or 80 if there is none.
 std::size_t TerminalColumns();
 // Whether the user's locale uses UTF-8.
 bool IsUtf8Locale();
@@ -60,20 +60,20 @@ std::string ArrayText(const v1::Tensor& tensor);
 Json ToJson(const v1::Buffer& buffer);
 Json ToJson(const v1::Strategy& strategy);
 Json ToJson(const v1::GetServerInfoResponse& info);
-// Writes an empty line and a table of the tenants, unless there are none.
+// Writes an empty line and a table of the tenants, or nothing if there are none.
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out);
 Json ToJson(const v1::ExecutionStats& stats);
 // Returns nested lists. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
 // and "-Infinity".
 Json ToJson(const v1::Tensor& tensor);
 Json NumberJson(double value);
-// {code, reason, message, metadata}
+// Returns {code, reason, message, metadata}.
 Json ToJson(const absl::Status& error);
 
 inline constexpr int kUsageExitCode = 2;
-// The process's exit code for a kind of failure. Reason BAD_OPTION is the usage error.
+// Returns the process's exit code for a status. Reason BAD_OPTION counts as a usage error.
 int ExitCode(const absl::Status& status);
-// The list of exit codes for --help.
+// Returns the list of exit codes for --help.
 std::string_view ExitCodesText();
 // Returns one line that says what to do about the error.
 std::string Advice(const absl::Status& error, std::string_view server);
@@ -97,10 +97,11 @@ class ProgressBar {
   bool shown_ = false;
 };
 
-// Columns of a buffer in lists: its shape, its state, and when it expires ("-": never).
+// These return a buffer's columns in lists: its shape, its state, its devices, and when it expires
+// ("never" if it does not).
 std::string BufferShapeText(const v1::Buffer& buffer);
 std::string StateText(const v1::Buffer& buffer);
-// "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
+// Returns "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
 std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
 

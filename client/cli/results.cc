@@ -57,7 +57,7 @@ absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
       absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size()));
   const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), shape);
   if (!bytes.ok() || *bytes != tensor.data().size()) {
-    return absl::InternalError("the server's response does not have the size of its shape");
+    return absl::InternalError("the size of the server's response does not match its shape");
   }
   if (session.json) {
     session.document["dtype"] = DtypeText(tensor.dtype());
@@ -83,7 +83,7 @@ absl::Status CheckOutputs(const Session& session, const std::string& a, const st
     return BadOption("the two results cannot go to the same file");
   const bool prints = (a.empty() && !a_resident) || (b.empty() && !b_resident);
   if (prints && (NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b)))
-    return BadOption("standard output cannot carry a file and the other result");
+    return BadOption("standard output cannot receive both a file and the other result");
   return absl::OkStatus();
 }
 

@@ -25,15 +25,15 @@ void ReportBuffer(Session& session, const v1::Buffer& buffer);
 
 absl::Status ReportTensor(Session& session, const v1::Tensor& tensor);
 
-// Checks that standard output receives either the document or the array.
+// Checks that standard output does not receive both the document and the array.
 absl::Status CheckOutput(const Session& session, const std::string& path);
 
-// Does the same check for two results. Those that are printed go to standard output, too. resident:
-// whether the result stays on the device.
+// Does the same check for two results. Results that are printed also go to standard output.
+// a_resident, b_resident: whether the result stays on the device.
 absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
                           bool a_resident, bool b_resident);
 
-// bytes: those of the elements.
+// bytes: the size of the elements.
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes);
 
 // Downloads a buffer into a .npy file.
@@ -42,8 +42,8 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
 
 absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path);
 
-// Reports one of several results of a call, in the document under its name. report: Session& ->
-// absl::Status.
+// Reports one of several results of a call. With JSON, the result is put into the document under
+// `name`. report: Session& -> absl::Status.
 template <class Report>
 absl::Status ReportPart(Session& session, const char* name, const Report& report) {
   Session part{session.client, session.json};
@@ -52,18 +52,18 @@ absl::Status ReportPart(Session& session, const char* name, const Report& report
   return status;
 }
 
-// Delivers an array of a response: saves it if there is a file's path, and reports it otherwise.
-// buffer: where the array is, without a name if the array is the tensor. A buffer that is saved is
-// temporary and is deleted afterwards.
+// Delivers an array from a response: saves it if the path of a file is given, and reports it
+// otherwise. buffer: the buffer that holds the array, or a message without a name if the array is
+// `tensor`. A buffer that is saved is temporary and is deleted afterwards.
 absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
                            const v1::Buffer& buffer);
 
-// Returns a buffer for results that are too large for one message, which lives while they are
-// downloaded.
+// Returns a target for a result that is too large for one message. The buffer is needed only until
+// it has been downloaded.
 absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix = "");
 
-// Runs an operation with an array result and delivers it as the flags say. run: OperationOptions ->
-// its response.
+// Runs an operation with an array result and delivers the result as the flags say. run:
+// OperationOptions -> the response.
 template <class Run>
 absl::Status DeliverArray(Session& session, const OperationFlags& operation,
                           const ResultFlags& result, const Run& run) {

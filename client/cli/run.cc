@@ -4,7 +4,7 @@
 // Some values may also be written as on the command line:
 //
 //   operands    "x[0]", "file:PATH.npy", "step:0" or "step:0.indices" instead of a message such as
-//               {"buffer": "x"}; for map, a list of such texts or messages
+//               {"buffer": "x"}; for map, a list of such strings or messages
 //   result      "scratch" or the name of a buffer instead of
 //               {"buffer": {"name": "y", "replace": true}};
 //               the same for values and indices, the results of topk
@@ -41,7 +41,7 @@ absl::Status BadProgram(const std::string& path, const std::string& what) {
                    absl::StrCat(path, " is not a program: ", what));
 }
 
-// Replaces a text with a message.
+// Sets `json` to the message in JSON.
 absl::Status SetMessage(const google::protobuf::Message& message, Json& json) {
   std::string text;
   if (!google::protobuf::util::MessageToJsonString(message, &text).ok())
@@ -69,7 +69,7 @@ absl::Status ExpandMap(Session& session, Json& request) {
                          : expression.status();
 }
 
-// Replaces the texts in the style of the command line in the request of one step.
+// In the request of one step, replaces values that are written as on the command line.
 absl::Status Expand(Session& session, Json& request) {
   for (const char* name : {"a", "b", "x"}) {
     if (!request.contains(name)) continue;
@@ -99,7 +99,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   try {
     json = Json::parse(text.str(), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
   } catch (const Json::exception& error) {
-    // The message follows the library's name of the error, which is in brackets.
+    // The message comes after the library's name for the error, which is in brackets.
     const std::string_view what = error.what();
     const std::size_t name = what.find("] ");
     return BadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
@@ -120,7 +120,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   return program;
 }
 
-// Reports an array result, which is in the response, in a buffer, or in neither.
+// Reports an array result, which is in the response, in a buffer, or in scratch memory.
 absl::Status ReportArray(Session& session, const v1::Tensor* tensor, const v1::Buffer* buffer) {
   if (tensor != nullptr) return ReportTensor(session, *tensor);
   if (buffer != nullptr) {

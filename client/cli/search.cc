@@ -1,9 +1,9 @@
 // search: finds nearest neighbours by comparing each query with all vectors.
 //
 // In ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, the last term is the same for all x. One matrix
-// product gives the scores of several queries with all vectors, and TopK finds the best of each
-// row. If not even the scores of one query fit, the vectors are searched in parts and the parts'
-// best scores are compared.
+// product gives the scores of several queries with all vectors, and TopK finds the best scores in
+// each row. If not even the scores of one query fit in memory, the vectors are searched in parts
+// and the parts' best scores are compared.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -37,12 +37,12 @@ struct SearchFlags {
   std::string distances_file;
 };
 
-// The most scratch memory of a device for the scores of one call, which is also limited to half of
-// the device's scratch memory. The scores are a matrix of products and, for l2, another matrix.
+// The maximum scratch memory that the scores of one call may use on a device. They are also limited
+// to half of the device's scratch memory. The scores are one matrix of products and, for l2, a
+// second matrix.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
-// The fewest vectors of a part: as many as the largest k, so that a k that is too large is already
-// refused for the first part.
-
+// The minimum number of vectors in a part. It equals the largest k, so a k that is too large is
+// already refused for the first part.
 constexpr std::int64_t kLeastPart = 4096;
 
 constexpr std::string_view kTypes = "f32, f64, f16, bf16 or i32";
@@ -86,8 +86,8 @@ Expr IsFinite(const Expr& value) {
   return Expr(MapOp::kLess, {Expr(MapOp::kAbs, {value}), std::numeric_limits<double>::infinity()});
 }
 
-// Returns (a - b)^2 in f64, in which differences of numbers of the other types are exact or nearly
-// exact.
+// Returns (a - b)^2 in f64. Differences of numbers of the other types are exact, or nearly exact,
+// in f64.
 v1::Expression SquaredDifference() {
   const Expr difference = Cast(Element(0), DType::kF64) - Cast(Element(1), DType::kF64);
   return (difference * difference).ToMessage();
@@ -113,11 +113,11 @@ struct Neighbour {
 // One search: its operands and the neighbours found so far.
 //
 // A centre c, the mean of some of the vectors, is subtracted from vectors and queries. The rounding
-// of the scores then depends on the spread of the vectors and not on their distance from the
+// error of the scores then depends on the spread of the vectors, not on their distance from the
 // origin. The scores are |x - c|^2 - 2 x (q - c); adding |q|^2 - |c|^2 gives the squared distance.
-// If that is not much larger than its possible rounding error, it is computed again from the
-// differences, in f64. If this is so for all neighbours of a query, or for many, closer vectors may
-// have been missed. The query is then compared with every vector by differences.
+// If a distance is not much larger than its possible rounding error, it is computed again from the
+// differences, in f64. If this is the case for all neighbours of a query, or for many, closer
+// vectors may have been missed. The query is then compared with every vector by differences.
 class Searcher {
  public:
   Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
@@ -140,7 +140,7 @@ class Searcher {
     const std::int64_t block = BlockOf(*info, room);
     const InterruptScope interrupts;
     if (l2_ && block < queries) {
-      // Stored, because every call would compute the same sums of squares.
+      // The norms are stored, because otherwise every call would compute the same sums of squares.
       Program program;
       const ProgramStep norms = AddNorms(program, vectors_.operand, AddCentre(program),
                                          {.target = scratch.Target("norms")});
@@ -166,7 +166,7 @@ class Searcher {
     return status;
   }
 
-  // The results, with shape [Q, k].
+  // These return the results, with shape [Q, k].
   v1::Tensor indices() const {
     return ToTensor<std::int64_t>(v1::DTYPE_I64, [](const Neighbour& n) { return n.index; });
   }
@@ -184,10 +184,10 @@ class Searcher {
   int calls() const { return calls_; }
 
  private:
-  // The step that computes the centre; nullopt: the origin is the centre.
+  // The step that computes the centre, or nullopt if the centre is the origin.
   using Centre = std::optional<ProgramStep>;
 
-  // Returns how many scores of a call fit in a device's scratch memory.
+  // Returns how many scores of one call fit in the scratch memory of any device.
   std::uint64_t RoomOf(const v1::GetServerInfoResponse& info) const {
     std::uint64_t room = kScratchBytes;
     for (const v1::Device& device : info.devices())
@@ -195,13 +195,13 @@ class Searcher {
     return room / (SizeOf(ScoreType(vectors_.dtype)) * (l2_ ? 2 : 1));
   }
 
-  // Returns how many queries go into a call.
+  // Returns the number of queries per call.
   std::int64_t BlockOf(const v1::GetServerInfoResponse& info, std::uint64_t room) const {
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
-    // The server refuses a k larger than the number of vectors. l2 returns two more numbers per
-    // query.
+    // The server refuses a k larger than the number of vectors. For l2, a response has two more
+    // numbers per query.
     const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
                                      (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t)) +
                                  (l2_ ? 2 * sizeof(double) : 0);
@@ -215,15 +215,15 @@ class Searcher {
     auto results =
         ProgramResults::Execute(session_.client, program, {.cancel = InterruptScope::token()});
     if (!results.ok()) return results;
-    // The first error is not a consequence of another one.
+    // The first error is the cause. Later ones may be its consequences.
     for (const v1::StepResult& step : results->response().results())
       if (absl::Status status = Client::StatusOf(step); !status.ok()) return status;
     device_ = results->response().device();
     return results;
   }
 
-  // Adds the mean of an evenly spaced sample of the vectors. Elements that are not finite count as
-  // 0.
+  // Adds a step that computes the mean of an evenly spaced sample of the vectors. Elements that are
+  // not finite count as 0.
   Centre AddCentre(Program& program) const {
     if (!centred_) return std::nullopt;
     constexpr std::int64_t kSample = 1024;
@@ -235,7 +235,8 @@ class Searcher {
                           false, options);
   }
 
-  // Adds the sum of squares of each row minus the centre, in the type of the scores.
+  // Adds a step that subtracts the centre from each row and computes its sum of squares, in the
+  // type of the scores.
   ProgramStep AddNorms(Program& program, const Operand& rows, const Centre& centre,
                        OperationOptions options) const {
     if (centre) {
@@ -251,10 +252,10 @@ class Searcher {
   // The steps of a search for some queries among the vectors [first, first + count).
   struct Steps {
     ProgramStep best;
-    // Used by l2 only.
+    // The following members are used only for l2.
     ProgramStep offsets;                     // |q|^2 - |c|^2 of each query
     ProgramStep query_norms;                 // |q - c|^2 of each query
-    std::optional<ProgramStep> largest;      // largest |x - c|^2; integers: largest |element|
+    std::optional<ProgramStep> largest;      // largest |x - c|^2, or for integers largest |element|
     std::optional<ProgramStep> centre_norm;  // |c|^2, if there is a centre
   };
   Steps Add(Program& program, const Operand& queries, std::int64_t first,
@@ -282,8 +283,8 @@ class Searcher {
     const ProgramStep products = program.Matmul(moved, vectors, false, true, type, scratch);
     steps.best = program.TopK(program.Map({norms, products}, Element(0) - 2 * Element(1), scratch),
                               k, /*smallest=*/true);
-    // The host estimates the rounding from these numbers. NaN norms are ignored, because their
-    // vectors are not neighbours of any query.
+    // The host estimates the rounding error from these numbers. NaN norms are ignored, because
+    // their vectors are not neighbours of any query.
     const Expr q = Cast(Element(0), DType::kF64);
     const Expr c = Cast(Element(1), DType::kF64);
     const bool integers = IsInteger(vectors_.dtype);
@@ -310,7 +311,8 @@ class Searcher {
     return steps;
   }
 
-  // Finds the neighbours of some queries, in parts of the vectors if not all scores fit.
+  // Finds the neighbours of some queries. Searches the vectors in parts if not all scores fit in
+  // memory.
   absl::Status Find(std::int64_t begin, std::int64_t count) {
     const Operand queries = Rows(queries_, begin, count);
     const std::int64_t n = vectors_.shape[0];
@@ -374,8 +376,8 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // Returns the largest possible error of a squared distance; infinity if integers may have
-  // wrapped.
+  // Returns the largest possible error of a squared distance, or infinity if integers may have
+  // overflowed.
   long double RoundingOf(double largest, double centre, double query) const {
     const auto width = static_cast<double>(vectors_.shape[1]);
     if (IsInteger(vectors_.dtype)) {
@@ -394,7 +396,7 @@ class Searcher {
   }
 
   // Sorts neighbours and keeps the first k. NaN comes last, and equal values are in the order of
-  // indices.
+  // their indices.
   void Sort(std::vector<Neighbour>& found) const {
     std::stable_sort(found.begin(), found.end(), [&](const Neighbour& a, const Neighbour& b) {
       if (std::isnan(a.value) || std::isnan(b.value))
@@ -405,10 +407,10 @@ class Searcher {
     found.resize(std::min(found.size(), static_cast<std::size_t>(flags_.k)));
   }
 
-  // Records what has to be computed again: single distances, or the whole query.
+  // Records what must be computed again: some distances, or the whole query.
   void Judge(std::size_t query, const std::vector<Neighbour>& found, long double rounding) {
-    constexpr long double kClose = 1 << 10;   // in multiples of the rounding
-    constexpr std::ptrdiff_t kFewAgain = 32;  // distances of a query
+    constexpr long double kClose = 1 << 10;   // in multiples of the rounding error
+    constexpr std::ptrdiff_t kFewAgain = 32;  // distances per query
     if (!l2_) {
       // TopK treats NaN as the largest value.
       if (std::any_of(found.begin(), found.end(),
@@ -429,7 +431,7 @@ class Searcher {
     }
   }
 
-  // Computes single distances from their differences.
+  // Computes the recorded distances again, from differences.
   absl::Status MeasureAgain() {
     constexpr std::size_t kSteps = 1000;
     OperationOptions options;
@@ -456,8 +458,8 @@ class Searcher {
     return absl::OkStatus();
   }
 
-  // Compares queries with every vector. For l2, it uses differences. For products, it negates the
-  // scores so that NaN comes last. most: the largest number of queries in a call.
+  // Compares the recorded queries with every vector. For l2, uses differences. For products,
+  // negates the scores so that NaN comes last. most: the maximum number of queries per call.
   absl::Status FindExactly(std::uint64_t most) {
     const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
     const OperationOptions scratch = {.scratch = true};
@@ -528,13 +530,13 @@ class Searcher {
   std::optional<Operand> norms_;
   std::vector<std::vector<Neighbour>> found_;               // the neighbours of each query
   std::vector<std::pair<std::size_t, std::size_t>> again_;  // a query, and one of its neighbours
-  std::vector<std::size_t> exactly_;  // queries to compare with every vector by FindExactly
+  std::vector<std::size_t> exactly_;  // the queries that FindExactly compares with every vector
   std::string device_;
   int calls_ = 0;
 };
 
-// Returns a type that holds the values of a type that a search does not accept; for i64, those up
-// to 2^53.
+// Returns a type to which `dtype`, which a search does not accept, can be cast. The cast is exact;
+// for i64, only up to 2^53.
 DType CastFor(DType dtype) { return dtype == DType::kI64 ? DType::kF64 : DType::kI32; }
 
 absl::Status CheckTypes(const Input& vectors, const Input& queries) {
@@ -552,9 +554,9 @@ absl::Status CheckTypes(const Input& vectors, const Input& queries) {
     }
   }
   if (vectors.dtype != queries.dtype) {
-    return refusal(absl::StrCat("vectors are ", Absl(Name(vectors.dtype)), " and queries ",
-                                Absl(Name(queries.dtype)), ": a search takes both of one type, ",
-                                Absl(kTypes)),
+    return refusal(absl::StrCat("vectors are ", Absl(Name(vectors.dtype)), " and queries are ",
+                                Absl(Name(queries.dtype)),
+                                ": both must have the same type, one of ", Absl(kTypes)),
                    vectors.dtype);
   }
   return absl::OkStatus();
@@ -576,7 +578,7 @@ absl::Status Search(Session& session, const SearchFlags& flags) {
                                   ShapeText(vectors->shape), " and ", ShapeText(queries->shape)));
   }
   if (absl::Status status = CheckTypes(*vectors, *queries); !status.ok()) return status;
-  // The versions are fixed, so that every call reads the arrays that the first one has read.
+  // The versions are fixed, so that all calls read the same arrays.
   vectors->operand.version = vectors->version;
   queries->operand.version = queries->version;
   const auto start = Clock::now();

@@ -126,20 +126,22 @@ void AddStrategies(CLI::App& app, Command& chosen) {
 
 namespace {
 
-// Returns the parts of a file of /proc, each of which ends with a zero byte.
+// Returns the strings in a process's file in /proc. Each ends with a zero byte.
 std::vector<std::string> ProcessStrings(int process, std::string_view file) {
   std::ifstream in(
       absl::StrCat("/proc/", process, "/", absl::string_view(file.data(), file.size())));
   if (!in) {
-    throw CLI::ValidationError("--process", absl::StrCat("cannot read about process ", process));
+    throw CLI::ValidationError("--process",
+                               absl::StrCat("cannot read the /proc files of process ", process));
   }
   std::vector<std::string> found;
   for (std::string part; std::getline(in, part, '\0');) found.push_back(part);
   return found;
 }
 
-// Returns the first address on which a server listens, from a flag of its command line or else from
-// its environment. 0.0.0.0 also leads to this host, and so does [::] unless the kernel has no IPv6.
+// Returns the first address on which a server listens, from its command line or, failing that, its
+// environment. 0.0.0.0 also leads to this host. It replaces [::], which does not work if the kernel
+// has no IPv6.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;
@@ -182,13 +184,13 @@ absl::Status Health(Session& session, const std::string& service) {
 void AddHealth(CLI::App& app, Command& chosen) {
   auto service = std::make_shared<std::string>("tessera.v1.ComputeService");
   auto process = std::make_shared<int>(0);
-  CLI::App* command = app.add_subcommand("health", "Ask whether the server accepts operations");
-  command->add_option("service", *service, "Name of the service; empty: the process")
+  CLI::App* command = app.add_subcommand("health", "Check whether the server accepts operations");
+  command->add_option("service", *service, "Name of the service; empty for the whole process")
       ->capture_default_str();
   command
       ->add_option("--process", *process,
                    "Ask the server on this host with process ID PID, at the first address of the\n"
-                   "--listen flag or environment variable, instead of the one of --server")
+                   "--listen flag or environment variable, instead of the server at --server")
       ->type_name("PID")
       ->check(CLI::PositiveNumber);
   command->callback([service, process, &app, &chosen] {

@@ -39,7 +39,7 @@ absl::Status NoMetrics(std::string_view why) {
                    absl::StrCat("cannot read the metrics: ", ToAbsl(why)));
 }
 
-// A TCP connection whose waits all end at a given time.
+// A TCP connection with one deadline for all waits.
 class Connection {
  public:
   explicit Connection(absl::Time end) : end_(end) {}
@@ -84,7 +84,7 @@ class Connection {
     return absl::OkStatus();
   }
 
-  // Appends what arrives until the peer closes the connection.
+  // Appends everything that arrives until the peer closes the connection.
   absl::Status Read(std::string& text) {
     char block[16384];
     while (text.size() <= kLargestPage) {
@@ -114,7 +114,7 @@ class Connection {
     return error == 0 ? absl::OkStatus() : NoMetrics(std::strerror(error));
   }
 
-  // Handles errno after a failed call: waits if the call only has to be repeated.
+  // Handles errno after a failed call. If the call only has to be repeated, waits for the event.
   absl::Status Wait(short event) {
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
       return NoMetrics(std::strerror(errno));
@@ -129,7 +129,7 @@ class Connection {
   int socket_ = -1;
 };
 
-// Returns the body that was sent in chunks, or nullopt if it is incomplete.
+// Joins the chunks of a body in HTTP's chunked encoding. Returns nullopt if the body is incomplete.
 std::optional<std::string> JoinChunks(std::string_view text) {
   std::string body;
   while (true) {
@@ -146,7 +146,7 @@ std::optional<std::string> JoinChunks(std::string_view text) {
   }
 }
 
-// Returns the body of a response.
+// Returns the body of an HTTP response.
 absl::StatusOr<std::string> BodyOf(std::string_view answer) {
   const std::size_t end = answer.find("\r\n\r\n");
   if (!answer.starts_with("HTTP/1.") || end == answer.npos)
@@ -192,7 +192,7 @@ struct Sample {
   }
 };
 
-// NAME{KEY="VALUE",...} NUMBER
+// Parses a line NAME{KEY="VALUE",...} NUMBER. Returns whether it is valid.
 bool Parse(std::string_view line, Sample& sample) {
   std::size_t at = line.find_first_of("{ ");
   if (at == 0 || at == line.npos) return false;
@@ -221,8 +221,8 @@ bool Parse(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
-// Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: for each
-// time, how many calls took at most that long.
+// Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: maps a time
+// to the number of calls that took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
   const double all = until.empty() ? 0 : until.rbegin()->second;
   if (all <= 0) return std::numeric_limits<double>::quiet_NaN();

@@ -1,4 +1,4 @@
-// What `tessera top` reads from a server's metrics page (docs/metrics.md).
+// The metrics that `tessera top` reads from a server's metrics page (docs/metrics.md).
 #pragma once
 
 #include <chrono>
@@ -26,8 +26,8 @@ struct MetricsAddress {
 // Returns INVALID_ARGUMENT / BAD_OPTION for anything else.
 absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url);
 
-// Returns the content of the page, by HTTP/1.1. Returns UNAVAILABLE / NO_METRICS unless a page of
-// at most 64 MiB arrives within the limit.
+// Fetches the page over HTTP/1.1. Returns UNAVAILABLE / NO_METRICS unless a page of at most 64 MiB
+// arrives within the limit.
 absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit);
 
 // The counters at one point in time. `top` shows their differences.
@@ -35,16 +35,16 @@ struct MetricsSample {
   struct Calls {
     double all = 0;
     double failed = 0;
-    std::map<double, double> until;  // calls that took at most this many seconds
+    std::map<double, double> until;  // seconds -> number of calls that took at most that long
   };
   struct Gpu {
-    std::map<std::string, double>
-        figures;  // by the metric's name after "tessera_gpu_"; kinds are summed
+    // By the metric's name after "tessera_gpu_". Samples with different kinds are added up.
+    std::map<std::string, double> figures;
     std::vector<std::string> slowdowns;  // the reasons for lower clocks
   };
   std::chrono::steady_clock::time_point time;
-  double start_time = 0;                                           // the process's
-  std::map<std::string, Calls> calls;                              // by method
+  double start_time = 0;               // of the process, in seconds since 1970
+  std::map<std::string, Calls> calls;  // by method
   std::map<std::pair<std::string, std::string>, double> refusals;  // by code and reason
   std::map<std::string, Gpu> gpus;                                 // by device
 };
@@ -57,8 +57,8 @@ struct MetricsRates {
     std::string method;
     double per_second = 0;
     double failed_per_second = 0;
-    // Quantiles of the time, as precise as the buckets allow. NaN without calls, infinite beyond
-    // the last bucket.
+    // Quantiles of the calls' times, as precise as the buckets allow. They are NaN if there were no
+    // calls, and infinite beyond the last bucket.
     double p50_seconds = 0;
     double p99_seconds = 0;
   };
@@ -69,11 +69,11 @@ struct MetricsRates {
     double total = 0;
   };
   std::vector<Calls> calls;        // the most frequent first
-  std::vector<Refusals> refusals;  // likewise
+  std::vector<Refusals> refusals;  // the most frequent first
 };
 
-// The rates between two samples. If the server started between them, the rates count from its
-// start.
+// Returns the rates between two samples. If the server restarted in between, only the calls since
+// its start count.
 MetricsRates RatesBetween(const MetricsSample& before, const MetricsSample& after);
 
 }  // namespace tessera

@@ -48,16 +48,17 @@ void AddToken(CLI::App& app, Command& chosen) {
   auto tenant = std::make_shared<std::string>("default");
   CLI::App* command = app.add_subcommand(
       "token", "Make a token, and the line that admits it to a server with --tokens");
-  command->add_option("--role", *role, "What it may do: read, write or admin")
+  command->add_option("--role", *role, "The token's role: read, write or admin")
       ->type_name("ROLE")
       ->check(CLI::IsMember({"read", "write", "admin"}))
       ->capture_default_str();
-  command->add_option("--tenant", *tenant, "Whose buffers it reaches")
+  command->add_option("--tenant", *tenant, "Tenant whose buffers it gives access to")
       ->type_name("NAME")
       ->check(
           [](const std::string& name) {
-            return IsPlainName(name) ? ""
-                                     : "a tenant is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
+            return IsPlainName(name)
+                       ? ""
+                       : "a tenant has 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'";
           },
           "")
       ->capture_default_str();

@@ -1,4 +1,4 @@
-// top: shows what the server is doing, on a terminal repeatedly.
+// top: shows what the server is doing. On a terminal, the display is updated repeatedly.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -29,7 +29,8 @@
 namespace tessera {
 namespace {
 
-// A list of all buffers may be long, so listing takes at most about 1 / kListShare of the time.
+// The list of all buffers may be long, so listing may take at most about 1 / kListShare of the
+// time.
 constexpr int kListShare = 10;
 
 // The time limit for the metrics page.
@@ -37,7 +38,7 @@ constexpr absl::Duration kPageLimit = absl::Seconds(2);
 
 constexpr absl::Duration kLongestInterval = absl::Hours(24);
 
-// How many buffers are shown if there is no screen to fill.
+// The number of buffers that are shown if there is no screen to fill.
 constexpr std::size_t kBuffersShown = 20;
 
 struct TopOptions {
@@ -48,12 +49,12 @@ struct TopOptions {
 
 // --- What is shown -------------------------------------------------------------------------------
 
-// What the server has reported so far.
+// The latest state that the server has reported.
 class View {
  public:
   View(Session& session, const TopOptions& options) : session_(session), options_(options) {}
 
-  // Returns the errors of the calls and of the metrics. What was known before stays.
+  // Asks the server for its state. If that fails, returns the error and keeps the previous state.
   absl::Status Update() {
     absl::StatusOr<v1::GetServerInfoResponse> info = session_.client.GetServerInfo();
     if (!info.ok()) return info.status();
@@ -201,8 +202,8 @@ class View {
 
 // --- The terminal --------------------------------------------------------------------------------
 
-// While it exists, uses the terminal's alternate screen and reads keys as they are pressed. Only
-// one may exist at a time.
+// While an instance exists, the terminal shows its alternate screen and keys are read as they are
+// pressed. Only one instance may exist at a time.
 class Screen {
  public:
   Screen() {
@@ -244,7 +245,7 @@ class Screen {
   }
 
   enum class Event { kTime, kRedraw, kQuit };
-  // Waits until the end time, for a key or for a signal.
+  // Waits for a key or a signal, at most until the end time.
   Event Wait(Clock::time_point end) {
     while (true) {
       if (ended_ != 0) return Event::kQuit;
@@ -263,7 +264,7 @@ class Screen {
           0, std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count());
       pollfd inputs[] = {{.fd = wake_[0], .events = POLLIN, .revents = 0},
                          {.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
-      // A key that was pressed while the text was made counts, even if the time is over.
+      // A key that was pressed while the text was being prepared counts, even if the time is up.
       poll(inputs, 2, left == 0 ? 0 : static_cast<int>(std::min<std::int64_t>(left + 1, 60'000)));
       char woken[64];
       if (inputs[0].revents != 0 && read(wake_[0], woken, sizeof woken) > 0) continue;
@@ -278,7 +279,7 @@ class Screen {
   }
 
  private:
-  // These two use only functions that a signal handler may call.
+  // These two use only functions that a signal handler may call (async-signal-safe functions).
   static void Write(std::string_view text) {
     while (!text.empty()) {
       const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
@@ -310,11 +311,11 @@ class Screen {
       stopped_ = 1;
     } else if (ended_ == 0) {
       ended_ = 1;
-    } else {  // a call does not return
+    } else {  // a second signal, in case a call does not return
       Leave();
       _exit(128 + signal);
     }
-    // The handler may run on a thread other than the one that waits.
+    // The handler may run on a different thread, so it wakes the thread that waits.
     static_cast<void>(write(wake_[1], "", 1) == 1);
     errno = error;
   }
@@ -379,15 +380,16 @@ void AddTop(CLI::App& app, Command& chosen) {
       ->check(DurationCheck())
       ->capture_default_str();
   command->add_flag("--once", options->once,
-                    "Print it once, as without a terminal; with --metrics after an interval");
+                    "Print once, as without a terminal; with --metrics, after one interval");
   command
       ->add_option("--metrics", *metrics,
                    "Address of the server's --metrics-listen, as in http://127.0.0.1:9464: shows\n"
                    "rates and times of calls by method, and refusals by reason")
       ->type_name("URL");
-  command->footer("q or Ctrl-C ends it. A call to the server waits 2 s unless --timeout is given.");
+  command->footer(
+      "q or Ctrl-C quits. Calls to the server time out after 2 s unless --timeout is given.");
   command->callback([options, interval, metrics, &app, &chosen] {
-    // A user does not wait longer for the next update, or for the end.
+    // A user should not have to wait longer for the next update, or for the program to end.
     CLI::Option& timeout = *app.get_option("--timeout");
     if (timeout.count() == 0) SetOption(timeout, "2s");
     chosen = [options, interval, metrics](Session& session) -> absl::Status {

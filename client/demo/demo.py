@@ -3,7 +3,7 @@
 
 The training images are uploaded once and stay on the device. All distances between test and
 training images come from ||x - y||^2 = ||x||^2 - 2 x.y + ||y||^2, whose last term is the same for
-all neighbours of one y and can be left out:
+all x and can be left out:
 
     norms     = Reduce SUM_SQUARES of the training images, one per row
     scores    = Matmul of -2 * test and the transposed training images
@@ -31,7 +31,7 @@ PROGRAM = pathlib.Path(__file__).parent / "nearest.json"
 # Unit roundoff of an array result's type.
 ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 NUMPY_TYPE = {"f32": np.float32, "f64": np.float64}
-# For a server with --tokens or TLS. The tessera command's environment variables apply, too.
+# Flags for a server with --tokens or TLS. The tessera command's environment variables also apply.
 CREDENTIALS = {
     "token-file": "file with a token of the role write",
     "tls-ca": "CA of the server's certificate, in PEM",
@@ -41,7 +41,7 @@ CREDENTIALS = {
 
 
 class Tessera:
-    """The command-line client, with counts of the bytes that its messages carried."""
+    """Runs the command-line client, and counts the bytes in its messages."""
 
     def __init__(self, cli, server, *flags):
         self.command = [cli, "--json", "--server", server, *flags]
@@ -82,7 +82,7 @@ def human_us(us):
 
 
 def classify(tessera):
-    """Returns the index of the nearest training image for every test image; prints the steps."""
+    """Prints the steps. Returns the index of the nearest training image for every test image."""
     titles = ("reduce sum_squares of each training image",
               "matmul of -2 test and train, transposed",
               "add the norms to every row", "reduce argmin of each row")
@@ -99,8 +99,8 @@ def classify(tessera):
 class Case:
     """One operation on standardised images, with its exact value and a bound on its error.
 
-    bound(roundoff, result_roundoff) is what a strategy promises: the error is at most `roundoff`
-    times the sum of the absolute values of the terms, plus the rounding of the result to its type.
+    bound(roundoff, result_roundoff) is the bound that a strategy promises: `roundoff` times the
+    sum of the absolute values of the terms, plus the rounding of the result to its type.
     """
 
     def __init__(self, operation, title, command, exact, bound):
@@ -112,7 +112,7 @@ class Case:
 
 
 def cases(buffer, z):
-    """z: the buffer's content. Exact values are computed in extended precision."""
+    """Returns the cases for a buffer with content z. Exact values have extended precision."""
     x = z.astype(np.longdouble)
     a, b = x[0], x[1]
     column = x[::100, 28]
@@ -156,7 +156,10 @@ def cases(buffer, z):
 
 
 def check_operations(tessera, folder, images, backend):
-    """Runs every case with every strategy of the device; returns how many exceeded their bound."""
+    """Runs every case with every strategy of the device.
+
+    Returns the number of results that exceed their bounds.
+    """
     strategies = [row for row in tessera("strategies")["strategies"]
                   if row["available"] and row["backend"] == backend]
     deviation = images.std(axis=0)
@@ -183,7 +186,7 @@ def check(tessera, folder, case, strategy, dtype):
     command = [*case.command, "--strategy", strategy, "--timing"]
     if case.exact.ndim > 0:
         command += ["-o", folder / "result.npy"]
-    # Strategies may require more than a type: some accept only few rows, one no products.
+    # A strategy may have further requirements. Some accept only a few rows, and one no products.
     answer = tessera(*command, may_refuse=True)
     if answer is None:
         print(f"{case.title:<26}{strategy:<25}{dtype:<5}{'refused':>10}")

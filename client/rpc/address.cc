@@ -37,7 +37,7 @@ std::optional<Bits> ParseV6(absl::string_view text) {
   return bits;
 }
 
-// Whether both have the same first `prefix` bits.
+// Whether the first `prefix` bits of both addresses are the same.
 bool Within(const Bits& bits, const Bits& network, int prefix) {
   for (int i = 0; i < prefix; ++i) {
     const auto byte = static_cast<std::size_t>(i / 8);
@@ -81,7 +81,7 @@ bool IsLoopback(absl::string_view address) {
                              (absl::StartsWith(path, "///") && absl::StartsWith(address, "unix:")));
   const bool v4 = absl::ConsumePrefix(&address, "ipv4:");
   const bool v6 = !v4 && absl::ConsumePrefix(&address, "ipv6:");
-  // Only an empty authority is accepted: any other one names a DNS server.
+  // Only an empty authority is accepted, because any other authority names a DNS server.
   if (v4 || v6 || absl::ConsumePrefix(&address, "dns:")) absl::ConsumePrefix(&address, "///");
   const std::optional<HostPort> parts = Split(address);
   if (!parts || !IsPort(parts->port)) return false;
@@ -124,7 +124,7 @@ absl::Status CheckAddress(std::string_view text) {
   absl::string_view address = Absl(text);
   absl::string_view wrong;
   if (ConsumeSocket(&address)) {
-    if (address.empty()) wrong = "the path of the socket is missing";
+    if (address.empty()) wrong = "the socket path is missing";
   } else if (absl::StartsWith(address, "xds:") || absl::StartsWith(address, "vsock:") ||
              absl::StartsWith(address, "google-c2p:")) {
     // Only gRPC knows and checks the form of these addresses.
@@ -145,7 +145,8 @@ absl::Status CheckAddress(std::string_view text) {
 
 bool StaysHere(std::string_view servers) {
   const std::vector<absl::string_view> all = absl::StrSplit(Absl(servers), ',');
-  // gRPC reads a scheme of numeric addresses once, for all addresses of the list.
+  // gRPC reads a scheme of numeric addresses only at the beginning of a list and applies it to all
+  // addresses.
   absl::string_view scheme;
   for (const absl::string_view known : {"ipv4:", "ipv6:"})
     if (absl::StartsWith(all.front(), known)) scheme = known;
@@ -194,7 +195,7 @@ std::optional<Proxy> ProxyFor(std::string_view text) {
   const std::optional<Bits> bits = parts->bracketed ? ParseV6(parts->host) : ParseV4(parts->host);
   for (absl::string_view entry : absl::StrSplit(exceptions, ',', absl::SkipWhitespace())) {
     entry = absl::StripAsciiWhitespace(entry);
-    if (absl::EndsWithIgnoreCase(parts->host, entry)) return std::nullopt;  // gRPC does so, too
+    if (absl::EndsWithIgnoreCase(parts->host, entry)) return std::nullopt;  // as gRPC does
     const std::pair<absl::string_view, absl::string_view> network =
         absl::StrSplit(entry, absl::MaxSplits('/', 1));
     const std::optional<Bits> v4 = ParseV4(network.first);

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 // How long new calls prefer other servers to one that failed. Draining or restarting a server takes
-// about as long.
+// about this long.
 constexpr std::chrono::seconds kAvoid{1};
 
 }  // namespace

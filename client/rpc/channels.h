@@ -1,5 +1,5 @@
-// The connections of a client: a pool for each of its servers, and the choice among them. Internal
-// to the library.
+// A client's pools of connections, one for each server, and the choice among them. Internal to the
+// library.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -51,7 +51,7 @@ struct PooledChannel {
   const std::unique_ptr<v1::ComputeService::StubInterface> compute;
   const std::unique_ptr<v1::SharedMemoryService::StubInterface> shared_memory;
   const std::unique_ptr<grpc::health::v1::Health::StubInterface> health;
-  std::atomic<int> calls{0};  // under way
+  std::atomic<int> calls{0};  // the number of calls under way
 };
 
 // One call under way on a channel.
@@ -68,48 +68,50 @@ class Lease {
   std::unique_ptr<PooledChannel, End> channel_;
 };
 
-// Where a call may go and where it has been. Servers are numbered as in the list.
+// Where a call may go, and where it has gone so far. Servers are numbered in the order of the list.
 struct Route {
-  std::optional<std::size_t> only;  // no other server
-  std::optional<std::size_t>
-      failed;              // where the last attempt failed; tried again if no other is left
+  std::optional<std::size_t> only;  // the only server allowed, if any
+  // The server at which the last attempt failed. It is tried again only as a last resort.
+  std::optional<std::size_t> failed;
   std::size_t server = 0;  // the server of the last attempt
   int attempts = 0;
 };
 
-// Thread safe. A client stays with one server until that fails, because its buffers are there.
+// Thread safe. A client stays with one server until that server fails, because its buffers are
+// there.
 class Channels {
  public:
   using Make = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
 
-  // addresses: separated by commas. connections: the maximum over which calls to one server are
-  // spread, at least 1.
+  // addresses: separated by commas. connections: the maximum number over which calls to one server
+  // are spread; at least 1.
   Channels(const std::string& addresses, int connections, Make make);
 
   // Returns the connected channel with the fewest calls under way, or nothing if there is none. If
   // all are busy, another connection is opened and is used once it is ready. last_resort: whether
-  // the server that failed may be chosen, too.
+  // the server that failed may be chosen as well.
   std::optional<Lease> Pick(const Route& route, bool last_resort);
-  // Returns the channel to wait for when Pick has none. The servers that the route allows take
-  // turns.
+  // Returns the channel to wait for when Pick returns none. Successive values of `turn` cycle
+  // through the servers that the route allows.
   std::shared_ptr<grpc::Channel> Awaited(const Route& route, std::size_t turn);
   // Whether a call of this route has more than one server to wait for.
   bool HasChoice(const Route& route) const { return !route.only && servers_.size() > 1; }
-  // Reports a failed attempt at a server. New calls prefer others for a second.
+  // Reports a failed attempt at a server. For a second, new calls prefer other servers.
   void Failed(std::size_t server);
 
-  // Returns channel number i of a server, which is made on first use. Transfers use as many
+  // Returns channel number i of a server. The channel is made on first use. Transfers use as many
   // channels as they have streams.
   PooledChannel& channel(std::size_t server, std::size_t i);
   // The server to which the next call goes.
   std::size_t current() const { return current_; }
   std::size_t servers() const { return servers_.size(); }
-  // For messages: the address of a route's only server, or all addresses.
+  // Returns the address of a route's only server, or all addresses, for messages.
   std::string Describe(const Route& route) const;
 
-  // Records when a server made a buffer, by its own clock. Only the first call for a server counts.
+  // Records when a server created a buffer, by the server's clock. Only the first call for a server
+  // counts.
   void SawBuffer(std::size_t server, absl::Time created);
-  // The time that was recorded for a server; absent: none yet.
+  // Returns the time that was recorded for a server, or nullopt if there is none yet.
   std::optional<absl::Time> first_buffer(std::size_t server) const;
 
  private:
@@ -118,7 +120,7 @@ class Channels {
     std::string address;
     std::vector<std::unique_ptr<PooledChannel>> channels;  // guarded by mutex_
     Clock::time_point avoid_until{};                       // guarded by mutex_
-    std::atomic<std::int64_t> first_buffer{0};             // microseconds since 1970; 0: none yet
+    std::atomic<std::int64_t> first_buffer{0};             // microseconds since 1970; 0 if none yet
   };
 
   PooledChannel& Open(std::size_t server, std::size_t i);  // mutex_ is held

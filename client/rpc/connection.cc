@@ -23,14 +23,15 @@
 namespace tessera {
 namespace {
 
-// The longest delay that a server can request; longer ones are shortened to this.
+// The longest delay that a server can request. Longer requests are shortened to this.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
-// Well above the size of a server's messages: chunks of 1 MiB, and inline results, which the server
-// keeps below gRPC's default limit of 4 MiB.
+// Well above the size of a server's messages. Chunks have 1 MiB, and the server keeps inline
+// results below gRPC's default limit of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
-// How long a call that failed at one server waits for others before it goes back to that one.
+// How long a call that failed at one server waits for other servers before it may return to the
+// first.
 constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
-// How long a call waits for one of several servers before it looks at the next.
+// How long a call waits for one of several servers before it tries the next.
 constexpr absl::Duration kTurn = absl::Milliseconds(20);
 // How often a call that waits for a connection checks whether it has been cancelled.
 constexpr absl::Duration kCancelGlance = absl::Milliseconds(50);
@@ -42,14 +43,14 @@ double Random(double low, double high) {
   return std::uniform_real_distribution<double>(low, high)(random);
 }
 
-// Returns the pause before repetition number `failures` >= 1. It doubles from 100 ms to 2 s, with
-// jitter so that clients do not retry together.
+// Returns the pause before retry number `failures` >= 1. The pause doubles from 100 ms up to 2 s.
+// Its jitter keeps clients from retrying at the same time.
 absl::Duration Backoff(int failures) {
   return std::min(absl::Milliseconds(100) * (1 << std::min(failures - 1, 10)), absl::Seconds(2)) *
          Random(0.5, 1);
 }
 
-// Returns the delay of a refusal's RetryInfo.
+// Returns the delay in the RetryInfo of a refusal.
 std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   const auto metadata = ErrorMetadata(status);
   const auto it = metadata.find(std::string(Retry::kRetryDelay));
@@ -58,11 +59,12 @@ std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   return absl::Milliseconds(ms);
 }
 
-// Whether the connection or the bytes failed, and not the request.
+// Whether the error is due to the connection or to damaged bytes, rather than to the request.
 bool IsTransient(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
-  // Without a reason, it is the error of a source or a sink. After DEVICE_LOST and a restart, the
-  // buffers are gone, so repeating cannot help. UNREACHABLE has already waited long enough.
+  // An error without a reason comes from a source or a sink. After DEVICE_LOST and a restart, the
+  // buffers are gone, so repeating cannot help. Before UNREACHABLE, the call has already waited
+  // long enough.
   if (absl::IsUnavailable(status)) {
     return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE" &&
            reason != "CERTIFICATE_REFUSED";
@@ -78,7 +80,8 @@ void SleepFor(absl::Duration duration, const std::stop_token& stop) {
   none.wait_for(lock, stop, absl::ToChronoNanoseconds(duration), [] { return false; });
 }
 
-// Returns gRPC's message about why a channel does not connect, or "" if it has not failed.
+// Returns gRPC's explanation of why a channel does not connect, or "" if the channel has not
+// failed.
 std::string CauseOf(const PooledChannel& channel) {
   if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
   // This call does not wait for the connection but fails with the connection's error.
@@ -89,10 +92,10 @@ std::string CauseOf(const PooledChannel& channel) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
 }
 
-// Returns what a message of CauseOf means, or "" if the message is not known.
+// Returns the meaning of a message from CauseOf, or "" if the message is unknown.
 absl::string_view Meaning(absl::string_view cause) {
   struct Known {
-    absl::string_view part;  // of the message in gRPC 1.51, in lower case
+    absl::string_view part;  // a part of the message in gRPC 1.51, in lower case
     absl::string_view meaning;
   };
   constexpr absl::string_view kRefused = "the certificate was refused";
@@ -105,7 +108,7 @@ absl::string_view Meaning(absl::string_view cause) {
       {"ssl_error", "the TLS handshake failed"},
       {"ssl handshake", "the TLS handshake failed"},
       {"proxy", "the proxy cannot connect to it"},
-      {"connection refused", "the connection is refused"},
+      {"connection refused", "the connection was refused"},
       {"no such file", "the socket does not exist"},
       {"settings frame", "the server there does not answer, or does not speak HTTP/2"},
       {"no route", "there is no route to it"},
@@ -145,7 +148,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
       }
     }
   }
-  // The server gives each of its refusals a reason. Without one, the connection has failed.
+  // The server gives each of its refusals a reason. If there is none, the connection has failed.
   if (code == absl::StatusCode::kUnavailable && ErrorReason(error).empty()) {
     return MakeError(code, "CONNECTION_LOST",
                      absl::StrCat("the connection broke: ", status.error_message()));
@@ -182,7 +185,7 @@ absl::Time ToTime(const google::protobuf::Timestamp& time) {
 }
 
 gpr_timespec After(absl::Duration duration) {
-  // gpr counts nanoseconds in 64 bits.
+  // gpr counts nanoseconds in 64 bits, which a longer duration would overflow.
   if (duration >= absl::Hours(24 * 36500)) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                       gpr_time_from_nanos(absl::ToInt64Nanoseconds(duration), GPR_TIMESPAN));
@@ -332,26 +335,25 @@ Connection::Connection(ClientOptions options, absl::Status refused)
                   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
                   // Channels to one server share a connection unless each has its own pool.
                   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-                  // gRPC's own pauses grow to two minutes, far beyond the patience of
+                  // gRPC's own pauses grow to two minutes, which is far longer than
                   // connect_timeout.
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-                  // Retries find a server whose address has changed.
+                  // With frequent lookups, retries find a server whose address has changed.
                   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
                                    static_cast<int>(absl::ToInt64Milliseconds(kLookUpAgain)));
                   // gRPC ends a cancelled stream only when the socket has accepted what is being
                   // written. If the server's host accepts nothing, TCP_USER_TIMEOUT ends the
-                  // connection. gRPC sets it to the second argument if the first one requests
-                  // pings, and the first ping would come after 24 days.
+                  // connection. gRPC sets this option to the second value below if the first value
+                  // enables pings. The first ping would come after 24 days.
                   if (options_.stall_timeout < absl::Hours(24)) {
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX - 1);
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                                      static_cast<int>(absl::ToInt64Milliseconds(
                                          std::max(options_.stall_timeout, absl::Seconds(1)))));
                   }
-                  // A proxy from the environment would read what is not encrypted, including
-                  // tokens.
+                  // A proxy from the environment could read unencrypted traffic, including tokens.
                   const std::optional<Proxy> proxy = ProxyFor(address);
                   if (options_.tls_ca.empty() || (proxy && proxy->excepted))
                     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -454,7 +456,7 @@ StallGuard::~StallGuard() {
 }
 
 void StallGuard::Watch(grpc::ClientContext* context) {
-  // Longer than any transfer, and short enough to be added to a point in time.
+  // Longer than any transfer, but short enough to be added to a point in time without overflow.
   const auto timeout = absl::ToChronoNanoseconds(std::min(timeout_, absl::Hours(24 * 36500)));
   std::unique_lock lock(mutex_);
   for (Clock::time_point last = last_;; last = last_) {

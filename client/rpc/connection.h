@@ -1,5 +1,5 @@
-// The layer below Client: the choice of a channel, retries of calls, and errors from the wire.
-// Internal to the library.
+// The layer below Client. Chooses channels, retries calls, and converts gRPC's errors. Internal to
+// the library.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -30,15 +30,16 @@
 namespace tessera {
 
 // Returns the status of a call, with the reason and metadata of its google.rpc.ErrorInfo. The delay
-// of its RetryInfo becomes metadata "retry_delay_ms".
+// in its RetryInfo becomes metadata "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
-// Returns the error of a call that this client has not cancelled. gRPC cancels calls that are under
-// way when a server ends, which becomes CONNECTION_LOST like any other lost connection.
+// Converts the error of a call that this client has not cancelled. When a server ends, gRPC cancels
+// the calls that are under way. CANCELLED then becomes CONNECTION_LOST, as for any other lost
+// connection.
 absl::Status OfUncancelled(absl::Status status);
 // Returns the error of a call that the caller has cancelled.
 absl::Status Cancelled();
-// Returns the error with a message that names the deadline if that deadline has caused it. Returns
-// any other error unchanged.
+// If the deadline caused the error, returns it with a message that names the deadline. Returns any
+// other error unchanged.
 absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
 // Returns DEADLINE_EXCEEDED / STALLED, the error of a transfer that made no progress for this long.
 absl::Status Stalled(absl::Duration timeout);
@@ -47,28 +48,29 @@ absl::Status MovedFrom();
 
 absl::Time ToTime(const google::protobuf::Timestamp& time);
 
-// How long a response is delayed to find out why a buffer is missing.
+// The maximum time by which a response is delayed to find out why a buffer is missing.
 inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 
 // Returns the time this long from now, by the monotonic clock.
 gpr_timespec After(absl::Duration duration);
 
 // Decides whether a call or a transfer is repeated after a failure. A call that the server refused
-// for lack of room (with a RetryInfo) is repeated for as long as `patience` lasts. A call that
-// broke (no connection, damaged bytes) is repeated only if it is idempotent, at most kMaxFailures
-// times in a row without progress. Not thread safe.
+// for lack of memory or queue space (with a RetryInfo) is repeated until `patience` has passed. A
+// call that broke (no connection, damaged bytes) is repeated only if that is safe
+// (client/rpc/methods.h), and until it has failed kMaxFailures times in a row without progress. Not
+// thread safe.
 class Retry {
  public:
-  // FromGrpc stores the delay that a server requests under this key of an error's metadata.
+  // FromGrpc stores the delay that a server requests in the error's metadata, under this key.
   static constexpr std::string_view kRetryDelay = "retry_delay_ms";
   static constexpr int kMaxFailures = 5;
 
   Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
       : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
 
-  // Restarts the patience.
+  // Restarts the time that `patience` limits.
   void Moved() { since_ = Clock::now(); }
-  // Restarts the patience and forgets the earlier failures.
+  // Restarts the time that `patience` limits, and resets the count of failures.
   void Progress();
   // Returns how long to wait before the next attempt, or nothing if the failure is final.
   std::optional<absl::Duration> Pause(const absl::Status& failure);
@@ -89,35 +91,36 @@ class Retry {
 class Connection;
 class EventLoop;
 
-// The course of one call over its attempts: the next channel, how long to wait for one, and whether
-// a failure is final. The blocking and the asynchronous calls differ only in how they wait. Not
-// thread safe.
+// Guides one call through its attempts: chooses the next channel, and decides how long to wait for
+// one and whether a failure is final. Blocking and asynchronous calls differ only in how they wait.
+// Not thread safe.
 class Attempts {
  public:
   struct Plan {
-    absl::Duration timeout;   // of all attempts together
-    absl::Duration patience;  // how long without progress, as in Retry
+    absl::Duration timeout;   // for all attempts together
+    absl::Duration patience;  // the longest time without progress, as in Retry
     bool idempotent = false;
-    bool stay = false;  // whether all attempts go to the first one's server
-    std::optional<std::size_t> only = std::nullopt;  // no other server
-    std::stop_token cancel = {};                     // used by blocking calls only
+    bool stay = false;                               // whether all attempts go to the same server
+    std::optional<std::size_t> only = std::nullopt;  // the only server allowed, if any
+    std::stop_token cancel = {};                     // used only by blocking calls
   };
 
   Attempts(Connection& connection, const Plan& plan);
 
-  // Returns a channel for the next attempt. If there is none, the caller returns the error of
-  // Unreachable(), or waits for a change of Awaited() until WaitLimit() and calls Pick again.
+  // Returns a channel for the next attempt. If there is none, the caller must return the error of
+  // Unreachable() if there is one. Otherwise, the caller must wait until the state of Awaited()
+  // changes or WaitLimit() passes, and then call Pick again.
   std::optional<Lease> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
-  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Does not
-  // wait with the error of Connection::refused or, if there is only one server, with UNAVAILABLE /
-  // CERTIFICATE_REFUSED. Returns OK otherwise.
+  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Returns the
+  // error of Connection::refused immediately. If there is only one server, also returns UNAVAILABLE
+  // / CERTIFICATE_REFUSED immediately. Returns OK otherwise.
   absl::Status Unreachable() const;
 
   // Must be called before an attempt through the channel.
   void Begin(const PooledChannel& channel);
-  // The deadline of a unary call's attempt.
+  // Returns the deadline for the next attempt of a unary call.
   gpr_timespec AttemptDeadline() const;
   // Must be called after an attempt that failed. Returns how long to pause before the next one, or
   // nothing if `status` is final.
@@ -143,7 +146,7 @@ class Attempts {
   Route route_;
   std::size_t turn_ = 0;
   gpr_timespec connect_limit_{};
-  gpr_timespec last_resort_{};  // from then on, the server that failed is allowed
+  gpr_timespec last_resort_{};  // when the server that failed becomes allowed again
 };
 
 // Thread safe.
@@ -159,7 +162,8 @@ class Connection {
   const absl::Status& refused() const { return refused_; }
   // Adds the caller's token to the call.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
-  // Adds the route of the buffer that a call is about, if the options say so, for proxies.
+  // Adds the route of the buffer that a call is about, for proxies, if ClientOptions::send_route is
+  // set.
   void AddRoute(grpc::ClientContext& context, std::string_view buffer) const;
   Channels& channels() { return channels_; }
   // The event loop of the asynchronous calls.
@@ -175,7 +179,7 @@ class Connection {
   // Waits until any server that the attempts may go to is connected.
   absl::StatusOr<Lease> Connect(Attempts& attempts);
 
-  // Runs attempt(context, channel) until it succeeds, fails for good, or the deadline comes.
+  // Runs attempt(context, channel) until it succeeds, fails permanently, or the deadline passes.
   template <class Attempt>
   absl::Status Repeat(Attempts& attempts, Attempt&& attempt) {
     for (;;) {
@@ -204,7 +208,7 @@ class Connection {
   }
 
   // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. only:
-  // the only server that may be called. route: receives where the call went in the end.
+  // the only server that may be called. route: unless null, receives the call's route.
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,
                                            std::optional<std::size_t> only = std::nullopt,
@@ -226,12 +230,14 @@ class Connection {
     return response;
   }
 
-  // Whether BUFFER_NOT_FOUND may be due to a restart of the server, which its start time shows.
+  // Whether the error is a BUFFER_NOT_FOUND that may be due to a restart of the server. The
+  // server's start time shows whether it is.
   bool MayHaveRestarted(const absl::Status& status, std::size_t server) const;
-  // Returns the status, and if the server has restarted since it first told this client of a
-  // buffer, adds that and metadata "server_start". start: when the server started.
+  // Returns the status. If the server has restarted since this client first saw one of its buffers,
+  // the message says so, and the status has metadata "server_start". start: when the server
+  // started.
   absl::Status WithRestart(const absl::Status& status, std::size_t server, absl::Time start) const;
-  // Asks the server when it started and returns WithRestart.
+  // Asks the server when it started, and returns the result of WithRestart.
   absl::Status ExplainMissing(const absl::Status& status, std::size_t server);
 
   // Records the size of a response, and the creation time of its buffer.
@@ -256,12 +262,12 @@ class Connection {
   Channels channels_;
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
-  const std::unique_ptr<EventLoop> events_;  // ends before the channels
+  const std::unique_ptr<EventLoop> events_;  // destroyed before the channels
 };
 
-// Cancels a stream that makes no progress for a time, or that its caller cancels. An infinite time
-// is no limit. Otherwise, the two sides of a broken network may wait for each other for many
-// minutes.
+// Cancels a stream that makes no progress for a given time, or that its caller cancels. Without
+// such a limit, the two ends of a broken connection may wait for each other for many minutes. An
+// infinite timeout disables the limit.
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);

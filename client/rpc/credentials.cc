@@ -43,8 +43,8 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   return absl::OkStatus();
 }
 
-// Checks that gRPC can use the certificates and the key, because gRPC reports their errors only in
-// its log.
+// Checks that gRPC can use the certificates and the key, because gRPC reports errors in them only
+// in its log.
 absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOptions& ssl) {
   using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
   using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
@@ -58,30 +58,31 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
   const auto no_password = [](char*, int, int, void*) { return -1; };
   absl::Status status;
   if (certificate(ssl.pem_root_certs) == nullptr)
-    status = Bad(absl::StrCat(options.tls_ca, " has no certificate in PEM"), options.tls_ca);
+    status = Bad(absl::StrCat(options.tls_ca, " contains no PEM certificate"), options.tls_ca);
   if (status.ok() && !ssl.pem_cert_chain.empty()) {
     const Certificate own = certificate(ssl.pem_cert_chain);
     const Key key(
         PEM_read_bio_PrivateKey(open(ssl.pem_private_key).get(), nullptr, no_password, nullptr),
         EVP_PKEY_free);
     if (own == nullptr) {
-      status = Bad(absl::StrCat(options.tls_cert, " has no certificate in PEM"), options.tls_cert);
+      status =
+          Bad(absl::StrCat(options.tls_cert, " contains no PEM certificate"), options.tls_cert);
     } else if (key == nullptr) {
-      status = Bad(absl::StrCat(options.tls_key, " has no key in PEM without a password"),
+      status = Bad(absl::StrCat(options.tls_key, " contains no PEM key without a password"),
                    options.tls_key);
     } else if (X509_check_private_key(own.get(), key.get()) != 1) {
       status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
                    options.tls_key);
     }
   }
-  ERR_clear_error();  // gRPC reads the same per-thread error queue
+  ERR_clear_error();  // gRPC uses the same per-thread error queue
   return status;
 }
 
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::chrono::seconds kTokenAge{1};
 
-// Returns the metadata value for a token. file: where the token comes from.
+// Returns the metadata value for a token. file: the file that the token comes from; may be empty.
 absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
   token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
   if (token.empty() || token.size() > kLongestToken ||
@@ -116,7 +117,8 @@ void Authorization::AddTo(grpc::ClientContext& context) {
   if (!file_.empty() && now - read_ >= kTokenAge) {
     read_ = now;
     std::string token;
-    // If the file is being replaced right now, the previous token stays.
+    // If the file is just being replaced, it may be unreadable or incomplete. The previous token
+    // then stays.
     if (ReadFile(file_, token).ok()) {
       if (absl::StatusOr<std::string> value = Bearer(token, file_); value.ok())
         value_ = *std::move(value);
@@ -128,11 +130,12 @@ void Authorization::AddTo(grpc::ClientContext& context) {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
     const ClientOptions& options) {
   if (options.tls_cert.empty() != options.tls_key.empty())
-    return Bad("a client's certificate and its key go together",
+    return Bad("a client's certificate and its key must be given together",
                options.tls_cert.empty() ? options.tls_key : options.tls_cert);
   if (options.tls_ca.empty()) {
     if (!options.tls_cert.empty())
-      return Bad("a client's certificate needs the CA of the server's", options.tls_cert);
+      return Bad("a client's certificate also needs a CA for the server's certificate",
+                 options.tls_cert);
     return grpc::InsecureChannelCredentials();
   }
   grpc::SslCredentialsOptions ssl;

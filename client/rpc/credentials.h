@@ -1,4 +1,4 @@
-// What a channel proves to a server and requires of it. Internal to the library.
+// The TLS credentials of channels, and the tokens of calls. Internal to the library.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -25,11 +25,11 @@ class Authorization {
  public:
   explicit Authorization(const ClientOptions& options);
 
-  // Why no call can be made: INVALID_ARGUMENT / BAD_CREDENTIALS {file} for a token that cannot be
-  // read or is invalid, and for one that would be sent unencrypted to another host. Never contains
-  // the token.
+  // Returns why no call can be made, or OK. INVALID_ARGUMENT / BAD_CREDENTIALS {file} means that
+  // the token cannot be read, is invalid, or would be sent unencrypted to another host. The message
+  // never contains the token.
   const absl::Status& status() const { return status_; }
-  // Does nothing without a token.
+  // Adds the token to a call. Does nothing if there is no token.
   void AddTo(grpc::ClientContext& context);
 
  private:

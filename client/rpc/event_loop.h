@@ -1,5 +1,4 @@
-// Asynchronous calls: the thread that advances them, and the course of each. Internal to the
-// library.
+// Asynchronous calls and the thread that advances them. Internal to the library.
 #pragma once
 
 #include <grpcpp/alarm.h>
@@ -23,16 +22,16 @@ namespace tessera {
 
 class EventLoop;
 
-// A call under way. It makes the same attempts as a blocking call, but events of a completion queue
-// advance it. The loop keeps it alive until it has ended. Thread safe.
+// A call under way. It makes the same attempts as a blocking call, but is advanced by events from a
+// completion queue. The loop keeps this object alive until the call has ended. Thread safe.
 class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  public:
-  // must_end: whether CancelAll lets the call run and waits for its response.
+  // must_end: whether CancelAll waits for the call's response instead of cancelling the call.
   AsyncCallBase(Connection& connection, EventLoop& loop, const Attempts::Plan& plan, bool must_end)
       : connection_(connection), loop_(loop), must_end_(must_end), attempts_(connection, plan) {}
   virtual ~AsyncCallBase() = default;
 
-  // refused: unless OK, the status with which the call ends instead of an attempt.
+  // refused: unless OK, the call makes no attempt and ends with this status.
   void Start(absl::Status refused = absl::OkStatus());
   // Ends the call with CANCELLED, unless it has just ended in another way.
   void Cancel();
@@ -41,10 +40,10 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   void Proceed(bool ok);
 
  protected:
-  // Begins an attempt. Its end is an event with the tag `this`.
+  // Begins an attempt. When the attempt ends, the queue delivers an event with the tag `this`.
   virtual void Send(grpc::ClientContext* context, PooledChannel& channel) = 0;
-  // Runs after that event. Frees objects in the memory of the context's call, before the context
-  // itself is destroyed.
+  // Runs after that event. Frees objects that gRPC allocated in the memory of the call, before the
+  // context is destroyed.
   virtual void EndAttempt() = 0;
   // Reports the result to the caller. No lock is held.
   virtual void Done(absl::Status status) = 0;
@@ -53,13 +52,12 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   EventLoop& loop_;
   const bool must_end_;
   Attempts attempts_;
-  grpc::Status answer_;  // the last attempt's
+  grpc::Status answer_;  // the status of the last attempt
 
  private:
   enum class State { kConnecting, kCalling, kPausing, kEnding };
 
-  // These take the next step of the course and return a status if the call has ended. mutex_ is
-  // held.
+  // These advance the call, and return a status if the call has ended. mutex_ is held.
   std::optional<absl::Status> Connect();
   std::optional<absl::Status> Answered();
   void SetAlarm(State state, absl::Duration delay);
@@ -73,8 +71,8 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   absl::Status end_;                            // for kEnding; guarded by mutex_
 };
 
-// One thread that waits for the events of all asynchronous calls of a client and runs their
-// callbacks, one at a time. It starts with the first call. Thread safe.
+// A thread that waits for the events of a client's asynchronous calls and runs their callbacks, one
+// at a time. The thread starts with the first call. Thread safe.
 class EventLoop {
  public:
   EventLoop() = default;
@@ -83,8 +81,8 @@ class EventLoop {
   grpc::CompletionQueue* queue() { return &queue_; }
   void Add(const std::shared_ptr<AsyncCallBase>& call);
   void Remove(AsyncCallBase* call);
-  // Cancels all calls but those that must end, and waits until the last callback has returned. Must
-  // not be called from a callback.
+  // Cancels all calls except those that must end, and waits until the last callback has returned.
+  // Must not be called from a callback.
   void CancelAll();
 
  private:
@@ -149,10 +147,10 @@ class AsyncUnaryCall final : public AsyncCallBase {
 };
 
 struct AsyncOptions {
-  std::optional<absl::Duration> timeout;  // absent: the client's timeout
+  std::optional<absl::Duration> timeout;  // the client's timeout if absent
   std::optional<std::size_t> only;        // the only server that may be called
-  bool must_end = false;                  // not cancelled with the client
-  absl::Status refused;                   // unless OK, the call ends with it and nothing is sent
+  bool must_end = false;                  // whether the call continues when the client is destroyed
+  absl::Status refused;  // unless OK, the call ends with this status and nothing is sent
 };
 
 // Starts a call. done runs on the loop's thread, exactly once.

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Calls the function and returns its status. Returns INTERNAL / CALLER_EXCEPTION if it throws.
+// Calls the function and returns its status, or INTERNAL / CALLER_EXCEPTION if the function throws.
 template <class F>
 absl::Status Guarded(F&& function) {
   std::string what;
@@ -28,7 +28,7 @@ absl::Status Guarded(F&& function) {
     what = "not a std::exception";
   }
   return MakeError(absl::StatusCode::kInternal, "CALLER_EXCEPTION",
-                   absl::StrCat("a function of the caller threw an exception: ", what));
+                   absl::StrCat("a function supplied by the caller threw an exception: ", what));
 }
 
 }  // namespace tessera

@@ -1,12 +1,12 @@
-// The unary methods of the protocol, by the type of their request: the service that handles it, the
-// response, and whether the request may be sent again when it is unknown whether it was carried
-// out. Internal to the library.
+// The unary methods of the protocol. For each request type, this file defines the service, the
+// response type, and whether the request may be sent again when it is unknown whether the server
+// executed it. Internal to the library.
 //
 // When a request is sent again (decided by Retry in client/rpc/connection.h, after AIP-194):
 //   UNAVAILABLE (a broken connection, a server that stops)        only if it is safe to repeat
 //   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               always: the server did nothing
 //   RESOURCE_EXHAUSTED with a RetryInfo                            always: the server did nothing
-//   anything else, DEADLINE_EXCEEDED included                      never
+//   anything else, including DEADLINE_EXCEEDED                     never
 
 #pragma once
 
@@ -23,11 +23,11 @@
 namespace tessera {
 
 enum class Repeatable {
-  kAlways,        // it only reads, or sets a value that it would set again
-  kNever,         // it makes a buffer
-  kUnlessSpec,    // it makes a buffer if the request has a spec
-  kUnlessStored,  // it makes a buffer if its result, or a step's result, has a target
-  kWithVersion,   // it changes one buffer for good: only with a version, and at one server
+  kAlways,        // the call only reads, or would set the same value again
+  kNever,         // the call creates a buffer
+  kUnlessSpec,    // the call creates a buffer if the request has a spec
+  kUnlessStored,  // the call creates a buffer if its result, or a step's result, has a target
+  kWithVersion,   // safe only with a version, and if all attempts go to the same server
 };
 
 template <class Request>
@@ -79,7 +79,7 @@ struct Method<grpc::health::v1::HealthCheckRequest> {
 template <class Request>
 using ResponseOf = typename Method<Request>::Response;
 
-// Whether the call reads buffers by name, which may have been lost by a restart of the server.
+// Whether the call reads buffers by name. They may have been lost in a restart of the server.
 template <class Request>
 inline constexpr bool kReadsBuffers =
     std::is_same_v<typename Method<Request>::Stub, v1::ComputeService::StubInterface> ||

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// result: a message field that is not yet set.
+// result(): returns the field to set. It is called only if there is something to set.
 template <class Field>
 void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
   if (buffer) {

@@ -1,4 +1,4 @@
-// Builds the requests of the operations from C++ arguments.
+// Builds the operations' requests from C++ arguments.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
 // Returns the error of a failed call, or INTERNAL if a response lacks a result for some step.
 absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
 
-// Returns the first buffer that a request names, in its operands or else its results; empty: none.
+// Returns the first buffer name in a request's operands or, if there is none, in its results.
+// Returns "" if there is no name at all.
 template <class Request>
 std::string_view BufferOf(const Request& request) {
   std::string_view name;
@@ -69,10 +70,10 @@ std::string_view BufferOf(const Request& request) {
     look(request.result().buffer().name());
   return name;
 }
-// Returns the buffer of the first step that names one.
+// Returns the first buffer name in the first step that has one.
 std::string_view BufferOf(const v1::ExecuteRequest& request);
 
-// Whether the call makes a buffer.
+// Whether the call creates a buffer.
 bool Stores(const v1::ExecuteRequest& request);
 inline bool Stores(const v1::TopKRequest& request) {
   return request.values().has_buffer() || request.indices().has_buffer();

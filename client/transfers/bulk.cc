@@ -1,4 +1,4 @@
-// Runs many small operations in few calls.
+// Runs many small operations in a few calls.
 #include <algorithm>
 #include <cstddef>
 #include <deque>
@@ -14,14 +14,14 @@
 namespace tessera {
 namespace {
 
-// These limits make a call long enough for a small overhead, short enough for several calls to be
-// under way, and acceptable to any server.
+// With these limits, a call is long enough to have little overhead, short enough for several calls
+// to be under way, and acceptable to any server.
 constexpr int kMaxSteps = 1000;
 constexpr std::size_t kMaxBytes = 1 << 20;
 constexpr std::size_t kCallsUnderWay = 4;
 
-// Executes `steps` steps. `add` puts each into a program, and `get` takes each response out of its
-// result.
+// Executes `steps` steps. add(program, i) adds step i to a program, and get(result) returns the
+// response in a step's result.
 template <class Response, class Add, class Get>
 std::vector<absl::StatusOr<Response>> InPrograms(Client& client, std::size_t steps,
                                                  const CallOptions& call, const Add& add,

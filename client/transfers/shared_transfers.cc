@@ -18,29 +18,30 @@
 namespace tessera {
 namespace {
 
-// A transfer with two slots lets the server copy one while the client fills or reads the other.
+// If a transfer has two slots, the server can copy one while the client fills or reads the other.
 constexpr std::size_t kSlotBytes = std::size_t{16} << 20;
 constexpr std::size_t kSlots = 4;
 constexpr std::size_t kSlotsATransfer = 2;
 
-// A smaller stream's messages cost no more than the calls.
+// The minimum size of a transfer through shared memory. Below it, the messages of a stream cost no
+// more than the calls would.
 constexpr std::uint64_t kLeast = std::uint64_t{4} << 20;
 
-// How long a server that shares no memory is not asked again, and how long a server may take to
-// share it.
+// How long to wait before a server that shares no memory is asked again.
 constexpr absl::Duration kAskAgain = absl::Minutes(1);
+// How long a server may take to share its memory.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 
-// Whether the list is one server on this host. With several, parts of a transfer could go to
-// different servers.
+// Whether the list has only one server, which is on this host. With several servers, parts of a
+// transfer could go to different ones.
 bool IsSameHost(const std::string& server) {
   return !absl::StrContains(server, ',') && StaysHere(server);
 }
 
 bool IsUnreachable(const absl::Status& status) { return ErrorReason(status) == "UNREACHABLE"; }
 
-// Whether the transfer ends with this error, so that it does not wait a second time for the same
-// thing.
+// Whether the transfer fails with this error, because a stream would only wait for the same thing
+// again.
 bool IsEnd(const absl::Status& status) {
   return IsUnreachable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
@@ -85,7 +86,7 @@ class SharedTransfers::Slots {
 
 class SharedTransfers::Limit {
  public:
-  // timeout: absent: no limit while every call ends within stall_timeout.
+  // timeout: if absent, there is no limit as long as every call ends within stall_timeout.
   Limit(Connection& connection, std::optional<absl::Duration> timeout,
         const std::stop_token& cancel)
       : connection_(connection),
@@ -102,9 +103,10 @@ class SharedTransfers::Limit {
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
                                            absl::Duration most = absl::InfiniteDuration()) const {
-    // A call whose deadline has passed may still succeed.
+    // A call whose deadline has already passed might still succeed, so the limits are checked
+    // first.
     if (absl::Status ended = Check(); !ended.ok()) return ended;
-    // Connects first, so that the time this takes does not count as the call's.
+    // Connects first, so that the time to connect does not count toward the call's timeout.
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
     if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
     const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
@@ -160,7 +162,7 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, cons
   if (bytes > free) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "SHARED_MEMORY_EXHAUSTED",
-        absl::StrCat("the server shares ", total, " bytes at most, of which ", free, " are free"),
+        absl::StrCat("the server shares at most ", total, " bytes, of which ", free, " are free"),
         {{"requested", absl::StrCat(bytes)},
          {"free", absl::StrCat(free)},
          {"total", absl::StrCat(total)}});
@@ -177,7 +179,8 @@ absl::Status SharedTransfers::Prepare(const Limit& limit) {
   absl::StatusOr<SharedMemory> memory = MakeMemory(kSlots * kSlotBytes, limit);
   if (!memory.ok()) {
     if (IsUnreachable(memory.status())) return memory.status();
-    // If a limit of the caller has ended the attempt, it says nothing about the server.
+    // If one of the caller's limits has ended the attempt, the failure says nothing about the
+    // server.
     if (absl::Status ended = limit.Check(); !ended.ok()) return ended;
     next_attempt_ = absl::Now() + kAskAgain;
     return memory.status();
@@ -203,7 +206,7 @@ absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(st
 
 bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
   const bool gone = ErrorReason(status) == "REGION_NOT_FOUND" || absl::IsUnimplemented(status);
-  // The call has ended here, but the server may still use the memory.
+  // The call has ended on this side, but the server may still be using the memory.
   const bool in_use =
       absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) || absl::IsUnavailable(status);
   if (gone || in_use) {
@@ -225,7 +228,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
-  // A progress function may fail the upload, and a single call could not be undone.
+  // A progress function may fail the upload, but a single call could not be undone.
   if (size <= kSlotBytes && !options.progress) {
     if (absl::Status status = source(0, (*slots)->Bytes(0, size)); !status.ok()) return status;
     v1::UploadSharedRequest request;
@@ -248,7 +251,7 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
   if (!created.ok()) return created.status();
   const std::uint64_t version = created->buffer().version();
 
-  std::mutex mutex;         // guards the variables below and the calls of the source
+  std::mutex mutex;         // guards the variables below and the calls to the source
   std::uint64_t begin = 0;  // the first byte that no thread has taken
   std::uint64_t sent = 0;
   absl::Status failure;
@@ -317,7 +320,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   const Limit limit(connection_, options.timeout, options.cancel);
   const auto found = limit.Call(find);
   if (IsEnd(found.status())) return found.status();
-  // The stream reports what is wrong.
+  // The download over a stream will report what is wrong.
   if (!found.ok() || options.offset > found->buffer().size_bytes()) return std::nullopt;
   const std::uint64_t rest = found->buffer().size_bytes() - options.offset;
   const auto slots = Take(options.limit != 0 ? std::min(options.limit, rest) : rest, limit);
@@ -334,7 +337,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
     absl::StatusOr<v1::DownloadSharedResponse> part = limit.Call(request);
-    // Handled here, because the caller ignores a prefetched part if the download fails.
+    // Lost() is called here, because the caller ignores a prefetched part if the download fails.
     if (!part.ok()) Lost(part.status(), **slots);
     return part;
   };
@@ -375,7 +378,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (options.checksums && buffer.has_crc32c() && received == buffer.size_bytes() &&
       crc != buffer.crc32c()) {
     return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-                     absl::StrCat("bytes of '", name, "' were damaged on their way"),
+                     absl::StrCat("bytes of '", name, "' were damaged in transit"),
                      {{"field", "buffer.crc32c"},
                       {"expected", absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8))},
                       {"actual", absl::StrCat(absl::Hex(crc, absl::kZeroPad8))}});

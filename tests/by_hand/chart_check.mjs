@@ -1,6 +1,6 @@
-// Validates Kubernetes objects, as JSON lines on standard input, by the schemas of the packages
-// kubernetes-models and @kubernetes-models/prometheus-operator: a line for each object, and the exit
-// code 1 if one is wrong.
+// Validates Kubernetes objects, given as JSON lines on standard input, with the schemas of the
+// packages kubernetes-models and @kubernetes-models/prometheus-operator. Prints a line for each
+// object, and exits with 1 if an object is invalid.
 //
 // usage: node chart_check.mjs NODE_MODULES
 import {readFileSync} from 'node:fs';

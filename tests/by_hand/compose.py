@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Starts deploy/compose.yaml as an operator does, with the profiles cpu, tls, monitoring and load:
-calls by both ports, scrapes, alerts and the dashboard's queries, the load kit, a server that is
-killed, and the shutdown. Needs a container engine with its own networks, the images of the file
-(Grafana's is left out where it is missing), docker-compose 1.29 or Compose v2, and the file's
-ports. CI does not run it.
+"""Starts deploy/compose.yaml as an operator does, with the profiles cpu, tls, monitoring and load.
+Checks calls through both ports, scrapes, alerts and the dashboard's queries, the load kit, a server
+that is killed, and the shutdown. Needs a container engine with its own networks, the images of the
+file (without Grafana's image, Grafana is left out), docker-compose 1.29 or Compose v2, and the
+file's ports. CI does not run it.
 
 usage: compose.py                       with the existing images
        compose.py stand-ins [FLAG...]   first makes images of the same names, of packages of Debian
@@ -191,11 +191,11 @@ class ComposeTest(unittest.TestCase):
         self.wait(lambda: {rule["health"] for group in prometheus("rules")["groups"]
                            for rule in group["rules"]} == {"ok"},
                   "evaluated")
-        # All of the dashboard's queries return data, except those about GPUs and about events that
-        # have not happened.
+        # All of the dashboard's queries return data, except those about GPUs and those about events
+        # that have not happened.
         self.tessera("info", "none", check=False)
         self.tessera("dot", "plain", "plain", "--timing")
-        time.sleep(10)  # the growth of a counter that has just appeared is unknown
+        time.sleep(10)  # A new counter has no rate yet.
         self.tessera("info", "none", check=False)
         time.sleep(10)
         empty = []

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the Grafana dashboard against the types that Grafana publishes: the document, and the
-# options and fields of each panel by its kind. Needs Node.js with npm, which installs the types and
+# options and fields of each panel of its kind. Needs Node.js with npm, which installs the types and
 # the compiler. CI does not run it.
 #
 # usage: dashboard.sh [DASHBOARD]
@@ -23,7 +23,7 @@ print(f'import {{ Dashboard }} from "{raw}/dashboard/x/dashboard_types.gen";')
 for kind in kinds:
     print(f'import * as {kind} from "{raw}/composable/{kind}/panelcfg/x/{kind.title().replace("Timeseries", "TimeSeries")}PanelCfg_types.gen";')
 def show(name, kind, value):
-    # A value of an enumeration is a string in the file.
+    # In the file, a value of an enumeration is a string.
     text = json.dumps(value)
     print(f"export const {name}: {kind} = {text};")
 show("board", "Strings<Dashboard>", board)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the CPU device's estimates, on which refusals are based, with the time that
-operations take: every operation, type and layout, with usual operands and with the slowest ones.
+"""Compares the CPU device's estimates, on which refusals are based, with the time that operations
+take. Covers every operation, type and layout, with usual operands and with the slowest ones.
 
 usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
-One server refuses each operation as too long, and reports its estimate, before anything has been
-measured; another server runs it three times. Both have one thread, whose processor time is counted,
-so that other programs interfere little. The fastest run is compared. The script prints the cases
-with the highest and the lowest ratio of time to estimate, and exits with 1 if one took more than
-three times its estimate.
+First, one server refuses each operation as too long, and reports its estimate, before anything has
+been measured. Then another server runs the operation three times, and its fastest run is compared.
+Both servers have one thread, whose processor time is counted, so that other programs interfere
+little. The script prints the cases with the highest and the lowest ratio of time to estimate, and
+exits with 1 if one took more than three times its estimate.
 """
 
 import argparse
@@ -23,11 +23,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import outsider as o  # noqa: E402
 
-MOST = 3  # times the estimate
-SIDE = 2048  # of resident arrays
+MOST = 3  # The maximum ratio of time to estimate.
+SIDE = 2048  # The side of resident arrays.
 F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMPY = {F32: "f4", F64: "f8", F16: "f2", I32: "i4", I64: "i8", U8: "u1", I8: "i1"}
-# Two operands of an operation, by their unusual property.
+# Pairs of operands, by their unusual property.
 REALS = {
     "usual": (1.5, 1.0009), "far apart": (1e308, 3e-308), "subnormal": (5e-320, 0.999),
     "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1),
@@ -37,7 +37,7 @@ SINGLES = {
     "power": (0.5, 140.5), "negative": (-100.5, 2), "nan": (np.nan, 1),
 }  # fmt: skip
 WHOLE = {"usual": (123456789, 77), "power": (3, 2**31 - 1)}
-# Shape and strides of a view of SIDE x SIDE elements.
+# The shape and strides of views of SIDE x SIDE elements.
 LAYOUTS = {
     "rows": ([SIDE, SIDE], [SIDE, 1]), "transposed": ([SIDE, SIDE], [1, SIDE]),
     "transposed, repeated": ([2, SIDE, SIDE], [0, 1, SIDE]),
@@ -67,7 +67,7 @@ def values_of(dtype):
 
 
 def maps():
-    """Chains of each operation: (name, method, fields)."""
+    """Yields a chain of each operation as (name, method, fields)."""
     node = o.compute.Expression.Node
     for op in range(1, 35):
         name = o.compute.MapOp.Name(op).removeprefix("MAP_OP_")
@@ -78,11 +78,11 @@ def maps():
                 with np.errstate(all="ignore"):
                     one, two = (np.array([x]).astype(numpy) for x in pair)
                 arguments = 3 if name in ("FMA", "CLIP") else 1 if 12 <= op <= 22 or op == 34 else 2
-                # Each node reads the operands themselves, so that all of them compute the same.
+                # Each node reads the operands themselves, so that all nodes compute the same.
                 args = [[0, 1, 1][:arguments]] * 24
                 nodes = [node(operand=0), node(operand=1)]
                 nodes += [node(op=op, args=a, dtype=F16 if name == "CAST" else 0) for a in args]
-                # The result depends on all nodes, so that none is left out.
+                # The result depends on all nodes, so that none can be left out.
                 last = 2
                 for i in range(3, len(args) + 2):
                     nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
@@ -161,7 +161,7 @@ def main():
                 continue
             refused = strict.attempt(method, **fields)
             if refused.reason != "OPERATION_TOO_LONG":
-                continue  # no estimate: it is too short, or not supported
+                continue  # No estimate: too short or unsupported.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
                        for _ in range(3))  # fmt: skip

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Times small calls of one tenant alone, and while another tenant floods the server with work.
+"""Times small calls of one tenant, undisturbed and while another tenant floods the server with
+work.
 
 usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product top_k ...]
                      [--side N] [--scale N] [--seconds S] [--turns N]
 
 Small calls are Dots of 4096 resident floats, one after the other. The flood is a separate process,
-which keeps 16 calls in flight. The small calls are timed alternately, alone and during the flood;
-the results are medians over all turns. Prints p50 and p99 in microseconds, and exits with 1 if p99
-during a flood is more than five times that alone.
+which keeps 16 calls in flight. The small calls are timed alternately without and with the flood,
+and the results are medians over all rounds. Prints p50 and p99 in microseconds, and exits with 1 if
+p99 during a flood is more than five times p99 without it.
 """
 
 import argparse
@@ -27,7 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import outsider as o  # noqa: E402
 from callers import Caller, line_of  # noqa: E402
 
-IN_FLIGHT = 16  # of the flood
+IN_FLIGHT = 16  # The flood's calls in flight.
 MOST = 5
 
 
@@ -55,13 +56,14 @@ def top_k_of(array, k, **results):
 
 
 def top_k_of_rows(rows):
-    """Results stay on the device: inline ones of this size are too large."""
+    """Returns a top_k of rows. Its results stay on the device, because inline results of this size
+    are too large."""
     results = {name: o.into(name, replace=True) for name in ("values", "indices")}
     return top_k_of(randoms(rows, 1024), 100, **results)
 
 
 def map_of(n):
-    """exp(x * x + 1)"""
+    """Returns a Map that computes exp(x * x + 1)."""
     nodes = [dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0]), dict(real=1, dtype=1),
              dict(op="MAP_OP_ADD", args=[1, 2]), dict(op="MAP_OP_EXP", args=[3])]
     result = o.into("mapped", replace=True)
@@ -75,7 +77,7 @@ def reduce_of(n):
     return randoms(n), "Reduce", o.compute.ReduceRequest(x=x, op=o.compute.REDUCE_OP_SUM)
 
 
-# A flood has an array "flood", a method and its request, which depend on the command line.
+# Each flood has an array "flood", a method and its request, which depend on the command line.
 FLOODS = {
     "product": lambda a: product_of(a.side),
     "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
@@ -88,9 +90,10 @@ FLOODS = {
 
 
 def flood(arguments):
-    """Floods from one line on standard input to the next: prints "on" once a call has ended, and,
-    once none is left, how many have succeeded since then. Ends with its input. It has a lower
-    priority than the small calls' client, since it stands for another host."""
+    """Floods the server from one line on standard input to the next. Prints "on" once a call has
+    ended. When no call is left, it prints how many have succeeded since then. Ends with its input.
+    It has a lower priority than the client of the small calls, because it stands for another
+    host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
@@ -169,7 +172,7 @@ class Flood:
 
 
 def sample(tenant, seconds):
-    """Returns p50 and p99 of its calls, in microseconds."""
+    """Returns p50 and p99 of the tenant's calls, in microseconds."""
     took = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -180,7 +183,7 @@ def sample(tenant, seconds):
 
 
 def measure(server, small, kind, arguments):
-    """Prints a line; returns whether p99 during the flood is small enough."""
+    """Prints a line, and returns whether p99 during the flood is small enough."""
     beside_it = Flood(server.address, kind, arguments)
     try:
         sample(small, 0.5)
@@ -208,7 +211,7 @@ def main():
                         help="multiplies the elements of other floods")
     parser.add_argument("--seconds", type=float, default=2, help="of a turn")
     parser.add_argument("--turns", type=int, default=5, help="alone, and as many with each flood")
-    parser.add_argument("--at", help=argparse.SUPPRESS)  # the address that a flood calls
+    parser.add_argument("--at", help=argparse.SUPPRESS)  # The address that a flood calls.
     arguments = parser.parse_args()
     if arguments.at:
         return flood(arguments)

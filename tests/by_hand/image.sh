@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs a container image as an operator does, and checks its promises: size, labels, user,
 # capabilities, read-only root, health, variables and flags, stop under load, kill, restart. Needs a
-# container engine and an image that ./dev image has built; CI does not run it. Containers use the
-# host's network, so that an engine without bridges suffices.
+# container engine and an image that ./dev image has built. CI does not run it. Containers use the
+# host's network, so an engine without bridges suffices.
 #
 # usage: image.sh [IMAGE] [DEVICE]     default: tessera:cpu and cpu; docker reads DOCKER_HOST
 #        image.sh layers [FLAG...]     which steps of the build a changed .cc file repeats; FLAGs go

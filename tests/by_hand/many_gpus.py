@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures how time falls with arrays over one, two, three... devices of a server. For a host with
-several GPUs; CI does not run it. shards_test.py, with --device, checks the bits.
+"""Measures how times fall when arrays are divided among one, two, three... devices of a server. For
+a host with several GPUs; CI does not run it. shards_test.py, with --device, checks the bits.
 
 usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3]
                     [--elements 32,34,36] [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
---elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of
-them. --copy-gib: CopyBuffer from the first device to the second, including the allocation of the
-new buffer. --upload-gib: an array that goes through shared memory, and over streams, to all devices
-at the same time. Products are measured by product_bench.
+--elements: arrays of 2^N f32, each on the smallest number of devices that hold it and on all larger
+numbers of them. --copy-gib: CopyBuffer from the first device to the second, including the
+allocation of the new buffer. --upload-gib: an array that is uploaded through shared memory, and
+over streams, to all devices at the same time. Products are measured by product_bench.
 """
 
 import argparse
@@ -28,21 +28,20 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "client" / "python")]
 
 import outsider as o  # noqa: E402
 
-ts = None  # the Python client's package, which finds the stubs when it is imported
+ts = None  # The Python client, imported later.
 ROUNDS = 7
 SEED = 26
 
 
 def add(*operands):
-    """The fields of a Map that adds two operands."""
+    """Returns the fields of a Map that adds two operands."""
     node = o.compute.Expression.Node
     nodes = [node(operand=0), node(operand=1), node(op="MAP_OP_ADD", args=[0, 1])]
     return {"operands": operands, "expression": o.compute.Expression(nodes=nodes)}
 
 
 def make(client, name, rows, columns, devices):
-    """Makes an f32 array on these devices that has never been on a host: rows of 1 and 2
-    alternate."""
+    """Makes an f32 array on these devices without a copy on a host. Rows of 1 and 2 alternate."""
     column = (1 + np.arange(rows) % 2).astype("f4").reshape(rows, 1)
     row = o.inline(np.zeros(1, "f4"), o.view((1, columns), (0, 0)))
     client.call("Map", **add(o.inline(column), row), result=o.into(name, placement=devices),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what counting costs, in many short turns with separate processes: a server as it is
+"""Measures what counting costs, in many short rounds with separate processes: a server as it is
 built, the same server again, one whose counters do nothing, and one whose metrics are read every
-two seconds. The processor time of the server's process for a call is compared turn by turn: other
-programs take time from all servers, and a disturbed turn does not move a median. The second of the
-equal servers shows how precise the result is. Then the script counts the instructions of a call,
-and those of the counting in it, which other programs do not affect. Needs a build folder with
-tessera-server and service_bench, and valgrind; CI does not run it.
+two seconds. The processor time of the server's process per call is compared round by round. Other
+programs take time from all servers, and a disturbed round does not move a median. The difference
+between the two equal servers shows how precise the result is. Then the script counts the
+instructions of a call, and those of the counting in it, which other programs do not affect. Needs a
+build folder with tessera-server and service_bench, and valgrind. CI does not run it.
 
 usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds
 0.5]
@@ -40,7 +40,7 @@ COUNTING = re.compile(r"^(void (?:Histogram::Add|Metrics::Count\w*)\([^{]*\{)", 
 
 
 def without_counters(build, folder):
-    """A server that differs from the built one in functions that return immediately."""
+    """Returns a server that differs from the built one in functions that return immediately."""
     source = (o.ROOT / "server" / "observe" / "metrics.cc").read_text()
     empty, changed = COUNTING.subn(r"\1 return;", source)
     assert changed > 4, changed
@@ -54,14 +54,14 @@ def without_counters(build, folder):
             subprocess.run(words, cwd=entry["directory"], check=True)
     link = subprocess.run(["ninja", "-C", build, "-t", "commands", "tessera-server"], check=True,
                           capture_output=True, text=True).stdout.splitlines()[-1]
-    # An object of the command line comes before that of the library.
+    # An object on the command line takes precedence over the object in the library.
     link = link.replace("-o bin/tessera-server", f"{stub}.o -o {folder}/tessera-server")
     subprocess.run(link, shell=True, cwd=build, check=True)
     return f"{folder}/tessera-server", {**os.environ, "LD_LIBRARY_PATH": str(build)}
 
 
 def processor_seconds(server):
-    """Returns the time of all threads of the process, in steps of nanoseconds
+    """Returns the processor time of all threads of the process, in nanosecond steps
     (clock_getcpuclockid)."""
     return time.clock_gettime(~server.pid << 3 | 2)
 
@@ -84,8 +84,8 @@ def scraped(server):
 
 
 def interval(ratios):
-    """Returns the median, and the interval that has the medians of 95 of 100 samples drawn from
-    these."""
+    """Returns the median, and the interval that contains the medians of 95 of 100 samples drawn
+    from these values."""
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10000))
     return statistics.median(ratios), medians[250], medians[-250]
@@ -142,14 +142,14 @@ def compare(arguments, folder):
     build = arguments.build.resolve()
     usual = str(build / "bin" / "tessera-server")
     other, environment = without_counters(build, folder)
-    os.environ.update(environment)  # the other server is not in the folder of its library
+    os.environ.update(environment)  # The other server is outside its library's folder.
     read = "read every 2 s"
     kinds = {BASE: (other, ()), "with them": (usual, ()), "with them, once more": (usual, ()),
              read: (usual, ("--metrics-listen", "127.0.0.1:0"))}
     rates, cost = {name: [] for name in kinds}, {name: [] for name in kinds}
     for turn in range(arguments.turns):
-        # Each turn has its own processes, because the position of memory makes a difference of some
-        # per cent between equal servers.
+        # Each round has its own processes, because the position of memory makes a difference of a
+        # few per cent between equal servers.
         with contextlib.ExitStack() as stack:
             servers = {}
             for name, (program, flags) in sorted(kinds.items(), key=lambda _: random.random()):

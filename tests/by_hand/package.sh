@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages in a tree of Debian or Ubuntu, runs server and command line there,
-# builds a program with the library, and removes everything again. Needs root and a network. CI does
-# not run it.
+# Installs the Debian packages in a Debian or Ubuntu tree, runs the server and the command line
+# there, builds a program with the library, and removes everything again. Needs root and a network.
+# CI does not run it.
 #
 # usage: package.sh TREE     after ./dev package; works on a copy of TREE, which is deleted again
 #        debootstrap --variant=minbase bookworm TREE makes one
@@ -27,7 +27,7 @@ fail() {
   exit 1
 }
 inside() { chroot "$tree" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@"; }
-# The files of the packages outside the folders that every package changes.
+# Lists the files of the packages outside the folders that every package changes.
 files() { (cd "$tree" && find . -xdev -path ./proc -prune -o -path ./dev -prune -o -path ./tmp -prune \
   -o -path ./var -prune -o -type f -print | grep -i tessera | sort) || true; }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Checks what docs/traces.md says about profilers with the real ones: Nsight Compute sees only the
-# kernels of the range (NVTX) that is selected, and none outside the window that SIGUSR1 opens;
-# Nsight Systems has the same window. Needs a GPU whose counters the user may read, and at least one
-# of the two. CI does not run it.
+# Checks with the real profilers what docs/traces.md says about them. Nsight Compute sees only the
+# kernels of the selected range (NVTX), and none outside the window that SIGUSR1 opens. Nsight
+# Systems has the same window. Needs a GPU whose counters the user may read, and at least one of the
+# two profilers. CI does not run it.
 #
 # usage: profilers.sh SERVER CLI [FOLDER]     the programs, and where reports go
 set -euo pipefail
@@ -27,7 +27,7 @@ finish() {
 }
 trap finish EXIT
 
-# start NAME PROFILER...: the server under a profiler, with two arrays.
+# start NAME PROFILER...: starts the server under a profiler, with two arrays.
 start() {
   local name=$1
   shift
@@ -66,9 +66,9 @@ window() {
   done
   fail "$1: SIGUSR1 did nothing"
 }
-# kernels NAME: which of the three ncu has seen.
+# kernels NAME: prints which of the three kernels ncu has seen.
 kernels() { grep -oE '==PROF== Profiling "(Dot|Reduce|Matmul)[A-Za-z]*' "$out/$1.log" | sed 's/.*"//' | sort -u | paste -sd ' '; }
-# saw NAME KERNELS
+# saw NAME KERNELS: checks what `kernels` prints.
 saw() {
   echo "    $(kernels "$1")"
   [[ $(kernels "$1") == "$2" ]] || fail "$1: not $2"

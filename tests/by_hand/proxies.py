@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Runs the configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy:
-TLS, certificates of clients, affinity, large transfers, a server that stops, a rolling restart with
-TLS to the servers too; and in front of three servers that share names, one of which is killed.
-Needs the packages nginx and haproxy; CI does not run it.
+"""Runs the configurations of deploy/proxy with the real nginx and HAProxy. In front of two servers:
+TLS, client certificates, affinity, large transfers, a server that stops, and a rolling restart with
+TLS to the servers too. In front of three servers that share names: one of them is killed. Needs the
+packages nginx and haproxy. CI does not run it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -34,7 +34,7 @@ from authority import Authority  # noqa: E402
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
 CLI = None
-ts = None  # the package in client/python
+ts = None  # The package in client/python.
 
 
 def free_port():
@@ -44,7 +44,7 @@ def free_port():
 
 
 class Proxied:
-    """A proxy in front of servers; subclasses have the program, the configuration and other
+    """A proxy in front of servers. Subclasses define the program, the configuration and other
     differences."""
 
     count = 2
@@ -114,7 +114,8 @@ class Proxied:
         return channel
 
     def connect(self, route):
-        """Returns a client of the package in client/python whose calls have the route of a name."""
+        """Returns a client of the package in client/python whose calls carry the route of a
+        name."""
         cert, key = self.client_cert
         t = ts.connect(
             f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
@@ -130,17 +131,17 @@ class Proxied:
 
 
 class ProxyCase(Proxied):
-    """Clients are told apart by their addresses."""
+    """The proxy distinguishes clients by their addresses."""
 
     def test_calls_and_transfers(self):
-        # 128 MiB in four streams, with checksums, there and back.
+        # 128 MiB in four streams with checksums, up and down.
         put = self.cli("put", "--name", "x", "--random", "normal", "--shape", "33554432",
                        "--dtype", "f32", "--streams", "4")  # fmt: skip
         self.assertEqual(put.returncode, 0, put.stderr)
         got = self.cli("get", "x", "-o", str(self.folder / "x.npy"))
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertGreater((self.folder / "x.npy").stat().st_size, 128 << 20)
-        for number in range(20):  # always the same server: the other one does not have it
+        for number in range(20):  # The other server does not have it.
             self.assertEqual(self.cli("reduce", "sum", "x").returncode, 0, number)
         holders = [server for server in self.servers if "x" in self.buffers_of(server)]
         self.assertEqual(len(holders), 1)
@@ -155,8 +156,8 @@ class ProxyCase(Proxied):
         self.assertNotEqual(self.cli("health", "--timeout", "2s").returncode, 0)
 
     def dot(self, stub, request):
-        """Calls Dot. Returns 1 if it had to be retried, which clients of a proxy that watches
-        health never have to do."""
+        """Calls Dot. Returns 1 if the call had to be retried. With a proxy that watches health, a
+        client never has to retry."""
         try:
             value, again = stub.Dot(request, timeout=TIMEOUT_S).value, 0
         except grpc.RpcError as error:
@@ -168,7 +169,7 @@ class ProxyCase(Proxied):
         return again
 
     def test_a_server_that_stops(self):
-        """No call fails while one of two servers is stopped; with both gone the error is
+        """No call fails while one of two servers is stopped. When both are gone, the error is
         UNAVAILABLE."""
         self.cli("put", "--name", "x", "--random", "ones", "--shape", "8")
         first = next(s for s in self.servers if "x" in self.buffers_of(s))
@@ -200,7 +201,7 @@ class ProxyCase(Proxied):
 
 
 class RouteCase(Proxied):
-    """Buffers are placed by the routes of their names."""
+    """The routes of names decide where buffers are."""
 
     count = 3
 
@@ -218,8 +219,8 @@ class RouteCase(Proxied):
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
         self.assertEqual({id(found[0]) for found in holders.values()}, set(map(id, self.servers)))
-        # One server is killed: its names are gone, and are made again on the others; all other
-        # names are where they were.
+        # One server is killed. Its names are gone and are made again on the other servers, while
+        # all other names stay where they were.
         victim = self.servers[1]
         victim.process.kill()
         victim.process.wait()
@@ -251,13 +252,13 @@ class RouteCase(Proxied):
 
 
 class RollingCase(Proxied):
-    """TLS on both sides of the proxy, and both servers restarted under load."""
+    """Both sides of the proxy use TLS, and both servers are restarted under load."""
 
     servers_have_tls = True
 
     def start_server(self):
-        """Starts a server with a certificate for a name that the proxy's configuration knows, which
-        serves only clients with a certificate of the authority."""
+        """Starts a server with a certificate for a name in the proxy's configuration. It accepts
+        only clients with a certificate of the authority."""
         if not self.servers:
             self.pair = self.authority.issue("tessera", names="DNS:tessera")
         return rolling.Restartable(
@@ -285,7 +286,7 @@ class RollingCase(Proxied):
         self.assertEqual(load.lost, [])
 
     def test_servers_of_another_authority(self):
-        """The proxy, which trusts only another authority now, sends nothing to the servers."""
+        """The proxy, which now trusts only another authority, sends nothing to the servers."""
         self.proxy.terminate()
         self.proxy.wait()
         stranger = Authority(self.folder, "stranger")
@@ -297,7 +298,7 @@ class RollingCase(Proxied):
 
 class Nginx:
     program = ["nginx", "-g", "daemon off;", "-c"]
-    watches_health = False  # nginx learns from calls that fail
+    watches_health = False  # nginx learns from failing calls.
     notices_s = 2  # fail_timeout and a margin, minus --drain-delay
     no_server = "no server answers"
 
@@ -314,7 +315,7 @@ class Nginx:
 class Haproxy:
     program = ["haproxy", "-db", "-f"]
     watches_health = True
-    notices_s = 0  # inter times rise is less than --drain-delay
+    notices_s = 0  # inter * rise is less than --drain-delay.
     no_server = "503"
 
     def configuration(self):

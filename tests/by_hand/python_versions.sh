@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the Python client with another host's Python, NumPy, grpcio and protobuf, as on a bare GPU
-# host: its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no
-# network and no protoc there.
+# host: its suites, the lines of README with the wheel, the examples, bench.py and peers.py. Needs
+# no network and no protoc there.
 #
 # usage: python_versions.sh pack             makes build/python: the wheel
 #        python_versions.sh run BIN [DEVICE [OUT]]
@@ -36,7 +36,7 @@ finish() {
   if [[ -n $work ]]; then rm -rf "$work"; fi
 }
 
-# suite BIN NAME DEVICE: leaves NAME.log, and NAME.ok if all is well.
+# suite BIN NAME DEVICE: leaves NAME.log, and NAME.ok if the suite passes.
 suite() {
   local bin=$1 name=$2 device=$3 only=()
   # The other cases need protoc and the tools that build wheels.
@@ -49,7 +49,7 @@ suite() {
 
 suites() {
   local bin=$1 device=$2 name failed=0
-  # Suites that wait for products that take a CPU seconds, or that test a CPU's errors, run in
+  # Suites that wait for products of several CPU seconds, or that test a CPU's errors, run in
   # parallel.
   local by_cpu=(lost_server misuse errors aio package)
   local by_device=(arrays elementwise masks programs array_api differences transfers tls)
@@ -69,8 +69,8 @@ suites() {
   return $failed
 }
 
-# prepare VENV: makes an environment with the wheel, and behind it the packages of the host, which
-# may be in an environment as well.
+# prepare VENV: makes an environment with the wheel. Its further packages are those of the host,
+# which may be in an environment as well.
 prepare() {
   local venv=$1 hosts site
   hosts=$(python3 -c 'import sys; print([path for path in sys.path if path.endswith("-packages")])')
@@ -163,7 +163,7 @@ END
     python3 client/python/render_examples.py "$address" \
       --caption "$(uname -m), $device, $(date +%F)" || status=1
     tar -czf "$out/pages.tar.gz" docs/examples
-    # shellcheck disable=SC2016  # the backticks are Markdown's
+    # shellcheck disable=SC2016  # The backticks belong to Markdown.
     for page in docs/examples/*.md; do sed -n '/^```text/,/^```$/p' "$page"; done
   else
     for example in client/python/examples/*.py; do python3 "$example" "$address" || status=1; done

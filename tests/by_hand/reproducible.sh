@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the bundle of the CPU device twice and compares every byte, mode and time: from two clones
-# in folders of different depths, each with an empty cache of compiled files, with another umask,
-# time zone and language. ccache keeps the folder's path out of the compiler's output
+# Builds the bundle of the CPU device twice and compares every byte, mode and time. The two clones
+# are in folders of different depths, and each has an empty cache of compiled files, and another
+# umask, time zone and language. ccache keeps the folder's path out of the compiler's output
 # (CCACHE_BASEDIR).
 #
 # usage: tests/by_hand/reproducible.sh     (two whole builds)
@@ -11,7 +11,7 @@ root=$(git -C "$(dirname "${BASH_SOURCE[0]}")" rev-parse --show-toplevel)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# build FOLDER UMASK TIME_ZONE LANGUAGE: lists the contents of the bundle, one line for each file.
+# build FOLDER UMASK TIME_ZONE LANGUAGE: lists the contents of the bundle, one line per file.
 build() {
   git clone -q "$root" "$work/$1"
   (

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Opens the status page in headless Chromium, light and dark, wide and narrow, while calls are
-made: nothing overflows the page, no number is missing, text has contrast, and scripts have no
-errors. Leaves pictures for inspection. Needs Chromium; CI does not run it.
+made. Checks that nothing overflows the page, no number is missing, text has contrast, and scripts
+have no errors. Leaves pictures for inspection. Needs Chromium; CI does not run it.
 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
-The pictures "gpu" show made-up numbers instead of those of a GPU's driver, and a label that is
-markup.
+The pictures "gpu" show made-up numbers instead of those of a GPU's driver, and a label that
+contains markup.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import outsider as o  # noqa: E402
 
-LOAD_SECONDS = 110  # of calls before the pictures: the curves show two minutes
+LOAD_SECONDS = 110  # The curves show two minutes.
 SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 GPU = """
 tessera_gpu_busy_ratio{device="cpu"} 0.87
@@ -67,8 +67,8 @@ CONTRAST = """(() => {
 
 
 class Browser:
-    """Chromium by its debugging protocol: JSON messages on two pipes, each terminated by a zero
-    byte."""
+    """Chromium, controlled with its debugging protocol: JSON messages on two pipes, each terminated
+    by a zero byte."""
 
     def __init__(self, folder):
         names = ("chromium", "chromium-browser", "google-chrome")
@@ -77,7 +77,7 @@ class Browser:
             sys.exit("status_page.py: there is no chromium")
         their_in, self.out = os.pipe()
         self.into, their_out = os.pipe()
-        keep = os.dup(their_in), os.dup(their_out)  # apart from 3 and 4
+        keep = os.dup(their_in), os.dup(their_out)  # Neither is 3 or 4.
 
         def set_up():
             os.dup2(keep[0], 3)
@@ -188,7 +188,8 @@ class Calls:
 
 @contextlib.contextmanager
 def with_gpu(address):
-    """Returns the address of the pages with a GPU's numbers in the metrics."""
+    """Returns the address of a server with the same pages, but with a GPU's numbers in the
+    metrics."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

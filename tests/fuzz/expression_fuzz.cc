@@ -1,4 +1,4 @@
-// The text of expressions, as the command line takes it.
+// The text of expressions on the command line.
 #include "client/expression_text.h"
 #include "kernels/base/error.h"
 #include "tests/fuzz/fuzz.h"

@@ -28,8 +28,7 @@ inline void Require(bool holds, const std::string& what) {
   std::abort();
 }
 
-// Waits until the socket has something to read, or has ended. libFuzzer's own alarm interrupts
-// waits.
+// Waits until the socket has something to read or has ended. libFuzzer's alarm interrupts waits.
 inline void AwaitInput(int socket) {
   constexpr int kPatienceMs = 60'000;
   pollfd wait{socket, POLLIN, 0};

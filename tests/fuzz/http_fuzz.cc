@@ -1,4 +1,4 @@
-// Requests for the page and the metrics by HTTP, over a socket, and anything else that a client may
+// HTTP requests for the page and the metrics over a socket, and anything else that a client may
 // send there.
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-// .npy files: the header, and reading the elements that it promises. The first byte says how much
-// is read at a time.
+// .npy files: reads the header, and then the elements that it promises. The first byte says how
+// much is read at a time.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ void Check(std::string_view bytes, std::size_t at_once) {
     Require(read.ok(), "a whole file cannot be read: " + read.ToString());
     data.append(part.data(), size);
   }
-  // A header that is written for it is read as the same.
+  // The header that is written for this dtype and shape must be read back as the same.
   const std::string again = MakeNpyHeader(header->dtype, header->shape) + data;
   const absl::StatusOr<NpyHeader> parsed = ParseNpyHeader(again);
   Require(parsed.ok() && parsed->shape == header->shape && parsed->dtype == header->dtype &&

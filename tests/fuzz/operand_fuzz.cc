@@ -1,4 +1,4 @@
-// The text of operands, as the command line takes it, and the windows that they name.
+// The text of operands on the command line, and the windows that they describe.
 #include <array>
 #include <cstdlib>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::array<std::int64_t, 3> kShape = {5, 1, 7};
 
-// A window lies in its array: the address of every element is inside.
+// Checks that a window is inside its array, that is, the address of every element is.
 void CheckInside(const ViewSpec& view) {
   std::int64_t first = view.offset, last = view.offset;
   for (std::size_t i = 0; i < view.shape.size(); ++i) {

@@ -1,5 +1,5 @@
-// The server's command line and its file. Up to the first empty line each line is an argument; the
-// rest is the file that --config names.
+// The server's command line and its configuration file. Up to the first empty line, each line is an
+// argument. The rest is the file that --config names.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::string> words = {"tessera-server"};
   std::istringstream lines(text.substr(0, end));
   for (std::string line; std::getline(lines, line);) {
-    // The fuzzer must not name files itself: it might name a device that never ends.
+    // The fuzzer must not name files itself, because it might name a device that never ends.
     if (line.rfind("--config", 0) == 0) continue;
     words.push_back(line.substr(0, line.find('\0')));
   }

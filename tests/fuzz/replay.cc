@@ -1,10 +1,10 @@
-// Runs a fuzz target with any compiler, whereas libFuzzer needs clang:
+// Runs a fuzz target built with any compiler, whereas libFuzzer needs clang:
 //
 //   TARGET_replay [--timeout T] [--seconds N [--seed S]] FOLDER|FILE...
 //
-// runs it on the files, and then for N seconds on changed ones, which depend only on the seed. The
-// seed is printed, and an input that fails, or takes longer than T seconds, is left in a file whose
-// path is the last line.
+// It runs the target on the files, and then for N seconds on mutated files, which depend only on
+// the seed. It prints the seed. An input that fails, or takes longer than T seconds, is left in a
+// file whose path is the last line of the output.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -26,7 +26,7 @@
 
 #include "tests/fuzz/fuzz.h"
 
-// A target that needs its own changes of inputs has this function, which calls the other one.
+// A target that mutates inputs itself defines this function, which calls the other one.
 extern "C" __attribute__((weak)) std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data,
                                                                      std::size_t size,
                                                                      std::size_t most,
@@ -36,9 +36,9 @@ extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, st
 namespace tessera {
 namespace {
 
-constexpr std::size_t kLongest = 16 << 10;  // the longest input
+constexpr std::size_t kLongest = 16 << 10;  // The longest input.
 
-// The running input, in memory that outlives the process that runs it.
+// The input that is being run, in memory that outlives the process that runs it.
 struct Running {
   std::size_t size;
   char bytes[kLongest];
@@ -82,17 +82,17 @@ class Mutator {
       case 3:
         input.erase(at, 1 + Below(Below(2) == 0 ? 4 : left + 1));
         break;
-      case 4:  // repeats a part of it
+      case 4:  // Repeats a part of it.
         input.insert(Below(input.size() + 1), input.substr(at, 1 + Below(64)));
         break;
-      case 5: {  // a number of 1, 2, 4 or 8 bytes
+      case 5: {  // A number of 1, 2, 4 or 8 bytes.
         const std::uint64_t number = Number(input.size());
         std::string bytes(reinterpret_cast<const char*>(&number), std::size_t{1} << Below(4));
         if (Below(2) == 0) std::reverse(bytes.begin(), bytes.end());
         input.replace(at, bytes.size(), bytes);
         break;
       }
-      case 6: {  // a number in digits, which usually replaces another one
+      case 6: {  // A number in digits, which usually replaces another number.
         constexpr const char* kDigits = "0123456789";
         const std::size_t first = std::min(input.find_first_of(kDigits, at), input.size());
         const std::size_t end = std::min(input.find_first_not_of(kDigits, first), input.size());
@@ -100,10 +100,10 @@ class Mutator {
                       std::to_string(static_cast<std::int64_t>(Number(input.size()))));
         break;
       }
-      case 7:  // a part of another input
+      case 7:  // A part of another input.
         input.insert(at, other, from, 1 + Below(64));
         break;
-      case 8:  // the beginning of this one and the end of another, or both completely
+      case 8:  // The beginning of this input and the end of another, or both.
         input = Below(2) == 0 ? input.substr(0, at) + other.substr(from) : input + other;
         break;
     }
@@ -113,7 +113,7 @@ class Mutator {
  private:
   std::size_t Below(std::size_t n) { return random_() % n; }
 
-  // Returns a number at which code tends to fail: near a power of two, or near the length of the
+  // Returns a number at which code tends to fail, which is near a power of two or the length of the
   // input.
   std::uint64_t Number(std::size_t size) {
     const std::uint64_t middle = Below(4) == 0   ? size
@@ -128,10 +128,10 @@ class Mutator {
 
 Mutator* mutator = nullptr;
 
-// The alarm ends the process.
+// Runs an input. The alarm ends the process.
 void Run(Running& running, const std::string& input, unsigned timeout) {
   running.size = input.copy(running.bytes, kLongest);
-  // Uses memory of exactly this size, so that AddressSanitizer sees reads beyond it.
+  // The memory has exactly this size, so that AddressSanitizer sees reads beyond it.
   const std::vector<std::uint8_t> bytes(input.begin(), input.end());
   alarm(timeout);
   LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
@@ -203,11 +203,12 @@ int Main(int argc, char** argv) {
   }
   std::printf("seed %u\n", seed);
   std::fflush(stdout);
-  // The target runs in a separate process, so that the input is left here however it ends.
+  // The target runs in a separate process, so that the input remains here however that process
+  // ends.
   const pid_t child = fork();
   Require(child >= 0, "no process");
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child does not outlive the waiting parent
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // The child does not outlive the parent.
     RunFiles(running, files, timeout);
     std::vector<std::string> inputs;
     for (const auto& [name, input] : files) inputs.push_back(input);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fuzz targets without libFuzzer: with changed inputs, replay.cc finds a read beyond an input, a
-number that overflows, an assertion that needs parts of two inputs, and an infinite loop; and it
-leaves the input that shows the fault.
+"""Tests fuzz targets without libFuzzer. With mutated inputs, replay.cc finds a read beyond an
+input, a number that overflows, an assertion that needs parts of two inputs, and an infinite loop.
+It leaves the input that shows the fault.
 
 usage: replay_test.py PROGRAM, with replay_test.cc as its target
 """
@@ -29,8 +29,8 @@ class ReplayTest(unittest.TestCase):
         return done.returncode, done.stdout
 
     def find(self, inputs, message, *flags):
-        """Lets replay.cc find a fault that none of the inputs shows; returns the input that shows
-        it."""
+        """Lets replay.cc find a fault that none of the inputs shows, and returns the input that
+        shows it."""
         corpus = self.folder / "corpus"
         corpus.mkdir()
         for i, content in enumerate(inputs):
@@ -78,7 +78,7 @@ class ReplayTest(unittest.TestCase):
 
     def test_nothing_is_left_where_nothing_fails(self):
         (self.folder / "input").write_bytes(b"harmless")
-        # With this seed, the changed inputs find no fault for far longer than that.
+        # With this seed, the mutated inputs find no fault for far longer than that.
         code, output = self.run_on("--seconds", "1", "--seed", "1", "input")
         self.assertEqual(code, 0, output)
         self.assertRegex(output, r"(?m)^[1-9]\d* changed inputs$")

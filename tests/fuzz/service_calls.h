@@ -1,5 +1,5 @@
-// Inputs of service_fuzz: calls of any method, one after the other. A call is a byte for its
-// method, two bytes for the length of its request (little endian), and the request.
+// Inputs of service_fuzz: calls of any method, one after the other. Each call consists of one byte
+// for its method, two bytes for the length of its request (little endian), and the request.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 namespace tessera {
 
-// The byte of a method is its index. New methods go to the end, so that inputs keep their meaning.
+// The byte of a method is its index. New methods are appended, so that inputs keep their meaning.
 inline constexpr const char* kFuzzMethods[] = {
     "tessera.v1.BufferService.CreateBuffer",
-    "tessera.v1.BufferService.Upload",  // neighbouring ones are the messages of one stream
+    "tessera.v1.BufferService.Upload",  // Adjacent ones are messages of one stream.
     "tessera.v1.BufferService.Download",
     "tessera.v1.BufferService.GetBuffer",
     "tessera.v1.BufferService.ListBuffers",

@@ -1,7 +1,6 @@
-// Calls of every method, with any bytes as their requests, to a server in this process. Between two
-// inputs the server must have no buffers, and must have all of their memory back. With
-// TESSERA_FUZZ_TOKENS in the environment the server knows callers by tokens, and one of these
-// callers makes each call.
+// Calls every method of a server in this process, with any bytes as the request. Between two inputs
+// the server must have no buffers, and must have all of their memory back. With TESSERA_FUZZ_TOKENS
+// in the environment, the server knows callers by tokens, and one of these callers makes each call.
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -30,7 +29,7 @@ using grpc::internal::RpcMethod;
 // In requests, this stands for the token of a region that the server knows.
 constexpr std::string_view kRegion = "0123456789abcdef";
 
-// The tokens of the callers of a server that needs tokens. The last one is unknown.
+// The tokens of the callers, for a server that needs tokens. The last token is unknown.
 constexpr const char* kTokens[] = {"fuzz-admin", "fuzz-writer", "fuzz-reader", "fuzz-other",
                                    "fuzz-nobody"};
 constexpr const char* kTokenFile =
@@ -47,7 +46,7 @@ class Service {
     Options options;
     options.listen.clear();
     options.workers = 2;
-    options.warm_up = false;  // on a busy processor it would count as time of the first input
+    options.warm_up = false;  // It would slow down the first input.
     options.memory_limit = {.bytes = 4 << 20};
     options.scratch_limit = 4 << 20;
     options.host_memory = 64 << 20;
@@ -101,7 +100,7 @@ class Service {
     const std::size_t draw = (7 * call->method + 5 * call->request.size()) % 16;
     const std::size_t caller = draw < std::size(kTokens) ? draw : 1;
     Identify(context, kTokens[caller]);
-    // A stream in both directions can carry methods of every kind.
+    // A bidirectional stream can carry methods of every kind.
     const RpcMethod rpc(path.c_str(), RpcMethod::BIDI_STREAMING);
     const std::unique_ptr<grpc::ClientReaderWriter<ByteBuffer, ByteBuffer>> stream(
         grpc::internal::ClientReaderWriterFactory<ByteBuffer, ByteBuffer>::Create(channel_.get(),
@@ -121,7 +120,8 @@ class Service {
             path + ": it is not for callers who are not known, and for others");
   }
 
-  // The errors that a request can cause are errors of the request, or of limits.
+  // Checks that the error is one that a request can cause, which is an error of the request or a
+  // limit.
   static void CheckStatus(const std::string& path, const grpc::Status& status) {
     switch (status.error_code()) {
       case grpc::StatusCode::INTERNAL:
@@ -194,7 +194,7 @@ class Service {
         request.set_name(buffer.name());
         v1::DeleteBufferResponse response;
         const grpc::Status status = buffers_->DeleteBuffer(&of_delete, request, &response);
-        // It may have expired.
+        // The buffer may have expired.
         Require(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND,
                 "a buffer that cannot be deleted: " + status.error_message());
       }

@@ -1,5 +1,5 @@
-// Changes the inputs of service_fuzz: half of the time as libFuzzer changes all others, and half of
-// the time by fields of the requests, so that they remain messages.
+// Mutates the inputs of service_fuzz: half of the time as libFuzzer mutates all other inputs, and
+// half of the time field by field, so that requests remain valid messages.
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -30,15 +30,15 @@ class Mutator {
   void Mutate(std::vector<FuzzCall>& calls) {
     const std::size_t at = Below(calls.size() + 1);
     switch (Below(8)) {
-      case 0:  // a new call
+      case 0:  // A new call.
         if (calls.size() < 16)
           calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(at),
                        {Below(std::size(kFuzzMethods)), ""});
         break;
-      case 1:  // removes a call
+      case 1:  // Removes a call.
         if (at < calls.size()) calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(at));
         return;
-      case 2:  // repeats a call
+      case 2:  // Repeats a call.
         if (at < calls.size() && calls.size() < 16)
           calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(Below(calls.size())), calls[at]);
         return;
@@ -114,7 +114,8 @@ class Mutator {
     }
   }
 
-  // Appends the field's bytes to those of the message, which adds an element to a repeated field.
+  // Appends the field's bytes to the bytes of the message, which adds an element to a repeated
+  // field.
   void SetNumber(Message& message, const FieldDescriptor& field) {
     using google::protobuf::internal::WireFormatLite;
     const auto type = static_cast<WireFormatLite::FieldType>(field.type());

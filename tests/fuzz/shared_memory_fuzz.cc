@@ -1,6 +1,6 @@
-// The hand-over of shared memory: packets with descriptors of any kind. The first byte is the
-// number of descriptors, and a byte for each gives its kind; the rest is the packet. Afterwards the
-// server keeps neither memory nor a descriptor.
+// The handover of shared memory: packets with descriptors of any kind. The first byte is the number
+// of descriptors, and one byte for each of them gives its kind. The rest is the packet. Afterwards
+// the server keeps neither memory nor a descriptor.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -28,7 +28,8 @@
 namespace tessera {
 namespace {
 
-// Makes a file of that many bytes. kind: which seals it has, and whether its pages are allocated.
+// Makes a file of that many bytes. kind says which seals it has, and whether its pages are
+// allocated.
 int MemoryFile(std::size_t size, unsigned kind) {
   const int file = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return file;
@@ -87,7 +88,7 @@ class Target {
     {
       const Descriptor client = Connect();
       SendPacket(client.get(), input, files);
-      // There is a response, or the connection ends.
+      // There must be a response, or the connection must end.
       const bool silent = input.empty() && count == 0;
       if (silent) shutdown(client.get(), SHUT_WR);
       AwaitInput(client.get());

@@ -1,4 +1,5 @@
-// The three files of TLS, separated by lines of "====": certificate, key, CA of the clients.
+// The three files of TLS, separated by lines of "====": the certificate, the key, and the CA of the
+// clients.
 #include <fstream>
 #include <string>
 

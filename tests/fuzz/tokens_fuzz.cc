@@ -1,4 +1,4 @@
-// The file of tokens, roles and tenants.
+// The token file with its roles and tenants.
 #include "server/access/access.h"
 #include "tests/fuzz/fuzz.h"
 

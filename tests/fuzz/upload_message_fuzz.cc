@@ -1,5 +1,5 @@
-// Messages of uploads as the server reads them, in slices, against protobuf's own parser. The first
-// byte says how long the slices are.
+// Upload messages as the server reads them, in slices, compared with protobuf's own parser. The
+// first byte says how long the slices are.
 #include <algorithm>
 #include <string>
 #include <vector>

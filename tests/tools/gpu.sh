@@ -2,8 +2,8 @@
 # ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
 
 # gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: runs the tests of a suite that belong to SHARD
-# of SHARDS, with the devices in another order each turn. Adds "SUITE.SHARD run" or "... fail" to
-# FOLDER/outcomes.
+# of SHARDS, with the devices in a different order for each TURN. Adds "SUITE.SHARD run" or "...
+# fail" to FOLDER/outcomes.
 gpu_shard() {
   local folder=$1 suite=$2 shard=$3 shards=$4 turn=$5 devices verdict=run start=$SECONDS
   IFS=, read -r -a devices <<<"$visible_devices"
@@ -18,8 +18,8 @@ gpu_shard() {
   if [[ $verdict == fail ]]; then tail -n 60 "$folder/$suite.$shard.log"; fi
 }
 
-# Most of a suite's time goes into references that the host computes, so parts of all suites run in
-# parallel, ten for each GPU, whose memory they share.
+# Most of a suite's time is spent on references that the host computes, so parts of all suites run
+# in parallel, ten per GPU. They share the GPU's memory.
 gpu_test() {
   local suite shard turn=0 shards=8 lanes visible_devices=${CUDA_VISIBLE_DEVICES:-}
   local folder=$logs/gpu-test gpus=(/dev/nvidia[0-9]*)
@@ -38,17 +38,17 @@ gpu_test() {
       turn=$((turn + 1))
     done
   done < <(
-    echo matmul_test # takes longest
+    echo matmul_test # Takes longest.
     grep -vxE "matmul_test|memory_test" "$built/gpu_tests.txt"
   )
   wait
-  gpu_shard "$folder" memory_test 0 1 0 "$@" # takes all memory
+  gpu_shard "$folder" memory_test 0 1 0 "$@" # Takes all memory.
   count_tests "$folder" <"$folder/outcomes"
   ! grep -q " fail$" "$folder/outcomes"
 }
 
-# Prints the parameters of a suite's tests that name a CUDA device, and "-" for the tests without
-# any.
+# Prints the parameters of a suite's tests that name a CUDA device, and "-" for the tests without a
+# parameter.
 device_cases() {
   "$built/bin/$1" --gtest_list_tests | sed -nE 's|^  [^/]*/(cuda[a-z0-9_]*).*|\1|p' | sort -u
   echo -
@@ -66,7 +66,8 @@ left_out() {
   echo "${out#:}"
 }
 
-# Every test that a rule of sanitize.txt names must exist. Standard input: suites.
+# Checks that every test that a rule of sanitize.txt names exists. Reads the suites from standard
+# input.
 check_rules() {
   local suite tests names='' pattern patterns
   while read -r suite; do names+=$("$built/bin/$suite" --gtest_list_tests)$'\n'; done
@@ -80,9 +81,9 @@ check_rules() {
   done < <(sed -E 's/#.*//; /^ *$/d' tests/tools/sanitize.txt)
 }
 
-# sanitize_case TOOL SUITE CASE: runs the tests of a suite with one parameter, such as
-# "cuda_tree_global_f32", or those without one, "-", under one of compute-sanitizer's tools. Each
-# case has its own process, since the tools spend most of their time rewriting the kernels that a
+# sanitize_case TOOL SUITE CASE: runs the tests of a suite under one of compute-sanitizer's tools.
+# CASE is a parameter, such as "cuda_tree_global_f32", or "-" for tests without a parameter. Each
+# case has its own process, because the tools spend most of their time rewriting the kernels that a
 # process launches.
 sanitize_case() {
   local tool=$1 suite=$2 case=$3 log=$logs/gpu-sanitize/$1.$2.$3.log status=0 options=() filter out
@@ -94,7 +95,7 @@ sanitize_case() {
   export TESSERA_LARGEST=70001
   # racecheck records every access to shared memory and is a hundred times slower.
   if [[ $tool == racecheck ]]; then TESSERA_LARGEST=5000; fi
-  # A refusal of the runtime, as when a test deliberately requests too much memory, is not an error.
+  # An error of the runtime is not a finding. A test may deliberately request too much memory.
   if [[ $tool == memcheck ]]; then options=(--report-api-errors no); fi
   TESSERA_REQUIRE_GPU=1 GTEST_BRIEF=1 \
     compute-sanitizer --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 9 \
@@ -125,7 +126,7 @@ gpu_sanitize() {
         if [[ $(left_out "$tool" "$suite" "$case") != all ]]; then echo "$tool $suite $case"; fi
       done < <(device_cases "$suite")
     done <"$suites"
-  done | grep -E -- "$pattern" | tac | # the last suites take longest
+  done | grep -E -- "$pattern" | tac | # The last suites take longest.
     xargs -r -P "$jobs" -n 3 bash -c 'sanitize_case "$@"' sanitize_case
   grep FAILED "$results" || true
   awk '{ print $3, $4, $6 }' "$results" | sort | uniq -c

@@ -1,17 +1,17 @@
 // Tells ThreadSanitizer which order gRPC guarantees.
 //
 // The distribution's gRPC and abseil are not instrumented, so ThreadSanitizer sees neither their
-// locks nor their queues, and would report a race for every message that one thread hands to
-// another through them. This file wraps the few functions by which the libraries order their
-// callers' actions. It is linked into the program, whose symbols come first; each wrapper calls the
+// locks nor their queues. It would report a race for every message that one thread hands to another
+// through them. This file wraps the few functions with which the libraries order their callers'
+// actions. It is linked into the program, whose symbols take precedence. Each wrapper calls the
 // library's function, and states what the function's contract states:
 //
 //   a request to gRPC under a tag        happens before   the tag comes out of its completion queue
 //   writing a message's bytes            happens before   reading them, in the same process
 //   what a thread does under a mutex     happens before   what the next thread does under it
 //
-// Events inside the libraries stay invisible (ignore_noninstrumented_modules): the checked code is
-// ours, and the headers that it includes.
+// Events inside the libraries stay invisible (ignore_noninstrumented_modules). The checked code is
+// ours, including the headers that it includes.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
@@ -28,15 +28,15 @@
 #include "grpc/grpc.h"
 #include "grpc/slice_buffer.h"
 
-// Declared inside gRPC: an operation begins whose end puts the tag into the queue.
+// Declared inside gRPC. An operation begins whose end puts the tag into the queue.
 bool grpc_cq_begin_op(grpc_completion_queue* queue, void* tag);  // NOLINT
 
 #define UNSEEN __attribute__((no_sanitize("thread")))
 
 namespace {
 
-// Returns the next definition of a symbol after this program's. Ends the process if there is none,
-// because the wrapped library has changed.
+// Returns the next definition of a symbol after this program's definition. Ends the process if
+// there is none, because then the wrapped library has changed.
 UNSEEN void* Behind(const std::string& symbol) {
   void* const function = dlsym(RTLD_NEXT, symbol.c_str());
   if (function == nullptr) {
@@ -52,7 +52,7 @@ UNSEEN Function* Behind(const std::string& symbol) {
 }
 
 // Returns the mangled name of a member of an abseil class, given from the class on, such as
-// "5Mutex4LockEv", with a K before it if the member is constant.
+// "5Mutex4LockEv". A constant member has a K before it.
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 UNSEEN std::string OfAbsl(const std::string& member) {

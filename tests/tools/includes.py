@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that each folder includes only what includes.txt, in this folder, allows; the same for the
-imports of the Python package. ./dev lint runs it."""
+"""Checks that each folder includes only what includes.txt, in this folder, allows, and that the
+Python package imports only what it allows. ./dev lint runs it."""
 
 import pathlib
 import re
@@ -29,8 +29,8 @@ def read_table(text):
 
 
 def row_of(name, rows):
-    """Returns a file's row: the file's own, that of such files in its folder, or that of its
-    folder."""
+    """Returns a file's row, which is the file's own row, the row for such files in its folder, or
+    the row of its folder."""
     folder, path = name.rpartition("/")[0], pathlib.PurePath(name)
     own = (str(path.with_suffix("")), f"{folder}/*{path.suffix}", folder)
     return next((row for row in own if row in rows), None)

@@ -4,7 +4,7 @@
 readonly lint_packages=(clang-format clang-tidy shellcheck)
 readonly buf_version=1.75.0
 
-# Prints files of the project with these endings, without anything that was built or installed.
+# Prints files of the project with these endings, without files that were built or installed.
 sources() {
   local expression=() ending
   for ending in "$@"; do expression+=(-o -name "*.$ending"); done
@@ -19,8 +19,8 @@ format() {
   step format "Format ${#files[@]} files" clang-format -i "${files[@]}"
 }
 
-# Prints lines of more than 100 columns, except in tables, generated pages and protocols of other
-# projects.
+# Prints lines of more than 100 columns, except in tables, generated pages and other projects'
+# protocols.
 long_lines() {
   local files
   mapfile -t files < <(
@@ -29,7 +29,7 @@ long_lines() {
   ! LC_ALL=C.UTF-8 grep -nE '^.{101}' "${files[@]}" | grep -vE '^[^:]+:[0-9]+: *\|'
 }
 
-# Finds buf on the PATH, else the pinned release from its npm package.
+# Finds buf on the PATH, otherwise the pinned release from its npm package.
 find_buf() {
   buf=$(type -P buf) && return
   buf=$root/.cache/buf/node_modules/.bin/buf
@@ -40,7 +40,7 @@ find_buf() {
   fi
 }
 
-# tidy "FILE FLAG...": for xargs. ccache knows which files were clean (.ci/tidy).
+# tidy "FILE FLAG...": checks one file, for xargs. ccache knows which files were clean (.ci/tidy).
 tidy() {
   local words
   read -r -a words <<<"$1"
@@ -69,8 +69,8 @@ lint() {
   step lint-generated "Generate code" \
     cmake --build build/lint -j "$jobs" --target tessera_generated
   mkdir -p build/lint/tidy
-  # clang-tidy 14 cannot parse CUDA 13, and tests are full of macros that it misjudges. It reads the
-  # groups of files that the build compiles, since most of its time goes into their common headers.
+  # clang-tidy 14 cannot parse CUDA 13, and misjudges the many macros in tests. It reads the groups
+  # of files that the build compiles, because most of its time is spent on their common headers.
   /usr/bin/python3 -c 'import json, os, sys
 for entry in json.load(open(sys.argv[1])):
     name = os.path.relpath(entry["file"])

@@ -1,8 +1,7 @@
-# shellcheck shell=bash disable=SC2034,SC2154
-# ./dev test: every suite, perhaps under a sanitizer. Sourced by ./dev.
+# ./dev test: every suite, optionally under a sanitizer. Sourced by ./dev.
 
-# read_outcomes: reads ctest's report in JUnit's format and prints a line "suite status tests failed
-# skipped" for each suite: the numbers are those that a Python suite printed last, or 0.
+# read_outcomes: reads ctest's report in JUnit format and prints a line "suite status tests failed
+# skipped" for each suite. The numbers are those that a Python suite printed last, or 0.
 read_outcomes() {
   awk '
     function figure(key) {
@@ -29,8 +28,8 @@ read_outcomes() {
 
 # count_tests RESULTS: reads lines "suite run|fail|other [tests failed skipped]" and prints "N
 # passed, N failed, N skipped", preceded by the Python suites that have skipped tests. A suite that
-# left a GoogleTest report in RESULTS counts by its tests, a suite with numbers by these, and any
-# other suite as one.
+# left a GoogleTest report in RESULTS counts by its tests, a suite with numbers counts by its
+# numbers, and any other suite counts as one.
 count_tests() {
   awk -v results="$1" '
     function figure(line, name) {
@@ -64,8 +63,8 @@ count_tests() {
     END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
 }
 
-# failures_of: reads ctest's report in JUnit's format and prints, for each suite that failed, the
-# lines that say why, with the lines after them, up to 60 lines.
+# failures_of: reads ctest's report in JUnit format. For each suite that failed, it prints the lines
+# that say why, with the lines after them, up to 60 lines.
 failures_of() {
   awk '
     match($0, /<testcase name="[^"]*"/) {
@@ -82,8 +81,8 @@ failures_of() {
 }
 
 # to_run_again LOG: reads ctest's list of failures, lines "number:suite", and prints the suites if
-# there are only a few and time may be the reason. That is the case if ctest's LOG has no crash and
-# no finding of a sanitizer, and if no suite draws new inputs each time, because another run would
+# there are only a few and timing may be the reason. That is the case if ctest's LOG has no crash
+# and no sanitizer finding, and if no suite draws new inputs each time, because another run would
 # try other inputs.
 to_run_again() {
   local names crash='\*\*\*Exception|is gone: exit code|terminate called|Segmentation fault'
@@ -101,8 +100,8 @@ run_ctest() {
   # Libraries without instrumentation are ignored; see tests/tools/grpc_under_tsan.cc.
   local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
   tsan_options+=:suppressions=$root/tests/tsan.supp
-  # Suites that run in parallel have more threads than there are cores, and large arrays: waiting
-  # threads sleep, and arrays use huge pages, which reduces the time by a third.
+  # Suites that run in parallel have more threads than there are cores, and large arrays. Waiting
+  # threads therefore sleep, and arrays use huge pages, which reduces the time by a third.
   OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
     ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
@@ -119,16 +118,16 @@ run_suites() {
   # Sanitizers check paths, not the errors of long sums.
   if (($#)); then export TESSERA_LARGEST=70001; fi
   if ((! $#)); then say "On two cores a first build takes about 10 minutes, and the suites about 7"; fi
-  # Elsewhere the cases that need it are skipped, because its package starts a service.
+  # Elsewhere, the cases that need Prometheus are skipped, because its package starts a service.
   if [[ ${CI:-} == true ]]; then install_packages prometheus; fi
   build "$preset"
   results=$root/build/$preset/results
   rm -rf "$results"
   mkdir -p "$results"
   if [[ $preset == tsan ]]; then
-    # ThreadSanitizer reports races for the hand-made synchronisation of OpenBLAS's threads.
+    # ThreadSanitizer reports races in the handwritten synchronisation of OpenBLAS's threads.
     export OPENBLAS_NUM_THREADS=1
-    # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
+    # gcc 12 cannot place the shadow memory if the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"
@@ -160,9 +159,9 @@ run_suites() {
   return "$status"
 }
 
-# long_checks: checks that take too long for each change. They are every suite under the sanitizers
-# that can run it, random inputs for minutes, and each source file compiled separately. All run,
-# whatever fails.
+# long_checks: runs the checks that take too long for each change: every suite under the sanitizers
+# that can run it, random inputs for minutes, and a separate compilation of each source file. All of
+# them run, even if some fail.
 long_checks() {
   local name status=0
   export TESSERA_LONG=ON TESSERA_UNITY=OFF

@@ -1,8 +1,7 @@
 // Add: one thread per element, the first kernel that most people write.
 //
-// Threads of a warp take neighbouring elements, so that the loads and the store of 32 of them are
-// four transactions of 32 bytes each (f32). The cost is memory traffic alone: 12 bytes for each
-// addition.
+// The threads of a warp take adjacent elements, so each load and each store of a warp is four
+// 32-byte transactions (f32). The only cost is memory traffic: 12 bytes per addition.
 //
 // Cost at n = 2^20, f32: 8 MiB read, 4 MiB written, 4096 blocks of 256; no barriers, depth 1.
 //
@@ -49,7 +48,7 @@ void Enqueue(const AddProblem& p, Stream& stream) {
 extern constexpr Strategy<AddProblem> kAddSimple = {
     .name = "simple",
     .summary = "one thread per element",
-    .source = "vector addition of the notes on hardware acceleration",
+    .source = "vector addition from the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

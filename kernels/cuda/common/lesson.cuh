@@ -1,5 +1,5 @@
-// A lesson of Dot or Reduce describes its launches with these types. Its error bound and its cost
-// are derived from them.
+// The strategies that teach Dot and Reduce step by step (the lessons) describe their launches with
+// these types. Their error bounds and costs are derived from this description.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,17 @@ namespace tessera {
 
 struct LessonShape {
   Grid grid;
-  // The largest number of roundings or other steps of a term: in Fold::Acc, then in
-  // Fold::Wide.
+  // The largest number of roundings or other steps that a term goes through: first in Fold::Acc
+  // (narrow), then in Fold::Wide (wide).
   std::int64_t narrow_steps = 0;
   std::int64_t wide_steps = 0;
   std::uint64_t extra_bytes = 0;  // moved in addition to the operands
-  std::uint64_t atomics = 0;      // on one address
-  std::int64_t depth = 0;         // longest chain of dependent operations; 0: the sum of the steps
+  std::uint64_t atomics = 0;      // number of atomics on one address
+  std::int64_t depth = 0;         // longest chain of dependent steps; 0 means the sum of the steps
 };
 
-// The shape of a lesson whose threads fold `terms` terms each, in chains of kMaxChain; `others` has
-// the steps before and after.
+// Returns the shape of a lesson whose threads each fold `terms` terms, in chains of kMaxChain.
+// `others` holds the steps before and after the chains.
 constexpr LessonShape WithChains(std::int64_t terms, LessonShape others) {
   others.narrow_steps += std::min<std::int64_t>(terms, kMaxChain);
   others.wide_steps += CeilDiv(terms, kMaxChain);
@@ -31,13 +31,13 @@ constexpr LessonShape WithChains(std::int64_t terms, LessonShape others) {
   return others;
 }
 
-// Steps of a thread that folds values that are already Wide. Every kMaxChain of them add one step,
-// the fold of the chain into the total.
+// Returns the number of steps in which a thread folds `values` values that are already Wide. Every
+// kMaxChain values take one additional step, which folds the chain into the total.
 constexpr std::int64_t WideChainSteps(std::int64_t values) {
   return values + CeilDiv(values, kMaxChain);
 }
 
-// The value that the launch names, or the default.
+// Return the launch's value of the parameter, or the default if the launch does not set it.
 constexpr std::uint32_t BlockSize(const Launch& launch) {
   return launch.block_size != 0 ? launch.block_size : 256;
 }

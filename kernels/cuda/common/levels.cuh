@@ -1,6 +1,6 @@
-// Reductions by levels of launches. Each block of a level leaves one value, the next level folds
-// these values, and a level of one block leaves the result. The end of a launch serves as the
-// barrier between blocks that does not exist within a kernel.
+// Reductions in several launches, one per level. Each block of a level writes one value, and the
+// next level folds these values. The level that has only one block writes the result. A kernel has
+// no barrier between its blocks; the end of a launch serves as one.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 
 namespace tessera {
 
-// Blocks of a level over n values. There is at least one, because a block must write the result of
-// an empty input.
+// Returns the number of blocks of a level over n values. It is at least one, because a block must
+// write the result of an empty input.
 constexpr std::int64_t LevelBlocks(std::int64_t n, std::int64_t per_block) {
   return n == 0 ? 1 : CeilDiv(n, per_block);
 }
 
-// The levels after the first level over n elements.
+// The levels that follow the first level over n elements.
 struct LaterLevels {
   int count = 0;
-  std::int64_t values = 0;  // written by all levels but the last and read by the next one
+  std::int64_t values = 0;  // that one level writes and the next one reads, over all levels
 };
 
 constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
@@ -35,8 +35,8 @@ constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
   return later;
 }
 
-// The shape of levels in which a block folds two cells per thread in place. Cells of the first
-// level have acc_bytes, those of the others wide_bytes.
+// Returns the shape of a reduction in which the blocks of each level fold two cells per thread in
+// place. A cell has acc_bytes bytes in the first level and wide_bytes bytes in the later levels.
 constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::size_t acc_bytes,
                                    std::size_t wide_bytes) {
   const LaterLevels later = MakeLaterLevels(n, 2 * block);
@@ -44,15 +44,15 @@ constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::siz
   return {.grid = {.block_size = block},
           .narrow_steps = depth,
           .wide_steps = later.count * depth,
-          // A cell is written once, and every step touches three.
+          // Every cell is written once, and every fold reads two cells and writes one.
           .extra_bytes = 4 * (static_cast<std::uint64_t>(n) * acc_bytes +
                               static_cast<std::uint64_t>(later.values) * wide_bytes)};
 }
 
 // first(blocks, to) launches the level over the elements. next(blocks, from, n, to) launches a
-// level over the n values of the previous one. Levels alternate between two arrays: blocks of a
-// level end in any order, so none may overwrite values that another still reads. REQUIRES:
-// per_block > 1.
+// level over the n values that the previous level wrote. Levels alternate between two arrays,
+// because the blocks of a level end in any order and must not overwrite values that another block
+// has yet to read. REQUIRES: per_block > 1.
 template <class Wide, class First, class Next>
 void RunLevels(std::int64_t n, std::int64_t per_block, CudaStream& stream, First first, Next next) {
   std::int64_t blocks = LevelBlocks(n, per_block);

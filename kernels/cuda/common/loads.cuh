@@ -1,4 +1,4 @@
-// Loads of 16 bytes, the widest that a thread can do, for operands at any address.
+// 16-byte loads, the widest that a thread can issue, for operands at any address.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,8 @@ inline constexpr int kVectorBytes = 16;
 // the L1 cache.
 enum class Load { kOnce, kAgain };
 
-// Loads 16 bytes. REQUIRES: address is a multiple of 16. The assembly is volatile, so that the
-// compiler leaves the load where it starts early and does not move it to the first use of its
-// value.
+// Loads 16 bytes. REQUIRES: address is a multiple of 16. The assembly is volatile to keep the
+// compiler from moving the load down to the first use of its value.
 template <Load kLoad>
 __device__ uint4 LoadAligned(const void* address) {
   uint4 v;
@@ -29,8 +28,8 @@ __device__ uint4 LoadAligned(const void* address) {
   return v;
 }
 
-// The 16 bytes that begin at byte `shift` of lo followed by hi. REQUIRES: shift is a multiple of
-// size.
+// Returns the 16 bytes that begin at byte `shift` of the 32 bytes in lo and hi. REQUIRES: shift is
+// a multiple of `size`.
 template <int size>
 __device__ uint4 Realigned(uint4 lo, uint4 hi, unsigned shift) {
   if constexpr (size == 8) {

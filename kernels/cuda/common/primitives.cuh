@@ -1,8 +1,8 @@
 // Code that the strategies share: geometry on the host, and folds within a thread, a warp and a
 // block on the device.
 //
-// All folds accept any number of elements and any block size. They combine in an order that only
-// launch and n decide, and they work on accumulators of Fold<op, T>
+// All folds accept any number of elements and any block size. The order in which they combine
+// values depends only on the launch and n. They work on accumulators of Fold<op, T>
 // (kernels/same_bits/reduction.h): numbers, or small structs such as Indexed<T> and Moments.
 #pragma once
 
@@ -21,31 +21,32 @@ namespace tessera {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kFullMask = 0xffffffffu;
-// The launch bound of kernels that accept any block size. It limits the registers of a thread, so
-// that the largest block can be launched.
+// The launch bound of kernels that accept any block size. It limits the registers per thread enough
+// for the largest block to be launched.
 inline constexpr int kMostThreads = 1024;
 inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, kMostThreads};
 inline constexpr LaunchLimits::Range kAnyGridSize = {1, 1u << 20};
 inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 
-// Elements that a thread folds in Fold::Acc before it adds the chain to Fold::Wide. The chain is
-// long enough that this costs almost nothing, and short enough that an f32 sum loses at most six
-// bits.
+// The number of elements that a thread folds in Fold::Acc (a chain) before it adds the result to a
+// total in Fold::Wide. Chains are long enough that this addition costs almost nothing, and short
+// enough that an f32 sum loses at most six bits.
 inline constexpr int kMaxChain = 64;
-// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB. An
-// H200's memory latency and bandwidth require about 48 KiB.
+// The number of independent loads that a thread has in flight. With 2048 threads per SM, 8 loads of
+// 4 bytes per thread are 64 KiB; the latency and bandwidth of an H200's memory require about 48
+// KiB.
 inline constexpr int kBatch = 8;
 
 // --- Host: geometry ---
 
 constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Levels of a tree over n values.
+// Returns the number of levels of a tree over n values.
 constexpr int CeilLog2(std::int64_t n) {
   return n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
 }
 
-// A grid of threads that share n elements: thread t takes elements t, t + threads, t + 2 threads,
+// The threads of a grid share n elements: with T threads, thread t takes elements t, t + T, t + 2T,
 // ...
 struct Grid {
   std::uint32_t block_size;
@@ -53,9 +54,9 @@ struct Grid {
   std::int64_t per_thread;  // elements of the busiest thread
 };
 
-// The grid of a launch, with defaults for the parameters that are 0. A fixed grid_size decides how
-// many elements a thread gets; otherwise items_per_thread decides how large the grid is. The grid
-// has at least one block, whatever n is.
+// Returns the grid of a launch, with defaults for the parameters that are 0. If grid_size is set,
+// it determines how many elements a thread gets. Otherwise items_per_thread determines the size of
+// the grid. The grid has at least one block, for any n.
 inline Grid MakeGrid(std::int64_t n, const Launch& launch, std::uint32_t block_size,
                      std::uint32_t items_per_thread) {
   if (launch.block_size != 0) block_size = launch.block_size;
@@ -69,15 +70,15 @@ inline Grid MakeGrid(std::int64_t n, const Launch& launch, std::uint32_t block_s
   return {block_size, blocks, CeilDiv(n, std::int64_t{block_size} * blocks)};
 }
 
-// Like MakeGrid, but the grid has `blocks` blocks for any n unless the launch names a grid size.
+// Like MakeGrid, but the grid has `blocks` blocks for any n unless the launch sets a grid size.
 inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_size,
                           std::uint32_t blocks) {
   if (launch.grid_size == 0) launch.grid_size = blocks;
   return MakeGrid(n, launch, block_size, 1);
 }
 
-// The grid of strategies with a fixed one. With blocks of 256 threads it nearly fills an H200,
-// which can hold 270336 threads.
+// The number of blocks in strategies with a fixed grid. With 256 threads per block they nearly fill
+// an H200, which can hold 270336 threads.
 inline constexpr std::uint32_t kFixedGrid = 1024;
 
 // Calls f with a value of the C++ type of dtype. REQUIRES: dtype is F32 or F64.
@@ -92,7 +93,7 @@ void DispatchReal(DType dtype, F&& f) {
 
 // --- Device: one thread ---
 
-// Returns an accumulator of either kind as Fold::Wide.
+// Converts an accumulator of either type to Fold::Wide.
 template <class F, class A>
 __device__ typename F::Wide Widened(A a) {
   if constexpr (std::is_same_v<A, typename F::Wide>) {
@@ -102,8 +103,8 @@ __device__ typename F::Wide Widened(A a) {
   }
 }
 
-// Folds load(i) for i = first, first + step, ... below end. load returns Fold::Acc or Fold::Wide.
-// Chains of kMaxChain values are folded in that type.
+// Folds load(i) for i = first, first + step, ... below end. load returns Fold::Acc or Fold::Wide,
+// and chains of kMaxChain values are folded in the type that it returns.
 template <class F, class Load>
 __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std::int64_t step,
                                        Load load) {
@@ -130,8 +131,8 @@ __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std
   return total;
 }
 
-// FoldThread as the first lessons write it, without a batch. The compiler decides whether a load
-// waits for the previous addition.
+// Like FoldThread, but without batches of loads, as in the first lessons. The compiler decides
+// whether a load waits for the previous addition.
 template <class F, class Load>
 __device__ typename F::Wide FoldThreadInTurn(std::int64_t first, std::int64_t end,
                                              std::int64_t step, Load load) {
@@ -147,7 +148,7 @@ __device__ typename F::Wide FoldThreadInTurn(std::int64_t first, std::int64_t en
   return total;
 }
 
-// The thread's position in the grid, and the number of threads in it.
+// The thread's index in the grid, and the number of threads in the grid.
 __device__ inline std::int64_t GridThread() {
   return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
@@ -155,8 +156,8 @@ __device__ inline std::int64_t GridThreads() { return std::int64_t{gridDim.x} * 
 
 // --- Device: one warp ---
 
-// The value of the lane `offset` lanes further up. It is moved word by word, because registers have
-// 32 bits.
+// Returns the value of the lane that is `offset` lanes higher. The value is moved word by word,
+// because registers have 32 bits.
 template <class A>
 __device__ A ShuffleDown(unsigned mask, A value, int offset) {
   static_assert(std::is_trivially_copyable_v<A> && sizeof(A) % sizeof(unsigned) == 0);
@@ -168,9 +169,9 @@ __device__ A ShuffleDown(unsigned mask, A value, int offset) {
   return value;
 }
 
-// Folds the values of lanes 0 to lanes - 1. All of these lanes and no others of the warp call it,
-// and lane 0 gets the result. The guard keeps a lane from reading beyond the last one, where values
-// are undefined.
+// Folds the values of lanes 0 to lanes - 1. Lane 0 gets the result. The condition in the loop keeps
+// a lane from using values of lanes beyond the last, which are undefined. REQUIRES: exactly these
+// lanes of the warp call it.
 template <class F, class A>
 __device__ A FoldWarp(A value, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
@@ -185,16 +186,16 @@ __device__ A FoldWarp(A value, int lanes) {
 
 // --- Device: one block ---
 
-// Dynamic shared memory as an array of T.
+// Returns dynamic shared memory as an array of T.
 template <class T>
 __device__ T* DynamicShared() {
   extern __shared__ __align__(16) unsigned char tessera_dynamic_shared[];
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 }
 
-// Folds one value per thread in cells, shared memory for blockDim.x values. The stride halves at
-// each step, as in dot/tree_sequential.cu and reduce/coalesced.cu. Every thread of the block calls
-// it and gets the result.
+// Folds one value per thread. `cells` is shared memory for blockDim.x values. The stride halves at
+// each step, as in dot/tree_sequential.cu and reduce/coalesced.cu. All threads of the block call
+// this function and get the result.
 template <class F, class A>
 __device__ A FoldBlockTree(A value, A* cells) {
   cells[threadIdx.x] = value;
@@ -209,9 +210,9 @@ __device__ A FoldBlockTree(A value, A* cells) {
   return cells[0];
 }
 
-// Like FoldBlockTree, but by shuffles: there is no barrier within a warp and one between the warps,
-// whose results meet in shared memory. Thread 0 gets the result. REQUIRES: a barrier between two
-// calls in a kernel.
+// Like FoldBlockTree, but with shuffles, which need no barrier within a warp. The warps exchange
+// their results through shared memory, with one barrier. Thread 0 gets the result. REQUIRES: a
+// barrier between two calls in a kernel.
 template <class F, class A>
 __device__ A FoldBlockShuffle(A value) {
   __shared__ A warp_values[kWarpSize];
@@ -232,8 +233,8 @@ inline int ShuffleDepth(std::uint32_t block_size) {
   return CeilLog2(kWarpSize) + CeilLog2(CeilDiv(block_size, kWarpSize));
 }
 
-// Thread 0 stores the block's value in partials[block]. In a grid of one block it finishes the
-// value as the result of a reduction of `count` elements instead.
+// Thread 0 stores the block's value in partials[block]. If the grid has only one block, thread 0
+// instead finishes the value as the result of a reduction of `count` elements.
 template <class F>
 __device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename F::Wide* partials,
                            Scalar* result) {
@@ -247,7 +248,7 @@ __device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename 
 
 // --- Device: all blocks ---
 
-// *cell += x, in an order that differs from run to run. Integers wrap.
+// Adds x to *cell. The order of the additions differs from run to run. Integers wrap.
 __device__ inline void AtomicAdd(double* cell, double x) { atomicAdd(cell, x); }
 __device__ inline void AtomicAdd(std::int64_t* cell, std::int64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(cell), static_cast<unsigned long long>(x));
@@ -258,7 +259,7 @@ __device__ inline void AtomicAdd(WideSquares<double>* cell, const WideSquares<do
   atomicAdd(&cell->small, x.small);
 }
 // Adds in two steps, between which other threads may add. Every addition that makes the lower word
-// wrap carries into the upper one, so both are right once all additions are done.
+// wrap carries into the upper one, so both words are correct once all additions are done.
 __device__ inline void AtomicAdd(Int128* cell, Int128 x) {
   const auto before = atomicAdd(reinterpret_cast<unsigned long long*>(&cell->low),
                                 static_cast<unsigned long long>(x.low));

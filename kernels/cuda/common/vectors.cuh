@@ -1,14 +1,14 @@
-// Walks over elements in vectors of 16 bytes, the widest load of a thread. The reductions along
-// axes and the batches share them. A thread owns vectors that lie a fixed stride apart and loads
-// several of them before it uses the first. It folds position v of all of them in chain v, so that
-// neighbours in a vector do not wait for each other.
+// Walks over elements in 16-byte vectors, the widest load of a thread. The reductions along axes
+// and TopK share them. A thread owns vectors at a fixed stride and loads several of them before it
+// uses the first. It folds the elements at position v of its vectors in chain v, so the elements of
+// one vector do not wait for each other.
 //
 //   vectors   [a0 a1 a2 a3]   [b0 b1 b2 b3]   [c0 c1 c2 c3]
 //   chain 0    a0 b0 c0        chain 1   a1 b1 c1        ...
 //
 // The elements that a thread owns, and therefore the order of the fold, do not depend on addresses.
-// Vectors that are not aligned to 16 bytes are assembled from the two aligned ones that they
-// straddle. The neighbouring thread loads the second one as well, so it comes from the L1 cache.
+// Vectors that are not aligned to 16 bytes are assembled from the two aligned vectors that they
+// straddle. The next thread loads the second of these two as well, so that load hits the L1 cache.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@
 
 namespace tessera {
 
-// Elements of a vector.
+// The number of elements in a vector.
 template <class T>
 inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));
 
-// The vectors of one thread.
+// The vectors that one thread folds.
 template <class T>
 struct Walk {
   const T* first;
   std::int64_t stride;  // elements from one vector to the next
-  std::int64_t count;   // vectors
+  std::int64_t count;   // number of vectors
   int each;             // valid elements of every vector but the last, 0 to kVector<T>
   int last;             // valid elements of the last vector; <= each
-  const T* end;         // end of the array; nothing is read from here on
+  const T* end;         // end of the array; nothing at or after it is read
 
   __device__ int Valid(std::int64_t k) const {
     return k < count - 1 ? each : k == count - 1 ? last : 0;
@@ -43,8 +43,8 @@ struct Walk {
   }
 };
 
-// The walk of thread `thread` of 2^thread_bits over an array of n elements. The vectors of the
-// threads are interleaved.
+// Returns the walk of thread `thread` over an array of n elements, which 2^thread_bits threads
+// share. The threads' vectors are interleaved.
 template <class T>
 __device__ Walk<T> WalkArray(const T* x, std::int64_t n, int thread, int thread_bits) {
   constexpr int kWide = kVector<T>;
@@ -66,7 +66,7 @@ __device__ Walk<T> WalkArray(const T* x, std::int64_t n, int thread, int thread_
 
 // --- Loads ---
 
-// Element v of a vector; v is a constant once the caller's loop is unrolled.
+// Returns element v of a vector. v is a constant once the caller's loop is unrolled.
 template <class T>
 __device__ T ElementOf(const uint4& vector, int v) {
   T elements[kVector<T>];
@@ -74,7 +74,7 @@ __device__ T ElementOf(const uint4& vector, int v) {
   return elements[v];
 }
 
-// The first `valid` elements at `from`, followed by `other`.
+// Returns a vector of the first `valid` elements at `from`, filled up with `other`.
 template <class T>
 __device__ uint4 LoadElements(const T* from, int valid, T other) {
   T elements[kVector<T>];
@@ -99,7 +99,7 @@ __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
     for (int j = 0; j < kCount; ++j)
       vectors[j] = __ldg(reinterpret_cast<const uint4*>(from + j * walk.stride));
   } else if (whole && from + (kCount - 1) * walk.stride + 2 * kWide <= walk.end) {
-    constexpr int kPart = kCount >= 8 ? kCount / 2 : kCount;  // registers hold no more pairs
+    constexpr int kPart = kCount >= 8 ? kCount / 2 : kCount;  // registers cannot hold more
 #pragma unroll
     for (int part = 0; part < kCount; part += kPart) {
       uint4 low[kPart], high[kPart];
@@ -132,8 +132,8 @@ __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
 
 // --- Chains ---
 
-// An element that changes no result of F, a Fold<op, T>. A variance has no such element, because it
-// counts its elements.
+// Returns an element that changes no result of F, a Fold<op, T>. A variance has no such element,
+// because it counts its elements.
 template <class F, class T>
 __device__ T NeutralElement() {
   if constexpr (F::kArg) {
@@ -145,8 +145,8 @@ __device__ T NeutralElement() {
   }
 }
 
-// The state of a thread that folds elements one after the other. REQUIRES: at most kMaxChain
-// elements between two calls of Flush.
+// The state of a thread that folds elements one after another. REQUIRES: at most kMaxChain elements
+// between two calls to Flush.
 template <class F, class T>
 class ThreadFold {
  public:
@@ -163,7 +163,7 @@ class ThreadFold {
       acc_ = F::template Identity<Acc>();
     }
   }
-  // index(step): the index in the input of that step's element.
+  // index(step) returns the input index of that step's element.
   template <class Index>
   __device__ Wide Value(std::int64_t, Index) const {
     if constexpr (std::is_same_v<Acc, Wide>) {
@@ -178,8 +178,8 @@ class ThreadFold {
   Wide total_ = F::template Identity<Wide>();
 };
 
-// Keeps the extreme value and the step at which it was first seen. Steps ascend, so a later element
-// replaces it only if it is better, and the first NaN stays.
+// Keeps the extreme value and the step at which it was first seen. Steps ascend, so an element
+// replaces an earlier one only if it is better. The first NaN stays.
 template <class F, class T>
 requires(F::kArg) class ThreadFold<F, T> {
  public:
@@ -205,11 +205,11 @@ requires(F::kArg) class ThreadFold<F, T> {
   std::uint32_t step_ = 0;
 };
 
-// Computes the moments of up to kMaxChain elements at a time from their differences from `shift`:
-// from the sum of the differences and the sum of their squares. That takes two additions and a
-// multiplication for each element, where merging moments would divide. shift is the mean so far, or
-// at first the first element. The differences are therefore of the size of the deviations, and
-// nothing cancels.
+// Computes the moments of up to kMaxChain elements at a time, from the sum of the elements'
+// differences from `shift` and the sum of the squares of these differences. That takes two
+// additions and a multiplication per element, whereas merging moments takes divisions. `shift` is
+// the mean so far, or initially the first element. The differences are therefore about as large as
+// the deviations, and nothing cancels.
 template <class F, class T>
 requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
  public:
@@ -250,11 +250,12 @@ requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
   Squares deviations_ = {};
 };
 
-// Vectors that a thread loads before it uses the first. 8 times 16 bytes times the at least 512
-// threads of an SM are 64 KiB. An H200's memory requires about 48 KiB in flight.
+// The number of vectors that a thread loads before it uses the first. With at least 512 threads per
+// SM, 8 vectors of 16 bytes per thread are at least 64 KiB. An H200's memory requires about 48 KiB
+// in flight.
 inline constexpr int kVectorsInFlight = 8;
 
-// Folds the walk's elements. Those at position v of a vector go to chains[v].
+// Folds the walk's elements. The elements at position v of their vectors go to chains[v].
 template <class F, class T>
 __device__ void FoldWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   constexpr bool kCounts = kIsMoments<typename F::Wide>;
@@ -287,14 +288,14 @@ __device__ void FoldWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector
   }
 }
 
-// FoldWalk for a walk whose vectors are all whole and aligned. It needs one moving address and no
-// tests in the loop, so that eight loads in flight leave enough registers for four blocks of 256
-// threads.
+// Like FoldWalk, for a walk whose vectors are all whole and aligned. The loop needs one moving
+// address and no tests, so eight loads in flight leave enough registers for four blocks of 256
+// threads per SM.
 template <class F, class T>
 __device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kVector<T>]) {
   const auto* next = reinterpret_cast<const unsigned char*>(walk.first);
   const std::int64_t stride = walk.stride * static_cast<std::int64_t>(sizeof(T));
-  // Folds the next `count` vectors, up to kVectorsInFlight, from step `step` on.
+  // Folds the next `count` vectors (at most kVectorsInFlight). The first of them is step `step`.
   const auto fold = [&](std::uint32_t step, int count, bool begin) {
     uint4 vectors[kVectorsInFlight];
 #pragma unroll
@@ -329,8 +330,8 @@ __device__ void FoldWholeWalk(const Walk<T>& walk, ThreadFold<F, T> (&chains)[kV
   }
 }
 
-// Folds the chains of a thread to one value. index(step, v): the index in the input of the element
-// at position v of that step's vector.
+// Folds the chains of a thread into one value. index(step, v) returns the input index of the
+// element at position v of that step's vector.
 template <class F, class T, class Index>
 __device__ typename F::Wide FoldChains(const Walk<T>& walk,
                                        const ThreadFold<F, T> (&chains)[kVector<T>], Index index) {
@@ -346,8 +347,8 @@ __device__ typename F::Wide FoldChains(const Walk<T>& walk,
   return values[0];
 }
 
-// The steps in Fold::Wide that FoldWalk and FoldChains take for `vectors` vectors of elements of
-// `bytes` bytes.
+// Returns the number of steps in Fold::Wide that FoldWalk and FoldChains take for `vectors` vectors
+// of elements with `bytes` bytes each.
 inline std::int64_t WalkSteps(std::int64_t vectors, std::size_t bytes) {
   return CeilDiv(vectors, kMaxChain) + CeilLog2(kVectorBytes / static_cast<std::int64_t>(bytes));
 }

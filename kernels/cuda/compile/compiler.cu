@@ -22,20 +22,21 @@
 namespace tessera::compiled {
 namespace {
 
-// The largest number of kernels of a process, so that a client that sends ever new expressions does
-// not fill its memory. Later expressions get no kernel.
+// The maximum number of kernels in a process, so that a client that keeps sending new expressions
+// cannot fill the process's memory. Further expressions get no kernel.
 constexpr std::size_t kMostKernels = 1024;
-// The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take
-// CUDA's assembler 19 s and 0.9 GB; a text of this length takes it less than a second.
+// The longest text that is compiled, in bytes. For 62 floor divisions of bf16, which are 2 MB of
+// text, CUDA's assembler takes 19 s and 0.9 GB. For a text of this length it takes less than a
+// second.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
-// The largest number of texts that wait to be compiled, so that none waits behind hundreds of
+// The maximum number of texts that wait to be compiled, so that no text waits behind hundreds of
 // others. If the queue is full, an expression is not compiled until its next use.
 constexpr std::size_t kMostWaiting = 32;
-// The number of plans that are remembered after their first use.
+// The maximum number of plans that are remembered after their first use.
 constexpr std::size_t kMostSeen = 4096;
 
-// The machine code of the text for the current device. There is none if the text is too long or if
-// the driver cannot compile it.
+// Returns the machine code of the text for the current device, or nullopt if the text is too long
+// or the driver cannot compile it.
 std::optional<std::string> Compile(const std::string& text) {
   if (text.size() > kMostText) return std::nullopt;
   try {
@@ -65,8 +66,7 @@ class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Returns null if the kernel cannot be loaded. A lack of memory is not final: the next call
-  // retries.
+  // Returns null if the kernel cannot be loaded. If memory was short, the next call retries.
   cudaKernel_t Load() {
     const std::lock_guard lock(mutex_);
     if (kernel_ != nullptr || broken_) return kernel_;
@@ -93,8 +93,8 @@ class Kernel {
 class Kernels {
  public:
   // The driver loads its compiler on first use, and at process exit libraries are destroyed in the
-  // reverse order of loading. Loading the compiler here makes ~Kernels run first, and that waits
-  // for the thread that compiles.
+  // reverse order of loading. Because the compiler is loaded here, ~Kernels runs before it is
+  // destroyed and waits for the thread that uses it.
   Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
 
   static Kernels& All() {
@@ -144,7 +144,7 @@ class Kernels {
   struct Job {
     std::string key;
     KernelPlan plan;
-    MapProgram program;  // that the plan points to
+    MapProgram program;  // the program that the plan points to
     int device;
   };
 
@@ -174,7 +174,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Null: being compiled, or not compilable.
+  // Null while a kernel is being compiled, and if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;
@@ -200,7 +200,7 @@ bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t bl
   const cudaKernel_t function = kernel->Load();
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  // The device may have no room for the kernel's code. Any other error is reported by the strategy
+  // The device may lack memory for the kernel's code. Any other error is reported by the strategy
   // that runs instead.
   if (cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters, 0,
                        handle) != cudaSuccess) {

@@ -13,16 +13,16 @@ class CudaStream;
 namespace tessera::compiled {
 
 // Enqueues the plan's kernel after all earlier work of the stream. REQUIRES: the stream's device is
-// current. Returns false if there is no kernel, or none yet, or if it cannot be launched. The
-// second call with a plan starts its compilation in the background, once for all streams and for
-// all devices of one compute capability. The first launch loads the kernel, as with any kernel.
-// Throws DeviceError.
+// current. Returns false if there is no kernel yet, if there can be none, or if it cannot be
+// launched. The second call with a plan starts its compilation in the background, once for all
+// streams and for all devices of the same compute capability. The first launch loads the kernel, as
+// with any kernel. Throws DeviceError.
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream);
 
 // For tests: sets whether Launch waits for a kernel that is not compiled yet. The default is false.
 void CompileBeforeUse(bool on);
-// For tests: how many kernels Launch has enqueued in this process.
+// For tests: returns the number of kernels that Launch has enqueued in this process.
 std::int64_t Launches();
 
 }  // namespace tessera::compiled

@@ -16,12 +16,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/error.h"
-#include "kernels/cuda/compile/operations_ptx.h"  // made of operations.cu when this is built
+#include "kernels/cuda/compile/operations_ptx.h"  // generated from operations.cu
 
 namespace tessera::compiled {
 namespace {
 
-// The name of a value type in operations.cu.
+// Returns the name of a value type in operations.cu.
 absl::string_view NameOf(ValueType type) {
   switch (type) {
     case ValueType::kF32:
@@ -42,9 +42,9 @@ bool IsLong(ValueType type) { return type == ValueType::kF64 || type == ValueTyp
 
 // --- Functions of operations.cu ---
 
-// Holds the lines between the braces of each function by the function's name, and two other parts
-// of the text: the header with the version and the target, and the functions that the compiler has
-// added for the others to call.
+// The PTX text of operations.cu in parts. For each function, it holds the lines between the braces.
+// It also holds the header with the version and the target, and the helper functions that the
+// compiler has added for other functions to call.
 class Operations {
  public:
   explicit Operations(absl::string_view text) {
@@ -89,7 +89,7 @@ class Operations {
   std::map<std::string, std::string> bodies_;
 };
 
-// The size of a register such as "%r12" in bits: 16, 32 or 64.
+// Returns the size in bits of a register such as "%r12": 16, 32 or 64.
 int BitsOf(absl::string_view reg) {
   if (absl::StartsWith(reg, "%rs")) return 16;
   return absl::StartsWith(reg, "%rd") || absl::StartsWith(reg, "%fd") ? 64 : 32;
@@ -124,7 +124,7 @@ class Kernel {
     absl::StrAppend(&text_, parts..., "\n");
   }
 
-  // Load a value of the parameter at this byte offset.
+  // Load a value from this byte offset of the parameter.
   std::string LongAt(std::size_t offset) {
     const std::string to = Long();
     Line("ld.param.b64 ", to, ", [p+", offset, "];");
@@ -136,7 +136,7 @@ class Kernel {
     return to;
   }
 
-  // Inserts the function's lines at the call. Braces limit its registers to it.
+  // Inserts the function's lines at the call. The braces limit the scope of its registers.
   std::string Call(const std::string& function, bool is_long,
                    const std::vector<std::string>& args) {
     const std::string out = is_long ? Long() : Word();
@@ -191,7 +191,7 @@ class Kernel {
            static_cast<std::size_t>(operand) * sizeof(Arguments::Operand);
   }
 
-  // x / by.
+  // Computes x / by. quotient: the byte offset of the Quotient in the parameter.
   std::string Divide(const std::string& x, std::size_t quotient) {
     const std::string product = Long(), shifted = Long(), word = Word();
     Line("mul.wide.u32 ", product, ", ", x, ", ", WordAt(quotient + offsetof(Quotient, multiplier)),
@@ -202,7 +202,7 @@ class Kernel {
     return word;
   }
 
-  // The address of the operand's element that element i of the result uses.
+  // Computes the address of the operand's element that belongs to element i of the result.
   std::string AddressOf(int operand, const std::string& i) {
     const std::size_t size = SizeOfOperand(operand);
     const std::string address = Long();
@@ -261,7 +261,7 @@ class Kernel {
     return bits;
   }
 
-  // Loads that many bytes, at most 16, as words or pairs of words.
+  // Loads `bytes` bytes (at most 16) as 32-bit words or, if `longs`, as 64-bit words.
   std::vector<std::string> LoadWords(const std::string& predicate, std::size_t bytes, bool longs,
                                      const std::string& address) {
     const std::size_t unit = longs ? 8 : 4;
@@ -399,7 +399,7 @@ class Kernel {
     Line("mul.lo.u64 ", first_, ", ", place, ", ", plan_.width, ";");
   }
 
-  // Computes the group if all of its elements exist. All loads come before the first value.
+  // Computes the group if all of its elements exist. All loads come before the first computation.
   void Group() {
     const std::string last = Plus(first_, static_cast<std::size_t>(plan_.width)),
                       predicate = Predicate(), exists = absl::StrCat("@", predicate, " ");

@@ -1,10 +1,10 @@
 // Kernels for single expressions as text in PTX, the driver's assembly language, which the driver
 // compiles to machine code. A thread computes a group of adjacent elements and loads and stores
 // them with accesses as wide as the group. The values of the expression are in registers that the
-// text names, so nothing is decoded or looked up while it runs.
+// text names, so nothing is decoded or looked up at run time.
 //
-// The kernels are right for any n and block size: threads do not communicate, groups beyond the end
-// are skipped, and the elements of an incomplete last group are computed one by one.
+// The kernels are correct for any n and block size: threads do not communicate, groups beyond the
+// end are skipped, and the elements of an incomplete last group are computed one by one.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace tessera::compiled {
 
-// Where element i of the result finds its element of an operand.
+// Which element of an operand belongs to element i of the result.
 enum class Lies : std::uint8_t {
   kUnused,
   kOne,        // one element for all
@@ -33,10 +33,10 @@ struct KernelPlan {
   const MapProgram* program = nullptr;
   std::array<Lies, kMostOperands> lies{};
   bool aligned = false;  // whether groups of the result are aligned
-  int width = 1;         // of a group, a power of 2; it has at most 16 bytes in each array
+  int width = 1;         // elements per group, a power of 2; a group has at most 16 bytes per array
 };
 
-// x / by for x below 2^31, as x * multiplier >> shift.
+// The constants for x / by, which is computed as x * multiplier >> shift, for x below 2^31.
 struct Quotient {
   std::uint32_t by = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;
@@ -60,7 +60,7 @@ inline constexpr char kKernelName[] = "tessera_map";
 // Thread safe.
 std::string KernelText(const KernelPlan& plan);
 
-// Bytes that identify a kernel's text: plans with the same key have the same text.
+// Returns bytes that identify a kernel's text: plans with the same key have the same text.
 std::string KeyOf(const KernelPlan& plan);
 
 }  // namespace tessera::compiled

@@ -1,10 +1,10 @@
 // The operations of an expression as separate functions, for kernels that are assembled while the
-// server runs (kernel_text.h). This file becomes PTX, the driver's assembly language, which the
-// server contains as text. A compiled expression therefore runs the code of map_math.h like every
-// other strategy and gives the same bits.
+// server runs (kernel_text.h). This file is compiled to PTX, the driver's assembly language, which
+// the server contains as text. A compiled expression therefore runs the code of map_math.h, like
+// every other strategy, and gives the same bits.
 //
-// Values have the form that they have in registers: 32-bit values take 32 bits, and so does bool,
-// as 0 or 1.
+// Values have the form that they have in registers: 32-bit values take 32 bits. A bool takes 32
+// bits as well, as 0 or 1.
 #include <bit>
 #include <cstring>
 
@@ -16,7 +16,7 @@ namespace {
 template <class V>
 using Carried = std::conditional_t<std::is_same_v<V, bool>, std::uint32_t, V>;
 
-// Returns a if there is no such operation on values of the type.
+// Returns `a` if there is no such operation on values of the type.
 template <MapOp kOp, class V>
 __device__ __forceinline__ auto Operation(Carried<V> a, Carried<V> b, Carried<V> c) {
   if constexpr (kHasMapOp<kOp, V>) {
@@ -30,8 +30,8 @@ __device__ __forceinline__ auto Operation(Carried<V> a, Carried<V> b, Carried<V>
 template <class Element, class V>
 __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   if constexpr (std::is_same_v<Element, BFloat16> && std::is_same_v<V, float>) {
-    // The bf16 is converted as the upper of two, where it has the bits of an f32. That takes one
-    // instruction.
+    // The value is converted as the upper half of a pair of bf16, where it has the bits of an f32.
+    // That takes one instruction.
     std::uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(bits) : "f"(value));
     return std::bit_cast<float>(bits);
@@ -39,8 +39,8 @@ __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   return static_cast<Carried<ValueOf<Element>>>(RoundTo<Element>(static_cast<V>(value)));
 }
 
-// Converts an element's bits to a value and back, for types whose form in memory differs from that
-// in registers.
+// Convert an element's bits to a value and back, for types whose form in memory differs from their
+// form in registers.
 template <class Element>
 __device__ __forceinline__ Carried<ValueOf<Element>> Loaded(std::uint32_t bits) {
   StoredOf<Element> element;
@@ -71,7 +71,7 @@ __device__ __forceinline__ std::uint32_t Stored(Carried<ValueOf<Element>> value)
   TESSERA_OPERATION_OF(number, i64, std::int64_t) \
   TESSERA_OPERATION_OF(number, bool, bool)
 
-// All operations but WHERE and CAST, which need no function.
+// All operations except WHERE and CAST, which need no function.
 TESSERA_OPERATION(1);
 TESSERA_OPERATION(2);
 TESSERA_OPERATION(3);

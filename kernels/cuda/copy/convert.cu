@@ -1,5 +1,5 @@
-// Converts elements of one type to another. The cost is memory traffic alone: a block takes a
-// contiguous piece, its threads take neighbouring elements, and each thread has kEach loads in
+// Converts elements of one type to another. The only cost is memory traffic. A block takes a
+// contiguous piece, adjacent threads take adjacent elements, and each thread has kEach loads in
 // flight before its first store.
 #include <cstdint>
 

@@ -1,11 +1,11 @@
-// Copies a strided n-dimensional view to a contiguous array, for elements of 1, 2, 4 and 8 bytes.
-// Each thread copies one output element, so that stores coalesce and loads do as far as the view
-// allows. The host first merges neighbouring dimensions that a single stride can walk through. Most
+// Copies a strided n-dimensional view to a contiguous array, for elements of 1, 2, 4 or 8 bytes.
+// Each thread copies one output element, so stores coalesce, and loads coalesce as far as the view
+// allows. The host first merges adjacent dimensions that can be walked with a single stride. Most
 // views then have two or three dimensions.
 //
-// A transposed matrix is worth a separate kernel, because each of its loads would touch another
-// cache line. Its tiles go through shared memory: they are read along one dimension and written
-// along the other.
+// A transposed matrix is worth a separate kernel, because otherwise each of its loads would touch
+// another cache line. Its tiles go through shared memory: they are read along one dimension and
+// written along the other.
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -21,8 +21,8 @@ constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // threads along the slow dimension of a tile
 constexpr int kBlock = 256;
 
-// The view after merging: there are no extents of 1, and no two neighbours can be walked with one
-// stride.
+// The view after merging. No extent is 1, and no two adjacent dimensions can be walked with a
+// single stride.
 struct Layout {
   int rank = 0;
   std::array<std::int64_t, kMaxRank> extents{};
@@ -77,7 +77,7 @@ __global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index fi
   out[thread] = in[offset];
 }
 
-// out[rows, columns] = in, whose element [r, c] is at r + c * pitch.
+// Copies `in`, whose element [r, c] is at r + c * pitch, to out[rows, columns].
 template <class E>
 __global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t columns,
                                std::int64_t pitch, E* out) {

@@ -1,17 +1,17 @@
-// Dot with the first sums on the GPU: thread 0 of a block adds the products of its block.
+// Dot with the first sums on the GPU: thread 0 of each block adds the products of the block.
 //
 // Compared with `elementwise`, the threads of a block use the shared memory of their SM. Each
-// thread stores its product there, all wait at a barrier until every product has arrived, and then
-// one of them adds. One sum per block goes to device memory and to the host instead of one product
-// per element.
+// thread stores its product there, all threads wait at a barrier until every product has arrived,
+// and then one thread adds the products. Only one sum per block goes to device memory and to the
+// host, instead of one product per element.
 //
 //   thread      0    1    2   ...  255
 //   shared    [p0] [p1] [p2]  ... [p255]      one barrier
 //   thread 0   ---->---->---->---->          255 additions, one after the other
 //
-// At n = 2^20 there are 4096 blocks. Fewer bytes go over the bus, but a block occupies the SM for a
-// serial chain of 255 additions, during which 255 threads have nothing to do. Only products are
-// rounded in single precision.
+// At n = 2^20 there are 4096 blocks. Fewer bytes go over the bus, but each block occupies its SM
+// for a serial chain of 255 additions, during which 255 threads have nothing to do. Only products
+// are rounded in single precision.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -52,8 +52,9 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotBlockSerial = {
     .name = "block_serial",
-    .summary = "products meet in shared memory, thread 0 of a block adds, the host adds the blocks",
-    .source = "reduction on GPU and CPU of the notes on dot products in Metal",
+    .summary =
+        "products in shared memory, thread 0 of each block adds them, the host adds the blocks",
+    .source = "reduction on GPU and CPU from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

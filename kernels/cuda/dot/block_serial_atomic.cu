@@ -1,13 +1,14 @@
 // Dot without the host: like `block_serial`, but the sums of the blocks are added on the GPU.
 //
-// Blocks cannot wait for each other, and if two of them read a cell, add to it and write it back,
-// one addition may be lost. An atomic addition reads, adds and writes in one step, which the memory
-// system does in the L2 cache. Every block therefore adds its sum to one cell, in the order in
-// which the blocks end, and only the result leaves the GPU.
+// Blocks cannot wait for each other. If two of them read a cell, add to it and write it back, one
+// addition may be lost. An atomic addition reads, adds and writes in one step, which the memory
+// system does in the L2 cache. Every block therefore adds its sum to one cell atomically, in the
+// order in which the blocks end, and only the result leaves the GPU.
 //
 // At n = 2^20 there are 4096 atomic additions to one address. They are serialized, but other blocks
-// run their chains in the meantime. There is no wait for the host: the request ends with the
-// kernel. The price is the order: the last bits of a floating-point result differ from run to run.
+// run their chains in the meantime. There is no wait for the host, because the request ends with
+// the kernel. The drawback is that the order of the additions varies, so the last bits of a
+// floating-point result differ from run to run.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -48,8 +49,8 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotBlockSerialAtomic = {
     .name = "block_serial_atomic",
-    .summary = "thread 0 of a block adds its products, one atomic addition per block",
-    .source = "reduction on the GPU of the notes on dot products in Metal",
+    .summary = "thread 0 of each block adds the block's products, one atomic addition per block",
+    .source = "reduction on the GPU from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = RoundoffOf<ShapeOf>,

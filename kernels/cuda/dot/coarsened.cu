@@ -1,17 +1,18 @@
 // Dot with several products per thread before the tree.
 //
 // Compared with `hierarchical`, a thread sums items_per_thread products (8 by default) in a
-// register before it meets the others. The cost of the tree, its barriers and the atomic addition
-// is paid once for all of them, and proportionally fewer blocks start. The loads of eight products
-// are in flight together, which keeps the memory busy. A block's part is contiguous, and its
-// threads take every blockDim-th element of it, so that neighbours read neighbours:
+// register before the block's tree combines the threads' sums. The cost of the tree, its barriers
+// and the atomic addition is paid once for all of these products, and proportionally fewer blocks
+// start. The loads of eight products are in flight together, which keeps the memory busy. A block's
+// part is contiguous. With T threads per block, each thread takes every T-th element of this part,
+// so adjacent threads read adjacent elements:
 //
 //   block 0                      block 1                      blocks of 4, 2 items per thread
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
 // At n = 2^20 there are 512 blocks with 9 barriers and an atomic addition each. From about 2^24
-// elements on, memory is the bound.
+// elements on, memory bandwidth is the limit.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -70,7 +71,7 @@ extern constexpr Strategy<DotProblem> kDotCoarsened = {
     .name = "coarsened",
     .summary =
         "several products per thread in a register, a tree and one atomic addition per block",
-    .source = "thread coarsening of the notes on dot products in Metal",
+    .source = "thread coarsening, from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
     .roundoff = RoundoffOf<ShapeOf>,

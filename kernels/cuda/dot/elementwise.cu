@@ -1,12 +1,13 @@
 // Dot, the first step: the GPU multiplies, the host adds.
 //
-// A kernel replaces the loop over elements by threads: thread i multiplies a[i] and b[i], and knows
-// nothing of the others. Threads that do not communicate cannot add. The products therefore go to
-// device memory and from there to the host in slices, and OpenMP adds each slice on all cores.
+// A kernel replaces the loop over elements with threads: thread i multiplies a[i] and b[i],
+// independently of all other threads. Threads that do not communicate cannot add their products.
+// The products therefore go to device memory and from there to the host in slices, and OpenMP adds
+// each slice on all cores.
 //
-// At n = 2^20 the kernel takes 3 us and the copy of 4 MiB to the host, with the additions there,
-// 0.5 ms. Each product is rounded once to single precision. The host adds in double, in an order
-// that depends only on n.
+// At n = 2^20 the kernel takes 3 us. Copying the 4 MiB to the host and adding them there takes 0.5
+// ms. Each product is rounded once to single precision. The host adds in double, in an order that
+// depends only on n.
 #include <algorithm>
 #include <memory>
 
@@ -16,7 +17,8 @@
 namespace tessera {
 namespace {
 
-// Products that the host fetches and adds at a time: few enough to stay in its caches.
+// The number of products that the host fetches and adds at a time. They are few enough to stay in
+// its caches.
 constexpr std::int64_t kSlice = std::int64_t{1} << 21;
 
 // products = a * b, element by element.
@@ -44,7 +46,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
     DotElementwise<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(
         static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
     CUDA_CHECK_LAUNCH(DotElementwise);
-    // A vector would write zeros first.
+    // A std::vector would write zeros first.
     const auto slice = std::make_unique_for_overwrite<Acc[]>(std::min(p.n, kSlice));
     WideOf<T> sum = 0;
     for (std::int64_t at = 0; at < p.n; at += kSlice) {
@@ -60,9 +62,9 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotElementwise = {
     .name = "elementwise",
-    .summary = "the GPU multiplies into a vector, the host adds it up over all cores",
+    .summary = "the GPU multiplies into a vector, the host adds the vector's elements on all cores",
     .source =
-        "multiplication on the GPU and OpenMP reduction of the notes on dot products in Metal",
+        "multiplication on the GPU and OpenMP reduction from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

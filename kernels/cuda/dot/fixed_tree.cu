@@ -1,25 +1,26 @@
-// Dot along a tree whose shape depends on n alone: the same bits from every grid, every block size,
-// every GPU and the CPU. `compensated` does the same in twice the precision.
+// Dot along a tree whose shape depends only on n: the result has the same bits for every grid,
+// every block size, every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// Compared with `single_pass`, `fixed_tree` has the same kernel, but the chunks are those of
-// FixedTree instead of a number that suits the device. A request may still choose grid and block. A
-// block then takes several chunks in sequence and a thread several lanes, but the same terms are
-// added in the same order. A product is rounded before it is added, on every device: there is no
-// fused multiply-add where it would change a bit. kernels/same_bits/fixed_tree.h defines the tree
-// well enough to be implemented independently, and tests/tree_test.cc does that.
+// Compared with `single_pass`, `fixed_tree` uses the same kernel, but its chunks are those of
+// FixedTree, not a number of chunks that suits the device. A request may still choose the grid and
+// the block size. A block then takes several chunks in sequence and a thread takes several lanes,
+// but the same terms are added in the same order. On every device, a product is rounded before it
+// is added: there is no fused multiply-add where it would change a bit.
+// kernels/same_bits/fixed_tree.h defines the tree precisely enough for an independent
+// implementation, and tests/tree_test.cc contains one.
 //
 // `compensated`: where products of both signs cancel, the sum keeps its digits. f32 and the 16-bit
-// types multiply and add in double, in which their products are exact. There is no wider type for
-// f64, so a column is a Pair: the sum and its rounding errors so far. TwoProduct finds the error of
-// a product with one fused multiply-add. TwoSum finds that of an addition with five more additions.
-// The errors are added separately (Dot2). In the end, the value and the errors are added in one
-// rounding:
+// types are multiplied and added in double, in which their products are exact. There is no wider
+// type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoProduct computes
+// the error of a product with one fused multiply-add. TwoSum computes the error of an addition with
+// five more additions. The errors are added separately (Dot2). At the end, the value and the errors
+// are added with one rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |products|     u = 2^-53, depth at most about 250
 //
-// A sum whose terms are 10^16 times larger than itself is therefore still right to the last digits,
-// as long as no product underflows. A pair of f64 takes 10 operations, and the memory of an H200
-// leaves an SM time for about 50.
+// Even if the terms of a sum are 10^16 times larger than the sum, the result is therefore correct
+// to the last digits, as long as no product underflows. A pair of f64 elements takes 10 operations,
+// and an SM of an H200 has time for about 50 while memory delivers the pair.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -58,7 +59,7 @@ void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Strea
 
 extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .name = "fixed_tree",
-    .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
+    .summary = "one launch along a tree whose shape depends only on n: the same bits everywhere",
     .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .backend = Backend::kCuda,
     .deterministic = true,

@@ -1,11 +1,11 @@
-// The frame of the lessons of Dot. A lesson has a kernel, a LessonShape and a launch. Its error
-// bound and its cost are computed from the shape.
+// The code that the lessons of Dot share. A lesson has a kernel, a LessonShape and a launch. Its
+// error bound and its cost are computed from the shape.
 //
-// The following holds for every lesson and is not repeated in their files. A lesson accepts any n
-// (products beyond the end are 0, and n = 0 is one block of zeros), any block size and any
-// alignment (loads are scalar). It sums at most kMaxChain products of floats, or a block's tree of
-// them, in single precision. Everything beyond is double, so that 2^28 ones sum to 2^28. At n =
-// 2^20, f32, memory delivers both operands (8 MiB) in 2 us.
+// The following holds for every lesson and is not repeated in the lessons' files. A lesson accepts
+// any n (products beyond the end are 0, and n = 0 is one block of zeros), any block size and any
+// alignment (loads are scalar). In single precision it sums at most kMaxChain products of floats,
+// or the tree of one block. All further sums are in double, so 2^28 ones sum to exactly 2^28. At n
+// = 2^20, f32, memory delivers both operands (8 MiB) in 2 us.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-// Terms and the sums of a thread or a block are Acc. That is f32 for f32 and for the 16-bit types,
-// whose products it holds without rounding. It is f64 for f64, and 64 bits that wrap for integers.
-// Sums of blocks and of long chains are Wide: double, or the same 64 bits.
+// The terms and the sums within a thread or a block are Acc. That is f32 for f32 and for the 16-bit
+// types, whose products it holds without rounding. It is f64 for f64, and a wrapping 64-bit integer
+// for integers. The sums of blocks and of long chains are Wide: double, or the same 64-bit integer.
 template <class T>
 struct DotFold : Fold<ReduceOp::kSum, T> {
   using Acc = typename Fold<ReduceOp::kSum, T>::Acc;
@@ -37,14 +37,15 @@ using DotAcc = typename DotFold<T>::Acc;
 template <class T>
 using DotWide = typename DotFold<T>::Wide;
 
-// The size of an Acc. A Wide has 8 bytes.
+// Returns the size of an Acc. A Wide has 8 bytes.
 constexpr std::size_t AccBytes(DType dtype) {
   return IsInteger(dtype) || dtype == DType::kF64 ? 8 : 4;
 }
 
 // --- What a lesson costs ---
 
-// The shape of levels of launches in which a block adds two products per thread in place.
+// Returns the shape of a reduction in which the blocks of each level add two products per thread in
+// place.
 inline LessonShape TreesInPlace(const DotProblem& p) {
   LessonShape shape = TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.dtype), sizeof(double));
   ++shape.narrow_steps;  // the product
@@ -83,7 +84,7 @@ void IntoOneSum(const DotProblem& p, Stream& stream, Enqueue enqueue) {
   });
 }
 
-// enqueue(a, b, partials, stream) launches a kernel that leaves `count` partial sums. The host
+// enqueue(a, b, partials, stream) launches a kernel that writes `count` partial sums. The host
 // waits for them and adds them in index order.
 template <class Enqueue>
 void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enqueue enqueue) {
@@ -102,10 +103,10 @@ void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enque
   });
 }
 
-// Launches one level after the other, and all levels work in place. first(a, b, cells, blocks,
+// Launches one level after another, all of which work in place. first(a, b, cells, blocks,
 // partials, stream) launches the level over the elements, with n cells of scratch. next(cells, n,
-// blocks, partials, stream) launches a level over the n values of the previous level's blocks,
-// until one block leaves the result.
+// blocks, partials, stream) launches a level over the n values of the previous level's blocks. The
+// level that has only one block writes the result.
 template <class First, class Next>
 void IntoLevelsInPlace(const DotProblem& p, std::int64_t per_block, Stream& stream, First first,
                        Next next) {

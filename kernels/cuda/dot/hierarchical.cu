@@ -1,14 +1,14 @@
-// Dot by a hierarchy: trees in blocks, and atomic additions between them. This is the plainest form
-// of the pattern that the fast strategies refine.
+// Dot by a hierarchy: trees within blocks, and atomic additions between blocks. This is the
+// plainest form of the pattern that the fast strategies refine.
 //
 // Compared with `tree_sequential`, a block does less work: a thread multiplies one pair of elements
-// and keeps one cell instead of two. Many blocks share the work, and the first level occupies half
-// of the threads.
+// and keeps one cell instead of two. More blocks share the work, and the first level of the tree
+// occupies half of the threads.
 //
-// At n = 2^20 there are 4096 blocks with 9 barriers and an atomic addition each: twice the blocks
-// and atomics of `tree_sequential`, and half the shared memory. A thread does one multiplication
-// for eight barriers and has one pair of loads in flight. Starting blocks and waiting in them is
-// the bound, not memory.
+// At n = 2^20 there are 4096 blocks with 9 barriers and an atomic addition each. That is twice the
+// blocks and atomics of `tree_sequential`, with half the shared memory. A thread does one
+// multiplication for these 9 barriers and has one pair of loads in flight. The limit is the time to
+// start blocks and to wait in them, not memory.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -46,7 +46,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 extern constexpr Strategy<DotProblem> kDotHierarchical = {
     .name = "hierarchical",
     .summary = "one product per thread, a tree in shared memory and one atomic addition per block",
-    .source = "hierarchical tree reduction of the notes on dot products in Metal",
+    .source = "hierarchical tree reduction from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = RoundoffOf<ShapeOf>,

@@ -1,25 +1,25 @@
 // Dot in one launch, at the speed of memory.
 //
-// Compared with `warp_shuffle`, a thread loads 16 bytes at a time, two vectors of each operand
-// before it uses the first. Each column of products, which are those at one position of a thread's
-// vectors, has its own accumulator. No cell of device memory has to be zeroed before, and none has
-// to be copied after. The last block to start receives the others' sums through the stream's
-// mailbox, adds them in index order and writes the result, so that the same call gives the same
-// bits. kernels/cuda/tree/ has the kernel and explains how blocks communicate.
+// Compared with `warp_shuffle`, a thread loads 16 bytes at a time, and two such vectors of each
+// operand before it uses the first. The products at one position of a thread's vectors form a
+// column, and each column has its own accumulator. No cell in device memory has to be zeroed before
+// the launch or copied after it. The last block to start receives the sums of the other blocks
+// through the stream's mailbox, adds them in index order and writes the result, so the same call
+// gives the same bits. kernels/cuda/tree/ contains the kernel and explains how blocks communicate.
 // kernels/same_bits/fixed_tree.h defines the order in which values are added.
 //
-// A chunk is the part that one block folds. Its length depends on the device's number of SMs, so
-// that every SM has four blocks at a time, or fewer for a short array.
+// A chunk is the part that one block folds. Its length depends on the device's number of SMs: every
+// SM has four blocks at a time, or fewer for a short array.
 //
 // Cost at n = 2^20, f32: 256 blocks read 8 MiB and send 16 bytes each, in one launch. Reading takes
 // 2 us at 4.3 TB/s, and starting the kernel takes twice as long.
 //
-// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete one, and n
-// = 0 is one chunk of zeros. It is correct for any block size: the threads divide 256 lanes among
-// them. It is correct for any alignment: operands with the same address modulo 16 are read like
-// aligned ones, and otherwise each vector costs a second load, from the L1 cache, and a shift. It
-// is accurate for 2^28 floats: at most 64 products are added in single precision, and the rest in
-// double.
+// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete vector,
+// and n = 0 is one chunk of zeros. It is correct for any block size, because the threads divide 256
+// lanes among them. It is correct for any alignment: operands with the same address modulo 16 are
+// read like aligned ones, and otherwise each vector costs a second load, from the L1 cache, and a
+// shift. It is accurate for 2^28 floats: at most 64 products are added in single precision, and the
+// rest in double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -30,7 +30,8 @@ Tree TreeOf(const DotProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
+// The number of SMs of the GPU for which the cost is stated. The strategy itself uses the device's
+// number.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const DotProblem& p) {
@@ -54,8 +55,8 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotSinglePass = {
     .name = "single_pass",
-    .summary = "one launch: 16-byte loads, the last block to start folds what the others send",
-    .source = "decoupled look-back and the LL protocol of NCCL, applied to a reduction",
+    .summary = "one launch, 16-byte loads, the last block to start folds the values of all blocks",
+    .source = "decoupled look-back and NCCL's LL protocol, applied to a reduction",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize,

@@ -1,16 +1,16 @@
 // Dot with a fixed number of threads, each with its own sum.
 //
-// Neither barriers nor atomics are needed if no two threads write to the same place. The grid is
-// fixed, whatever n is. A thread strides through the operands by the number of threads, so that
-// neighbours always read neighbouring elements. It leaves its sum in its own cell of device memory.
-// The host adds the cells.
+// Neither barriers nor atomics are needed if no two threads write to the same location. The grid
+// has a fixed size for any n. A thread strides through the operands by the number of threads, so
+// adjacent threads always read adjacent elements. It writes its sum to its own cell in device
+// memory. The host adds the cells.
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
 // At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
-// host fetches and adds 2 MiB of partial sums, which takes a hundred times as long. Its share of
-// the time falls as n grows.
+// host fetches and adds 2 MiB of partial sums, which takes a hundred times as long. As n grows,
+// this becomes a smaller part of the total time.
 #include <algorithm>
 
 #include "kernels/cuda/dot/frame.cuh"
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// The host must add a partial sum for every thread.
+// The host must add one partial sum per thread.
 constexpr LaunchLimits::Range kGridSize = {1, 4096};
 
 // partials[thread] = the thread's part of a . b.
@@ -59,7 +59,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 extern constexpr Strategy<DotProblem> kDotThreadPartials = {
     .name = "thread_partials",
     .summary = "a fixed grid strides through the operands, the host adds one value per thread",
-    .source = "partial sums in global memory of the CUDA shared-memory tutorial",
+    .source = "partial sums in global memory from the CUDA shared-memory tutorial",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},

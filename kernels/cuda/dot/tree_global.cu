@@ -1,30 +1,32 @@
-// Dot as a tree in device memory, by one launch per level, until a single value is left.
+// Dot as a tree in device memory, with one launch per level, until a single value is left.
 //
-// Compared with `block_partials`, the host does none of the work. A block multiplies two elements
-// per thread into device memory and sums its part in place, with a barrier between the steps.
-// Thread t adds the neighbour of cell 2 t to it, first at distance 1, then 2, 4, ...
+// Compared with `block_partials`, the host does none of the work. A block multiplies two pairs of
+// elements per thread, stores the products in device memory and sums its part in place, with a
+// barrier between the steps. Thread t works on cell 2t and adds another cell to it, first the one
+// at distance 1, then 2, 4, ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// A barrier holds only the threads of one block. A block's value therefore goes to an array. The
-// next launch, which starts when the previous one has ended, sums that array in the same way. When
-// one block is enough, it writes the result. At n = 2^20, launches of 2048, 4 and 1 blocks move 24
-// MiB. Much of it stays in the caches, but every step waits hundreds of cycles for them.
+// A barrier only stops the threads of one block. Each block therefore writes its value to an array.
+// The next launch, which starts when the previous one has ended, sums that array in the same way.
+// The launch that has only one block writes the result. At n = 2^20, launches of 2048, 4 and 1
+// blocks move 24 MiB. Much of this data stays in the caches, but every step waits hundreds of
+// cycles for it.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// How many of n cells belong to this block. It takes up to 2 * blockDim.x of them from *begin on.
+// Returns how many of n cells belong to this block: up to 2 * blockDim.x cells from *begin on.
 __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
   *begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   return static_cast<unsigned>(min(n - *begin, std::int64_t{2} * blockDim.x));
 }
 
-// Sums cells[0, count) in place to cells[0]; count <= 2 * blockDim.x. The cells are visible to the
-// block before and after.
+// Sums cells[0, count) in place into cells[0]; count <= 2 * blockDim.x. The cells are visible to
+// the block before and after.
 template <class F, class A>
 __device__ void SumInPlace(A* cells, unsigned count) {
   const unsigned mine = 2 * threadIdx.x;
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kMostThreads)
   StoreBlock<F>(count == 0 ? DotWide<T>(0) : F::Widen(cells[begin]), n, partials, result);
 }
 
-// The other levels. cells[0, n) are the values of the previous level's blocks, and also serve as
+// The later levels. cells[0, n) are the values of the previous level's blocks, and also serve as
 // scratch.
 template <class Wide>
 __global__ void __launch_bounds__(kMostThreads)
@@ -78,8 +80,8 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotTreeGlobal = {
     .name = "tree_global",
-    .summary = "products in device memory, a tree in place there, launches until one is left",
-    .source = "tree reduction in device memory of the notes on dot products in Metal",
+    .summary = "a tree over the products in device memory, in place, one launch per level",
+    .source = "tree reduction in device memory from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

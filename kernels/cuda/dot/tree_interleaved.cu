@@ -1,18 +1,18 @@
-// Dot by the same tree in shared memory.
+// Dot by the tree of `tree_global`, in shared memory.
 //
-// Compared with `tree_global`, the products of a block, two per thread, are in shared memory, where
-// a step costs tens of cycles instead of hundreds. Each block adds its value to the result by an
-// atomic addition instead of another launch.
+// Compared with `tree_global`, the products of a block (two per thread) are in shared memory, where
+// a step costs tens of cycles instead of hundreds. Each block adds its value to the result with an
+// atomic addition, so no further launch is needed.
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// Thread t works at stride s if s divides t. The test takes a division, and neighbours differ: a
-// warp runs the addition if one of its 32 threads needs it. At stride 2 all warps do half of the
-// work in the full time, at stride 4 a quarter, and so on. The cells that a warp reads lie 2 s
-// apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells are in one bank. At n =
-// 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
+// Thread t is active at stride s if s divides t. The test takes a division, and adjacent threads
+// differ in its result: a warp executes the addition if any of its 32 threads needs it. At stride 2
+// all warps do half of the work in the full time, at stride 4 a quarter, and so on. The cells that
+// a warp reads are 2s apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells are in
+// one bank. At n = 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -57,8 +57,8 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotTreeInterleaved = {
     .name = "tree_interleaved",
-    .summary = "the tree of doubling strides in shared memory, one atomic addition per block",
-    .source = "tree reduction in threadgroup memory of the notes on dot products in Metal",
+    .summary = "a tree of doubling strides in shared memory, one atomic addition per block",
+    .source = "tree reduction in threadgroup memory from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = RoundoffOf<ShapeOf>,

@@ -1,15 +1,15 @@
-// Dot by a tree whose working threads are neighbours.
+// Dot by a tree in which the active threads are adjacent.
 //
 // Compared with `tree_interleaved`, only the numbering changes: strides halve instead of doubling,
-// and thread t adds the cell a stride away to cell t, as long as t is below the stride.
+// and thread t adds the cell one stride further on to cell t, as long as t is below the stride.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// All but one of the working warps work with all of their 32 threads, and the other warps skip the
-// addition together. The test takes a comparison and no division. A warp's cells are 32 neighbours
-// in 32 different banks. The barriers and atomic additions are the same, with a third of the
+// In all active warps but one, all 32 threads have work, and inactive warps skip the addition as a
+// whole. The test takes a comparison and no division. A warp's cells are 32 adjacent ones in 32
+// different banks. The barriers and atomic additions are the same, with a third of the
 // instructions.
 #include "kernels/cuda/dot/frame.cuh"
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMostThreads)
     products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
   __syncthreads();  // every product of the block is in its cell
   for (unsigned live = 2 * blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
+    const unsigned half = (live + 1) / 2;  // an odd cell waits for the next level
     if (threadIdx.x < live - half)
       products[threadIdx.x] = F::Combine(products[threadIdx.x], products[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written
@@ -57,7 +57,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 extern constexpr Strategy<DotProblem> kDotTreeSequential = {
     .name = "tree_sequential",
     .summary = "a tree of halving strides in shared memory, one atomic addition per block",
-    .source = "tree reduction without control divergence of the notes on dot products in Metal",
+    .source = "tree reduction without control divergence from the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = RoundoffOf<ShapeOf>,

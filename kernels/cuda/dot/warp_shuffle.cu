@@ -1,16 +1,17 @@
-// Dot with registers instead of shared memory: warps sum by shuffles.
+// Dot with registers instead of shared memory: warps sum with shuffles.
 //
-// Compared with `coarsened`, the lanes of a warp read each other's registers. Five shuffles need
-// neither a barrier nor memory, because they synchronize the warp. The block has one barrier, where
-// the sums of its warps meet, instead of one per level. In addition, the grid strides, so that a
-// request may fix the number of blocks instead of the items per thread (16 by default).
+// Compared with `coarsened`, the lanes of a warp read each other's registers. The five shuffles of
+// a warp need neither a barrier nor memory, because they synchronize the warp. Instead of one
+// barrier per level, the block has a single barrier, before the sums of its warps are added. In
+// addition, the grid strides, so a request may fix the number of blocks instead of the items per
+// thread (16 by default).
 //
 //   offset 16   lane l adds lane l + 16's value to its own
 //   offset 8    lane l adds lane l + 8's ...
 //   offset 1    lane 0 has the sum of the warp
 //
-// At n = 2^20 there are 256 blocks with one barrier and an atomic addition each. The mask of a warp
-// that is not full names only the lanes that it has.
+// At n = 2^20 there are 256 blocks with one barrier and an atomic addition each. The mask of an
+// incomplete warp contains only the lanes that exist.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -25,7 +26,7 @@ __device__ typename F::Wide SumOfWarp(typename F::Wide value, int lanes) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
     const auto other = ShuffleDown(mask, value, offset);
-    if (lane + offset < lanes) value = F::Combine(value, other);  // beyond, other is undefined
+    if (lane + offset < lanes) value = F::Combine(value, other);  // else: undefined
   }
   return value;
 }
@@ -69,8 +70,10 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotWarpShuffle = {
     .name = "warp_shuffle",
-    .summary = "several products per thread, warps sum by shuffles, one atomic addition per block",
-    .source = "grid-stride loop of the CUDA shared-memory tutorial, shuffles of the HIP reductions",
+    .summary =
+        "several products per thread, warps sum with shuffles, one atomic addition per block",
+    .source =
+        "grid-stride loop from the CUDA shared-memory tutorial, shuffles from the HIP reductions",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize,
                .grid_size = kAnyGridSize,

@@ -1,23 +1,23 @@
-// Chains are expressions in which every step takes the value of the previous step, and operands and
-// constants: a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a). At most one value at a time may
-// wait for a later step, as in half of a GELU. Most requested expressions are chains. They need no
-// registers that are numbered at run time: a thread has its elements of the last value, of the
-// waiting value, if any, and of the values that a step reads, and branches choose the operation.
-// Its elements of the operands are copied directly to shared memory, not through registers
-// (cp.async). Shared memory can be indexed at run time, and as many copies may be in flight as
-// there is room for. A thread reads only elements that it has loaded itself, so that threads need
-// not wait for each other.
+// A chain is an expression in which every step takes the value of the previous step, operands and
+// constants, for example a * b + c, (a - b)^2, where(a < b, c, d) or exp(2 a). At most one value at
+// a time may wait for a later step, as in half of a GELU. Most requested expressions are chains.
+// They need no registers that are numbered at run time: a thread holds its elements of the last
+// value, of the waiting value (if any) and of the values that a step reads, and branches choose the
+// operation. The thread's elements of the operands are copied directly to shared memory (cp.async),
+// not through registers. Shared memory can be indexed at run time, and only its size limits the
+// number of copies in flight. A thread reads only elements that it has loaded itself, so threads
+// need not wait for each other.
 //
-// Elements are loaded in groups, 16 bytes of the chain's type. A group of an operand consists of
-// adjacent elements and is aligned, or it is one element repeated:
+// Elements are loaded in groups of 16 bytes of the chain's type. A group of an operand consists of
+// adjacent elements and is aligned, or it is a single element that is repeated:
 //
 //   kWhole      element i of the result takes element i
-//   kVectors    i mod period: a row that is stretched along outer axes
-//   kRepeated   (i / inner) mod period: stretched along inner axes as well, or those alone
+//   kVectors    it takes element i mod period: the operand is broadcast along outer axes
+//   kRepeated   it takes (i / inner) mod period: broadcast along inner axes, and perhaps outer ones
 //
-// An operand that is one element for all takes no registers of a thread, because it is stored with
+// An operand that is a single element for all results takes no registers, because it is stored with
 // the constants. In chains of f32, operands and the result may have 16 bits. Truth values may be
-// operands of every chain, and are the result of those that end with a comparison.
+// operands of any chain, and they are the result of a chain that ends with a comparison.
 //
 // Map runs chains (chained.cuh), and so does Reduce (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -38,8 +38,9 @@ inline constexpr int kMostSteps = 16;
 inline constexpr int kMostSingles = 16;
 inline constexpr int kMostInputs = 4;
 
-// The source of an argument of a step: operand i of the chain, the result of the previous step, the
-// waiting value, or single i. While a chain is built, it may also be the result of step i.
+// Where an argument of a step comes from: operand i of the chain, the result of the previous step,
+// the waiting value, or single i. While a chain is being built, it may also be the result of step
+// i.
 inline constexpr std::uint8_t kPrevious = kMostInputs;
 inline constexpr std::uint8_t kSaved = kMostInputs + 1;
 inline constexpr std::uint8_t kSingle = kMostInputs + 2;
@@ -54,7 +55,7 @@ struct Step {
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
-// Division of numbers below 2^31 by such a number, done as a multiplication.
+// Divides numbers below 2^31 by another such number, by means of a multiplication.
 struct Divisor {
   std::uint32_t by = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;
@@ -136,7 +137,8 @@ inline bool GoesInto(DType dtype, DType chain) {
          (chain == DType::kF32 && ValueTypeOf(dtype) == ValueType::kF32);
 }
 
-// Whether the operand can be loaded group by group. REQUIRES: it is not one element for all.
+// Whether the operand can be loaded group by group; if so, fills in *input. REQUIRES: the operand
+// is not a single element for all results.
 inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* input) {
   std::int64_t inner, period;
   if (!FindPeriod(view, &inner, &period)) return false;
@@ -159,19 +161,20 @@ inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* inpu
   return true;
 }
 
-// The number of operations of quick steps. They are the first ones.
+// The number of operations that a quick step may have. They are the first operations of MapOp.
 inline constexpr std::size_t kQuickOps = 3;
 static_assert(kMapOpInfos[kQuickOps - 1].op == MapOp::kMultiply);
 
-// Quick steps change the value in place: the last value, or an operand that replaces it, is added
-// to, reduced by or multiplied by one more argument. They are the most frequent steps.
+// Whether the step is quick: it adds an argument to the last value (or to an operand that replaces
+// it), subtracts an argument from it, or multiplies it by one. Quick steps change the value in
+// place. They are the most frequent steps.
 inline bool IsQuick(const Step& step) {
   return step.op <= kMapOpInfos[kQuickOps - 1].op && step.arguments[0] <= kPrevious &&
          (step.arguments[0] == kPrevious || step.arguments[1] != kPrevious);
 }
 
-// Replaces references to the results of steps by the places where they are when they are read.
-// Returns false if two values would have to wait.
+// Replaces each reference to the result of a step with where that result is when it is read:
+// kPrevious or kSaved. Returns false if two values would have to wait at the same time.
 inline bool Place(Chain* chain) {
   std::array<int, kMostSteps> last_use;
   last_use.fill(-1);
@@ -200,7 +203,7 @@ inline bool Place(Chain* chain) {
   return true;
 }
 
-// Makes the chain of an expression instruction by instruction.
+// Builds the chain of an expression, instruction by instruction.
 class Matcher {
  public:
   Matcher(const MapProblem& problem, DType dtype)
@@ -224,7 +227,7 @@ class Matcher {
   }
 
  private:
-  // The result of the last step.
+  // Refers to the result of the last step.
   std::uint8_t Last() const { return static_cast<std::uint8_t>(kStep + chain_.steps - 1); }
 
   bool AddSingle(const Single& single, std::uint8_t* place) {
@@ -314,9 +317,9 @@ class Matcher {
   std::array<std::uint8_t, kMostRegisters> in_register_;
 };
 
-// Whether the problem's expression is a chain, and if so, stores it in *chain. The chain has the
-// type of the first operand that is not a truth value, or f32 if that type has 16 bits and the
-// expression is no chain of it.
+// Returns whether the problem's expression is a chain, and if so, stores the chain in *chain. The
+// chain has the type of the first operand that is not a truth value. If that type has 16 bits and
+// the expression is not a chain of that type, the chain has type f32.
 inline bool Match(const MapProblem& p, Chain* chain) {
   const MapProgram& program = *p.program;
   for (int i = 0; i < program.operands; ++i) {
@@ -354,7 +357,7 @@ __device__ __forceinline__ void DispatchOperand(DType dtype, F f) {
   f(T{});
 }
 
-// An element of an operand as one of the chain.
+// Converts an element of an operand to the chain's type.
 template <class T, class S>
 __device__ __forceinline__ T Taken(S element) {
   if constexpr (std::is_same_v<S, T>) {
@@ -366,31 +369,32 @@ __device__ __forceinline__ T Taken(S element) {
   }
 }
 
-// The index in the operand at which the group of the result's element i begins.
+// Returns the index in the operand at which the group for element i of the result begins.
 __device__ __forceinline__ std::int64_t PlaceOf(const Input& input, std::int64_t i) {
   if (input.lies == Lies::kWhole) return i;
   const std::uint32_t row = input.inner.Quotient(static_cast<std::uint32_t>(i));
   return row - input.period.Quotient(row) * input.period.by;
 }
 
-// The largest number of threads of a block that runs chains.
+// The largest number of threads in a block that runs chains.
 inline constexpr int kMostThreads = 256;
 
-// Groups of this thread in shared memory: kGroups of each operand.
+// This thread's groups in shared memory: kGroups for each operand.
 template <class T, int kGroups>
 struct Groups {
-  Group<T>* own;  // the first
+  Group<T>* own;  // the first group
 
   __device__ __forceinline__ Group<T>& operator()(int input, int g) const {
     return own[(input * kGroups + g) * kMostThreads];
   }
-  // The shared memory of a block in which each thread has such groups.
+  // Returns the number of bytes of shared memory that a block needs for these groups.
   static std::uint32_t Bytes(const Chain& chain) {
     return static_cast<std::uint32_t>(chain.inputs) * kGroups * kMostThreads * sizeof(Group<T>);
   }
 };
 
-// Starts to copy kBytes from global to shared memory. They have arrived when WaitForLoads returns.
+// Starts a copy of kBytes bytes from global to shared memory. They have arrived when WaitForLoads
+// returns.
 template <int kBytes>
 __device__ __forceinline__ void StartCopy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
@@ -401,15 +405,15 @@ __device__ __forceinline__ void StartCopy(void* to, const void* from) {
                  : "memory");
   }
 }
-// Ends a set of loads: those that this thread has started since the previous call.
+// Closes a set of loads: the loads that this thread has started since the previous call.
 __device__ __forceinline__ void EndLoads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all sets of loads but the last kBut.
+// Waits for all sets of loads except the last kBut.
 template <int kBut>
 __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kBut) : "memory");
 }
 
-// Starts to load the group that begins with element i. `left` elements exist from there on.
+// Starts to load the group that begins with element i. left: the number of elements from i on.
 template <class T>
 __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, std::int64_t left,
                                           Group<T>& to) {
@@ -435,7 +439,7 @@ __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, st
   });
 }
 
-// Converts the loaded groups to elements of the chain.
+// Converts the loaded groups to the chain's type.
 template <class T, int kGroups>
 __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGroups>& groups) {
   constexpr int kW = kWidth<T>;
@@ -462,8 +466,8 @@ __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGrou
 
 // --- Evaluation ---
 
-// Loads the values that are the same for all elements to shared memory. All threads call it before
-// a barrier. REQUIRES: the block has at least kMostSingles threads.
+// Loads the values that are the same for all elements into shared memory. All threads call it
+// before a barrier. REQUIRES: the block has at least kMostSingles threads.
 template <class T>
 __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* singles) {
   const int i = static_cast<int>(threadIdx.x);
@@ -480,7 +484,8 @@ __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* sing
   singles[i] = value;
 }
 
-// Functions of many instructions are instantiated once, in a loop over elements in local memory.
+// Whether the operation takes many instructions. Such operations are instantiated once, in a loop
+// over elements in local memory.
 template <MapOp kOp, class V>
 constexpr bool kIsLong = sizeof(V) == 8 ? InfoOf(kOp)->flops > 8
                                         : kOp == MapOp::kPower || kOp == MapOp::kFloorDivide
@@ -539,7 +544,7 @@ __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (
   }
 }
 
-// Runs a quick step, without copies of registers.
+// Runs a quick step without copying registers.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void RunQuick(const Step& step, const Groups<T, kGroups>& groups,
                                          const V (&saved)[kN], const V* singles, V (&value)[kN]) {
@@ -599,8 +604,8 @@ __device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroup
   }
 }
 
-// Computes the chain's result in the type of its values. kSaves: whether steps may save. REQUIRES:
-// Settle has run on the groups.
+// Computes the chain's result in the type of its values. kSaves: whether the chain may save a
+// value. REQUIRES: Settle has run on the groups.
 template <bool kSaves, class T, int kGroups>
 __device__ __forceinline__ void Evaluate(const Chain& chain, const Groups<T, kGroups>& groups,
                                          const ValueOf<T>* singles,

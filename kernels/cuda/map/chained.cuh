@@ -12,8 +12,8 @@ namespace tessera::chained {
 
 inline constexpr std::uint32_t kBlock = kMostThreads;
 
-// The number of groups of a thread, for which a step is decoded once, and of blocks per SM for
-// __launch_bounds__.
+// The number of groups per thread (a step is decoded once for all of them), and the number of
+// blocks per SM for __launch_bounds__.
 template <class T>
 constexpr int kGroupsOf = 2;
 template <class T>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
   extern __shared__ uint4 loaded[];
   __shared__ V singles[kMostSingles];
   const std::int64_t block = std::int64_t{blockIdx.x} * (std::int64_t{blockDim.x} * kEach);
-  // The first element of a group of this thread.
+  // Returns the first element of this thread's group g.
   const auto first = [&](int g) {
     return block + (std::int64_t{g} * blockDim.x + threadIdx.x) * kW;
   };
@@ -91,8 +91,9 @@ void Launch(const MapProblem& p, const Chain& chain, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(MapChained);
 }
 
-// Launches the problem's kernel if the problem is a chain whose result Map can store, and returns
-// whether it is. The kernel of a chain that saves no value has no code for saving.
+// Launches the problem's kernel if the problem is a chain whose result Map can store. Returns
+// whether it has launched the kernel. The kernel for chains that save no value has no code for
+// saving.
 inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
   Chain chain;
   if (!IsAligned(p.out) || !Match(p, &chain)) return false;

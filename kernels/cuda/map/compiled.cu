@@ -1,18 +1,18 @@
-// Map by a kernel for a single expression, compiled while the server runs: the kernel that one
-// would write by hand for it. Its text is assembled from the code of its operations
-// (compile/kernel_text.h), and the driver compiles it to machine code. That takes 30 to 240 ms of a
-// core for most expressions, so a separate thread does it, for expressions that are used twice.
-// Until the kernel is ready, and if there can be none, `vectorized` or `fused` does the work, with
-// the same bits except for the payload of a NaN.
+// Map by a kernel that is compiled for a single expression while the server runs. It is the kernel
+// that one would write by hand for that expression. Its text is assembled from the code of the
+// expression's operations (compile/kernel_text.h), and the driver compiles it to machine code. That
+// takes 30 to 240 ms on one core for most expressions, so a separate thread does it, and only for
+// expressions that are used twice. Until the kernel is ready, or if there can be none, `vectorized`
+// or `fused` does the work, with the same bits except for the payload of a NaN.
 //
 // A kernel serves all expressions with the same operations, types and layout of operands. The
-// values of their constants are arguments.
+// values of their constants are passed as arguments.
 //
-// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; a thread has
-// three loads and a store of 16 bytes, and four products and sums.
+// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; per thread
+// three 16-byte loads, one 16-byte store, four products and four sums.
 //
 // The kernel is correct for any n and block size. There is no such kernel if an operand's axes have
-// to be walked one by one, like those of a transposed matrix.
+// to be walked one by one, as in a transposed matrix.
 #include <algorithm>
 #include <optional>
 
@@ -34,10 +34,10 @@ using compiled::Lies;
 using compiled::Quotient;
 
 constexpr std::uint32_t kBlock = 256;
-// Bytes of a thread's group in the array with the largest elements.
+// The size in bytes of a thread's group in the array with the largest elements.
 constexpr std::int64_t kGroupBytes = 16;
-// An element counts for at least this many bytes if values take 64 bits, because registers are the
-// limit then.
+// If values take 64 bits, an element counts as at least this many bytes, because registers are then
+// the limit.
 constexpr std::int64_t kLeastBytes = 4;
 
 std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
@@ -47,8 +47,8 @@ Quotient MakeQuotient(std::int64_t by) {
   return {divisor.by, divisor.multiplier, static_cast<std::uint32_t>(divisor.shift)};
 }
 
-// How the operand lies, and the numbers that locate its elements. There is no result if its axes
-// would have to be walked one by one.
+// Returns how the operand is laid out, and stores the numbers that locate its elements in *operand.
+// Returns nullopt if the operand's axes would have to be walked one by one.
 std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments::Operand* operand) {
   std::int64_t inner, period;
   if (!chained::FindPeriod(view, &inner, &period)) return std::nullopt;
@@ -105,7 +105,7 @@ void Enqueue(const MapProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MapProblem> kMapCompiled = {
     .name = "compiled",
-    .summary = "a kernel compiled in the background; until it is ready another strategy runs",
+    .summary = "a kernel compiled in the background; until it is ready, another strategy runs",
     .source = "loop fusion; compilation at run time",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),

@@ -1,18 +1,19 @@
 // Map in one pass: every thread computes the whole expression for four elements, instruction by
-// instruction, in its own registers. Operands are read once and the result is written once. The
-// values in between never leave the SM.
+// instruction, in its own registers. Operands are read once and the result is written once.
+// Intermediate values never leave the SM.
 //
 // The expression is an argument of the kernel, and every thread decodes it. Four elements share
-// that cost. The registers are numbered at run time, so they lie in local memory, which the L1
-// cache holds: the threads of a warp read one line for each register. Programs with few
-// instructions, and programs without values of 64 bits, have separate kernels with smaller
-// arguments and cells.
+// that cost. The registers of an expression are numbered at run time, so they are in local memory,
+// which the L1 cache holds: for each register, the threads of a warp read one line. Programs with
+// few instructions and programs without 64-bit values have separate kernels with smaller arguments
+// and cells.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; 5
 // instructions of about 20 cycles per thread.
 //
-// The kernel is correct for any n and block size: threads do not communicate, and those beyond the
-// end do nothing. It is correct for any alignment and any strides: loads and stores are scalar.
+// The kernel is correct for any n and block size: threads do not communicate, and threads beyond
+// the end do nothing. It is correct for any alignment and any strides, because loads and stores are
+// scalar.
 #include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/expression/map_cost.h"
 
@@ -22,7 +23,7 @@ namespace {
 constexpr std::uint32_t kBlock = 256;
 constexpr int kEach = 4;
 
-// A program as an argument, with up to kCode instructions and kRegisters registers.
+// A program as a kernel argument, with up to kCode instructions and kRegisters registers.
 template <int kCode, int kMost>
 struct KernelProgram {
   static constexpr int kRegisters = kMost;

@@ -1,5 +1,5 @@
-// The instructions of an expression in a kernel, as the strategies of Map share them. All threads
-// of a launch run the same instruction, so decoding it never diverges.
+// How a kernel runs the instructions of an expression. Several strategies of Map share this code.
+// All threads of a launch run the same instruction, so decoding it never diverges.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-// How the operands of a problem are walked. Axes that a single stride walks through in all operands
-// are merged, and axes of extent 1 are dropped.
+// How the operands of a problem are walked. Adjacent axes that can be walked with a single stride
+// in all operands are merged, and axes of extent 1 are dropped.
 struct MapLayout {
   int rank = 0;
   std::int64_t extents[kMaxRank]{};
   struct Operand {
     const void* data;
-    bool whole;  // element i is at i
+    bool whole;  // element i has offset i
     std::int64_t strides[kMaxRank];
   } operands[kMostOperands]{};
 };
@@ -50,7 +50,8 @@ inline MapLayout LayoutOf(const MapProblem& p) {
   return layout;
 }
 
-// The place of element i of an operand. Divisions of 32 bits cost a quarter of those of 64 bits.
+// Returns the offset of element i of an operand. A 32-bit division costs a quarter of a 64-bit
+// division.
 __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
                                         std::int64_t i) {
   if (operand.whole) return i;
@@ -67,7 +68,7 @@ __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout
   return offset;
 }
 
-// Calls f(T{}) for the type of the values, and leaves out types that take more than kBytes.
+// Call f(T{}) for the type of the values. There is no code for types of more than kBytes bytes.
 template <int kBytes, class F>
 __device__ void DispatchFitting(ValueType type, F f) {
   DispatchValue(type, [&](auto t) {
@@ -81,9 +82,9 @@ __device__ void DispatchFittingElement(DType dtype, F f) {
   });
 }
 
-// Runs one instruction for the elements of a thread. Registers has Get<T>(register, j) and
-// Set(register, j, value) for element j of kEach, and no value takes more than kBytes. at(j): the
-// element's index in the result. inside(j): whether there is such an element.
+// Runs one instruction for the kEach elements of a thread. Registers has Get<T>(register, j) and
+// Set(register, j, value) for element j, and no value takes more than kBytes bytes. at(j) returns
+// the element's index in the result, and inside(j) returns whether there is such an element.
 template <int kEach, int kBytes, class Registers, class At, class In>
 __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
                                const MapConstant* constants, Registers& r, At at, In inside) {
@@ -134,7 +135,8 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // Long functions are instantiated once, in a loop, and short ones for each element.
+            // Long functions are instantiated once, in a loop. Short ones are instantiated for each
+            // element.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

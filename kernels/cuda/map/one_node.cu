@@ -1,12 +1,12 @@
-// Map with a kernel for each node of the expression. Calls of a library's elementwise functions
-// work like this, and for this reason chains of them are slow. Every value but the last is an array
-// in device memory, written by one kernel and read by the next.
+// Map with a kernel for each node of the expression. Libraries of elementwise functions work like
+// this, which is why chains of calls to them are slow: every value but the last is an array in
+// device memory, which one kernel writes and another one reads.
 //
 // Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result; in addition 8 bytes
 // per element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256. Scratch
 // memory: an array for each value that is needed at the same time.
 //
-// The kernels are correct for any n and block size: threads do not communicate, and those beyond
+// The kernels are correct for any n and block size: threads do not communicate, and threads beyond
 // the end do nothing. Kernels of a stream run in order.
 #include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/expression/map_cost.h"
@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// Bytes of a value in its array, whatever its type.
+// The size of a value in its array, for any type.
 constexpr std::int64_t kCellBytes = 8;
 
 std::uint64_t ScratchOf(const MapProblem& p) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
       in, layout, &constant, r, [&](int) { return i; }, [](int) { return true; });
 }
 
-// Stores the result's values as elements.
+// Converts the result's values to elements and stores them.
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     MapStore(int reg, DType dtype, std::int64_t n, char* arrays, void* out) {
   const std::int64_t i = GridThread();
@@ -90,7 +90,7 @@ void Enqueue(const MapProblem& p, Stream& stream) {
 extern constexpr Strategy<MapProblem> kMapOneNode = {
     .name = "one_node",
     .summary = "one kernel for each node, with arrays of intermediate values",
-    .source = "how chains of array functions are evaluated",
+    .source = "how libraries evaluate chains of array functions",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),
     .deterministic = true,

@@ -1,29 +1,29 @@
-// Map in one pass, with values in registers. The values that `fused` keeps in local memory, because
-// their registers are numbered at run time, are in real registers here.
+// Map in one pass, with values in registers. `fused` keeps values in local memory, because their
+// registers are numbered at run time. Here they are in real registers.
 //
 // Chains of operations have kernels with fewer registers (chained.cuh). This file is for all other
 // expressions.
 //
-// Registers cannot be numbered at run time, because an instruction names them in its own bits. A
-// branch can choose between instructions, though, and it costs a warp a few cycles however many
-// elements it moves: a thread computes eight. A value is therefore found by a switch over
-// kRegisters cases, each of which copies one register's eight elements. Three more things keep
-// memory busy:
+// Registers cannot be numbered at run time, because an instruction encodes its registers in its own
+// bits. However, a branch can choose between instructions. It costs a warp a few cycles for any
+// number of elements per thread, and here a thread computes eight. A value is therefore read by a
+// switch with kRegisters cases, each of which copies one register's eight elements. Three more
+// things keep memory busy:
 //   - Operands are in separate registers from the start, and all their loads are under way before
 //     the first instruction waits for one. Constants take no register.
-//   - Elements are loaded and stored four at a time (two, if some value takes 64 bits) if they are
-//     adjacent and aligned. A warp still takes neighbouring elements: a thread's eight are two
-//     groups, a block's width apart.
-//   - If an operand repeats along the last axis, or its rows are whole groups, a group needs one
-//     division per axis, not four.
+//   - Adjacent and aligned elements are loaded and stored four at a time (two if some value takes
+//     64 bits). Adjacent threads still access adjacent memory: a thread's eight elements are two
+//     groups that are a block's width apart.
+//   - If an operand repeats along the last axis, or if its rows are whole groups, a group needs one
+//     division per axis instead of four.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 512 blocks of 256; 2 instructions
 // per thread, of about 60 cycles each for eight elements.
 //
-// The kernel is correct for any n and block size: threads do not communicate. Elements are loaded
-// one by one in a block that reaches beyond the end, and for operands of any other strides or
-// alignment. Programs with more than kMostCode instructions, or with more values at a time than
-// there are registers, are left to `fused`.
+// The kernel is correct for any n and block size, because threads do not communicate. Elements are
+// loaded one by one in a block that reaches beyond the end, and for operands with other strides or
+// another alignment. Programs with more than kMostCode instructions, or with more values at a time
+// than there are registers, are left to `fused`.
 #include <algorithm>
 #include <array>
 
@@ -37,16 +37,16 @@ namespace {
 constexpr std::uint32_t kBlock = 256;
 constexpr int kGroups = 2;
 constexpr int kRegisters = 6;
-constexpr int kMostCode = 48;  // operations, and constants
+constexpr int kMostCode = 48;  // limit on operations, and on constants
 
-// The number of elements of a group, which is 16 bytes of values of this size.
+// The number of elements in a group, which is 16 bytes of values of this size.
 template <class Cell>
 constexpr int kWidth = 16 / static_cast<int>(sizeof(Cell));
 template <class Cell>
 constexpr int kEach = kGroups* kWidth<Cell>;
 
-// The places that an instruction reads or writes: a register below kRegisters, or constant i at
-// kConstant + i.
+// The numbers by which an instruction refers to what it reads and writes: a register is below
+// kRegisters, and constant i is kConstant + i.
 constexpr int kConstant = kRegisters;
 constexpr int kNothing = 255;
 static_assert(kConstant + kMostCode < kNothing);
@@ -59,7 +59,7 @@ enum class Walk : std::uint8_t {
   kEach,      // one by one
 };
 
-// The program as an argument of the kernel. It has no loads, because operand i is in register i.
+// The program as a kernel argument. It contains no loads, because operand i is in register i.
 struct RegisterProgram {
   MapLayout layout;
   Walk walks[kMostOperands]{};
@@ -74,11 +74,11 @@ struct RegisterProgram {
   MapConstant constants[kMostCode]{};
 };
 
-// Instructions and constants of the program with registers assigned by a linear scan: a value frees
-// its register at its last use. Returns false if the program exceeds some limit.
+// Stores the program's instructions and constants in *out, with registers assigned by a linear
+// scan: a value frees its register at its last use. Returns false if the program exceeds a limit.
 bool Assign(const MapProgram& p, RegisterProgram* out) {
   if (p.operands > kRegisters) return false;
-  // Values: the operands, then the result of each instruction.
+  // Values are numbered: the operands first, then the result of each instruction.
   constexpr int kMostValues = kMostOperands + kMostInstructions;
   std::array<int, kMostValues> last_use;
   std::array<int, kMostValues> place{};  // a register or constant of `out`
@@ -203,10 +203,10 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
   }
 }
 
-// Converts elements as they are in memory to the values that registers hold, and back: 16-bit
-// elements and F32, bytes of integers and I32. A byte of BOOL that is not 0 becomes 1. Other types
-// need no conversion, and neither does an I32 that is stored as a byte, because that is its lowest
-// byte.
+// Convert elements from their form in memory to the values that registers hold, and back: 16-bit
+// elements to F32, and one-byte integers to I32. A byte of BOOL that is not 0 becomes 1. Other
+// types need no conversion. Storing an I32 as one byte needs none either, because that byte is its
+// lowest one.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {
@@ -286,7 +286,7 @@ __device__ __forceinline__ void Write(const Cells<Cell>& from, int place,
 
 // --- One instruction ---
 
-// Functions of many instructions are instantiated once, in a loop. Short ones are instantiated for
+// Operations of many instructions are instantiated once, in a loop. Short ones are instantiated for
 // each element.
 constexpr int kLongFlops = 8;
 
@@ -297,8 +297,8 @@ __device__ __forceinline__ void ApplyToAll(const Cells<Cell>& a, const Cells<Cel
     return ToCell<Cell>(Apply<kOp>(FromCell<T>(x), FromCell<T>(y), FromCell<T>(z)));
   };
   if constexpr (InfoOf(kOp)->flops > kLongFlops) {
-    // Elements that are indexed at run time lie in local memory. These are copies, so that the
-    // registers stay registers.
+    // Elements that are indexed at run time are in local memory. The loop works on copies, so that
+    // the originals stay in registers.
     Cells<Cell> x, y;
 #pragma unroll
     for (int j = 0; j < kEach<Cell>; ++j) {
@@ -349,15 +349,15 @@ __global__ void __launch_bounds__(kBlock, 2)
     MapVectorized(const __grid_constant__ RegisterProgram p, std::int64_t n, void* out) {
   constexpr int kW = kWidth<Cell>;
   const std::int64_t block = std::int64_t{blockIdx.x} * (std::int64_t{blockDim.x} * kEach<Cell>);
-  // The first element of a group of this thread.
+  // Returns the first element of this thread's group g.
   const auto first = [&](int g) {
     return block + (std::int64_t{g} * blockDim.x + threadIdx.x) * kW;
   };
   const bool whole = block + std::int64_t{blockDim.x} * kEach<Cell> <= n;
   Cells<Cell> registers[kRegisters] = {};
   const auto by_group = [&](int i) { return whole && p.walks[i] == Walk::kGroup; };
-  // Only bits are loaded here, so that nothing waits for one operand before the next one's loads
-  // are under way.
+  // Only bits are loaded here, without conversion, so that nothing waits for one operand before the
+  // loads of the next are under way.
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) {
     if (!by_group(i)) continue;

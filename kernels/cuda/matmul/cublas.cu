@@ -1,15 +1,15 @@
 // Matmul by cuBLAS, the vendor's library, which is loaded at run time.
 //
-// cuBLAS is column-major. A row-major matrix, read as column-major, is its transpose, and c = op(a)
-// op(b) read that way is c' = op(b)' op(a)'. So the operands are swapped, m and n are swapped, and
-// every pitch and transpose stays as it is.
+// cuBLAS expects column-major matrices. The memory of a row-major matrix holds the matrix's
+// transpose in column-major order, where c = op(a) op(b) becomes c' = op(b)' op(a)'. So the
+// operands are swapped, m and n are swapped, and all pitches and transposes are unchanged.
 //
 // f32 is computed in f32: the library's default mode keeps at least the precision of its operands
-// and uses TF32 only on request. Its pedantic mode leaves it fewer kernels. f64 may use the tensor
-// cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by the tensor cores, summed in
-// f32, and rounded to the result's type once, at the end. Partial results of 16 bits, which the
-// library allows by default, are disabled. The library chooses the order of the additions; the
-// error bounds hold for any order.
+// and uses TF32 only on request. Its pedantic mode is not used, because fewer kernels support it.
+// f64 may use the tensor cores, which follow IEEE 754 for f64. f16 and bf16 are multiplied by the
+// tensor cores, summed in f32, and rounded to the result's type once, at the end. 16-bit partial
+// results, which the library allows by default, are disabled. The library chooses the order of the
+// additions, and the error bounds hold for any order.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops. At best each operand is read once, 8 MiB in total,
 // and 4 MiB are written.
@@ -66,11 +66,12 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 
 }  // namespace
 
-// The tensor cores sum products of 16-bit elements in groups of 4 (compute capability 7) to 16 (9).
-// They align a group and the running sum to the largest term and truncate the lower bits. Each term
-// of a group costs up to 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and
-// Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). The worst case is 6 terms for 4
-// products.
+// The tensor cores sum products of 16-bit elements in groups of 4 (compute capability 7) to 16
+// (compute capability 9). They align a group and the running sum to the largest term and truncate
+// the lower bits. Each term of a group adds an error of up to 2 u times the largest term, and so
+// does the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
+// 2021). The worst case is groups of 4, in which the 4 products, the running sum and the result add
+// up to 12 u.
 double CublasRoundoff(const MatmulProblem& p) {
   if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
   return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
@@ -79,7 +80,7 @@ double CublasRoundoff(const MatmulProblem& p) {
 Cost CublasCost(const MatmulProblem& p) {
   Cost cost =
       MatmulCost(p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
-  // The library cuts k if there are few results.
+  // The library splits k if c has few elements.
   constexpr std::uint64_t kMostDepth = 4096;
   cost.depth = std::min(cost.depth, kMostDepth);
   return cost;
@@ -87,7 +88,7 @@ Cost CublasCost(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .name = "cublas",
-    .summary = "the library's gemm: f32 without TF32, 16 bits on the tensor cores",
+    .summary = "the library's gemm: f32 without TF32, 16-bit types on the tensor cores",
     .source = "NVIDIA cuBLAS",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),

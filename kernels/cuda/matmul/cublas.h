@@ -1,22 +1,21 @@
-// Declarations that the strategies of the vendor's library (cublas.cu, cublas_lt.cu) share with
-// each other and with the benchmarks. Included by .cu and .cc files.
+// Declarations that the cuBLAS strategies (cublas.cu, cublas_lt.cu) and the benchmarks share.
+// Included by .cu and .cc files.
 #pragma once
 
 #include "kernels/problem/matmul.h"
 
 namespace tessera {
 
-// Returns the error bound of the library, which adds in an unspecified order.
+// Returns a bound on the library's error that holds for any order of its additions.
 double CublasRoundoff(const MatmulProblem& p);
 
 Cost CublasCost(const MatmulProblem& p);
 
-// Enqueues the product by the fastest of the algorithms that cublasLt proposes for such a problem.
-// The first call for a combination of extents, pitches, transposes and alignments tries the
-// proposals and waits for the stream. tf32: f32 operands are rounded to TF32. Throws DeviceError.
-// Thread safe if each thread has its own stream. REQUIRES: CublasMissing() of
-// kernels/cuda/runtime/cublas_loader.h returns an empty string, and the operands are
-// floating-point.
+// Enqueues the product with the fastest algorithm that cublasLt proposes for it. The first call for
+// a combination of extents, pitches, transposes and alignments tries the proposals and waits for
+// the stream. tf32: whether f32 operands are rounded to TF32. Throws DeviceError. Thread safe if
+// each thread has its own stream. REQUIRES: CublasMissing() (kernels/cuda/runtime/cublas_loader.h)
+// returns an empty string, and the operands are floating-point.
 void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& stream);
 
 }  // namespace tessera

@@ -1,11 +1,11 @@
 // Matmul by cublasLt: the same library as `cublas`, but the algorithm is chosen by timing.
 //
-// `cublas` takes the algorithm that the library's heuristics rank first. cublasLt returns their
-// whole list, and for products that are far from square the first is often not the fastest. So the
-// first call for a problem times each proposal twice. Later calls for a similar problem (the same
-// extents, pitches, transposes, types and alignments) use the fastest. Since the choice depends on
-// timing, the bits of a result may differ from one server to the next, and this strategy is never a
-// default.
+// `cublas` takes the algorithm that the library's heuristics rank first. cublasLt returns the whole
+// ranking, and for products that are far from square the first algorithm is often not the fastest.
+// So the first call for a problem times each proposal twice. Later calls for a similar problem (the
+// same extents, pitches, transposes, types and alignments) use the fastest. Since the choice
+// depends on timing, the bits of a result may differ from one server to the next. This strategy is
+// therefore never a default.
 //
 // As in cublas.cu, a row-major problem is passed as a column-major one with its operands swapped.
 // f32 is computed in f32, and partial sums of 16-bit operands are kept in f32.
@@ -30,11 +30,11 @@ namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 constexpr int kMostProposals = 8;
-// Above this many multiply-adds a trial takes a tenth of a second, so only the first kLongProposals
-// proposals are tried.
+// With more multiply-adds than this, a trial takes a tenth of a second, so only the first
+// kLongProposals proposals are tried.
 constexpr double kLong = 0x1p40;
 constexpr int kLongProposals = 3;
-// The number of problems whose plans are kept.
+// The maximum number of problems whose plans are kept.
 constexpr std::size_t kMostPlans = 4096;
 
 template <class T>
@@ -73,11 +73,11 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
   return description;
 }
 
-// A plan of cublasLt for problems that differ only in addresses.
+// A cublasLt plan for problems that differ only in their addresses.
 class Plan {
  public:
-  // Tries the library's proposals on the problem, and so writes its result several times.
-  // workspace: kWorkspace bytes.
+  // Tries the library's proposals on the problem. This writes the result several times. workspace:
+  // kWorkspace bytes.
   Plan(const MatmulProblem& p, bool tf32, CudaStream& stream, void* workspace)
       : wide_(p.dtype == DType::kF64),
         description_(MakeDescription(*LoadCublas(), p, tf32)),
@@ -123,7 +123,8 @@ class Plan {
   }
 
  private:
-  // Writes the library's proposals, the most promising first, and returns their number.
+  // Fills `proposals` with the library's proposals, the most promising first, and returns their
+  // number.
   int Ask(const MatmulProblem& p, CudaStream& stream,
           std::array<cublasLtMatmulHeuristicResult_t, kMostProposals>& proposals) const {
     const CublasApi& api = *LoadCublas();
@@ -198,7 +199,8 @@ Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
           tf32};
 }
 
-// Plans by key. When there are kMostPlans, they are cleared before another is added. Thread safe.
+// Plans by key. If there are kMostPlans plans, all of them are removed before another is added.
+// Thread safe.
 class Plans {
  public:
   std::shared_ptr<const Plan> Find(const Key& key) {
@@ -223,7 +225,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) { LaunchCublasLt(p, /*tf32=
 }  // namespace
 
 void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
-  static Plans* const plans = new Plans;  // never freed: the library is never unloaded
+  static Plans* const plans = new Plans;  // never freed, because the library is never unloaded
   CudaStream& stream = Cuda(any_stream);
   const Key key = KeyOf(p, tf32, stream);
   if (const std::shared_ptr<const Plan> plan = plans->Find(key)) {
@@ -238,7 +240,7 @@ void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulCublasLt = {
     .name = "cublas_lt",
-    .summary = "the library's gemm, by the fastest of the algorithms that it proposes",
+    .summary = "the library's gemm, with the fastest of the algorithms that it proposes",
     .source = "NVIDIA cublasLt",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),

@@ -1,35 +1,34 @@
 // Matmul that fetches the next k-tile while it uses the current one.
 //
 // In `shared_tiled_vectorized` the whole block alternates between waiting for memory and computing.
-// Here every operand has two k-tiles in shared memory. While the block computes with one, cp.async
-// (compute capability 8.0) copies into the other in the background, bypassing the registers:
+// Here shared memory holds two k-tiles of each operand. While the block computes with one of them,
+// cp.async (compute capability 8.0) fills the other in the background, bypassing the registers:
 //
 //     shared_tiled   | fetch 0 | use 0 | fetch 1 | use 1 | fetch 2 | use 2 |
 //
 //     here           | copy 0  | copy 1         | copy 2         |
 //                              | wait  use 0    | wait  use 1    | ...
 //                              ^ one barrier per k-tile: k-tile s is complete for all threads,
-//                                and all are done with k-tile s - 1, so that k-tile s + 1 may
-//                                take its place
+//                                and all are done with k-tile s - 1, so k-tile s + 1 may take
+//                                its place
 //
-// There is one barrier per k-tile instead of two. For L = 128, S is 16 instead of 8, which leaves a
-// quarter of the barriers. The block waits only where a copy takes longer than a k-tile's
-// arithmetic: 16 steps of 64 multiply-adds per thread take about 4000 cycles on an SM with two
-// blocks, and memory responds in under 1000.
+// There is one barrier per k-tile instead of two. For L = 128, S is 16 instead of 8, so there are
+// half as many k-tiles and, in total, a quarter of the barriers. The block waits only if a copy
+// takes longer than the arithmetic on a k-tile. The 16 steps of a k-tile, with 64 multiply-adds per
+// thread, take about 4000 cycles on an SM with two blocks, whereas memory responds in under 1000.
 //
-// A copy in the background moves 16 bytes to an aligned and contiguous destination, and cannot
-// transpose them. An operand that is contiguous along k is therefore copied one element at a time.
-// That takes four times as many copy instructions, 8 for every 1024 multiply-adds, but no
-// registers.
+// A background copy writes 16 aligned bytes and cannot transpose them. An operand that is
+// contiguous along k is therefore copied one element at a time. That takes four times as many copy
+// instructions, 8 for every 1024 multiply-adds, but no registers.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 128 MiB of loads. There are 256 tiles of 64 x 64
 // with 64 k-tiles each, 64 barriers per block, and chains of 1024 multiply-adds.
 //
-// Correct for any m, n and k: a copy may read less than it writes and fills the rest with zeros,
-// which add 0 * 0, and results beyond the edges are not stored. Also correct for any pitch and
-// alignment: a matrix that does not begin and advance in multiples of 16 bytes is copied or stored
-// one element at a time. Each element is one chain of k fused multiply-adds, in the same order as
-// in `naive`.
+// Correct for any m, n and k: at the edges a copy reads fewer bytes than it writes and fills the
+// rest with zeros, whose products add nothing, and results beyond the edges are not stored. Also
+// correct for any pitch and alignment: a matrix whose address or pitch is not a multiple of 16
+// bytes is copied or stored one element at a time. Each element of c is one chain of k fused
+// multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -104,7 +103,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles load less in total, but pay only if every SM has two of them to overlap.
+  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {
@@ -112,7 +111,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// Assumes the small tiles, since the device determines which tiles are used.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
@@ -127,7 +126,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .name = "double_buffered",
     .summary = "the next k-tile is copied in the background (cp.async) while this one is used",
-    .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with cp.async and edges",
+    .source = "the series of public SGEMM kernels by S. Boehm (2022), with cp.async and edges",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .min_compute_capability = 80,

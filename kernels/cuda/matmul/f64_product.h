@@ -1,4 +1,4 @@
-// `tensor_f64` as a part of other strategies.
+// The function with which other strategies compute products as `tensor_f64` does.
 #pragma once
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// Enqueues the product of f64 as `tensor_f64` computes it. wanted: a flag in device memory. If it
-// is 0 when the stream gets there, nothing is computed and c is unchanged. If the pointer is null,
-// the product is always computed. Throws DeviceError.
+// Enqueues an f64 product that is computed as by `tensor_f64`. wanted: a flag in device memory, or
+// null to compute the product in any case. If the flag is 0 when the stream reaches this work,
+// nothing is computed and c is unchanged. Throws DeviceError.
 void MultiplyF64IfWanted(const MatmulProblem& p, const unsigned* wanted, CudaStream& stream);
 
 }  // namespace tessera

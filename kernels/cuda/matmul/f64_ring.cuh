@@ -1,5 +1,5 @@
 // The k-tiles of `tensor_f64` in shared memory: a ring of stages that is filled either by TMA or by
-// all threads of the block. The code that multiplies (f64_tile.cuh) works with either.
+// all threads of the block. The code that multiplies (f64_tile.cuh) works with either ring.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace tessera::f64 {
 
-inline constexpr int kDepth = 16;  // steps along k per k-tile: rows of 128 bytes
-inline constexpr int kStep = 8;    // steps along k of one instruction
+inline constexpr int kDepth = 16;  // steps along k per k-tile, which make rows of 128 bytes
+inline constexpr int kStep = 8;    // steps along k per instruction
 inline constexpr int kGroup = 16;  // tile rows per group of blocks
 inline constexpr int kSquare =
-    16;  // rows of a square: one instruction takes 16 rows of a, two take 16 of b
+    16;  // rows of a square, for one instruction's 16 rows of a or two instructions' 8 columns of b
 inline constexpr int kRowBytes = kDepth * int{sizeof(double)};
 inline constexpr int kSquareBytes = kSquare * kRowBytes;
 inline constexpr int kAlignment = 1024;  // required by the swizzle pattern
 static_assert(kDepth / kStep % 2 == 0, "the first step of a k-tile has to be in buffer 0");
 
-// The tile of a block and the tile of a warp.
+// The shapes of a block's tile and of a warp's part of it.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_>
 struct Config {
   static inline constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -44,16 +44,16 @@ __device__ char* FirstKTile() {
 
 // --- k-tiles by TMA ---
 
-// A k-tile of an operand is a pile of squares, whatever its layout in memory.
+// An operand's k-tile in shared memory, stored square by square for either layout of the operand.
 template <bool kAlongK_>
 struct PileKTile {
   static constexpr bool kAlongK = kAlongK_;
-  static constexpr int kStepBytes = kRowBytes;       // from a step along k to the next, if !kAlongK
-  static constexpr int kSquarePitch = kSquareBytes;  // from 16 indices to the next 16
+  static constexpr int kStepBytes = kRowBytes;       // bytes between steps along k, if !kAlongK
+  static constexpr int kSquarePitch = kSquareBytes;  // bytes between squares
 };
 
-// One thread's position in the ring of k-tiles in shared memory. The k-tiles of all tiles of the
-// block follow each other in it.
+// One thread's position in the ring of k-tiles in shared memory. All tiles of the block use the
+// same ring, one after another.
 template <class C, bool kAAlongK, bool kBAlongK>
 class TmaRing {
  public:
@@ -64,7 +64,7 @@ class TmaRing {
   using KTileA = PileKTile<kAAlongK>;
   using KTileB = PileKTile<kBAlongK>;
 
-  // barriers: the address of kStages "full" barriers, which kStages "empty" ones follow.
+  // barriers: the address of kStages "full" barriers, followed by kStages "empty" barriers.
   __device__ TmaRing(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 
@@ -76,7 +76,7 @@ class TmaRing {
     BarrierInitFence();
   }
 
-  // Called by one thread of each fetching warp: fetches the warp's squares of all k-tiles of the
+  // Called by one thread of each fetching warp. Fetches the warp's squares of all k-tiles of the
   // tile at [row, column].
   __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, int row, int column, int k,
                         int fetcher) {
@@ -93,13 +93,13 @@ class TmaRing {
     }
   }
 
-  // Called by the other warps.
+  // The following functions are called by the warps that multiply.
   __device__ std::uint32_t k_tile() const { return k_tiles_ + stage_ * C::kStageBytes; }
   __device__ void Refill() const {}
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
-  // Moves to the next k-tile and, if there is one in this tile, waits for it. The warp has issued
-  // its last loads of this k-tile. TMA is not ordered behind loads, so the fence ensures that they
-  // complete before TMA overwrites the k-tile.
+  // Moves to the next k-tile and, if `more`, waits for it. The warp has already issued its last
+  // loads from the current k-tile. TMA is not ordered after these loads, so a fence ensures that
+  // they complete before TMA overwrites the k-tile.
   __device__ void Next(bool more) {
     FenceForCopyEngine();
     __syncwarp();
@@ -118,7 +118,8 @@ class TmaRing {
     }
   }
 
-  // Fetches 16 indices of the operand from first + 16 i on, and 16 steps along k from l on.
+  // Fetches the i-th square: 16 indices of the operand from first + 16 i on, and 16 steps along k
+  // from l on.
   template <bool kAlongK>
   __device__ void FetchSquare(const CUtensorMap& map, int first, int i, int l,
                               std::uint32_t k_tile) const {
@@ -161,8 +162,8 @@ class ThreadRing {
     for (int s = 0; s < kStages - 1; ++s) Copy(s);
   }
 
-  // Copies into the place of the previous k-tile. All threads were done with it at the last
-  // barrier.
+  // Copies another k-tile into the stage of the previous one, which all threads had finished
+  // reading at the last barrier.
   __device__ void Refill() { Copy(stage_ == 0 ? kStages - 1 : stage_ - 1); }
 
   __device__ std::uint32_t k_tile() const {
@@ -170,7 +171,7 @@ class ThreadRing {
   }
   __device__ void WaitUntilFull() const {
     WaitForCopies<kStages - 2>();
-    __syncthreads();  // the k-tile is complete, and all threads have loaded the previous one
+    __syncthreads();  // the k-tile is complete, and all threads have read the previous one
   }
   __device__ void Next(bool /*more*/) {
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
@@ -192,7 +193,7 @@ class ThreadRing {
   const Operand<double>&a_, &b_;
   const Packable& packable_;
   char* const k_tiles_;
-  std::int64_t left_;  // steps along k that are not yet copied
+  std::int64_t left_;  // steps along k that have not been copied yet
   KTileLoader<double, KTileA, C::kThreads> a_stream_;
   KTileLoader<double, KTileB, C::kThreads> b_stream_;
   int stage_ = 0;

@@ -1,4 +1,4 @@
-// A warp's part of a tile of `tensor_f64`: it loads fragments from a ring's k-tiles, multiplies
+// A warp's part of a `tensor_f64` tile. The warp loads fragments from a ring's k-tiles, multiplies
 // them and stores the results.
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace tessera::f64 {
 
-// Locates the elements of an operand that lane 4 g + t holds: two of each 16 indices, one per half,
-// and step t of each 4 steps along k.
+// Locates the elements of an operand that lane 4 g + t holds: two of every 16 indices, one per
+// half, at step t of every 4 steps along k.
 template <class S>
 struct Fragments {
-  // Returns the index among the 16.
+  // Returns the element's index among the 16.
   static __device__ constexpr int Place(int g, int half) {
     return S::kAlongK ? 2 * g + half : g / 2 % 2 * 8 + g / 4 * 4 + half * 2 + g % 2;
   }
 
-  // Returns the distance from the warp's first square in a k-tile to the lane's element of half 0
-  // and the first steps.
+  // Returns the distance from the warp's first square in a k-tile to the lane's first element,
+  // which is in half 0 and the first four steps.
   static __device__ std::uint32_t LaneOffset() {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int i = Place(lane / 4, 0), t = lane % 4;
@@ -27,9 +27,9 @@ struct Fragments {
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
   }
 
-  // Loads the lane's element of the square and half, for steps 4 f to 4 f + 3. at: the k-tile plus
-  // the lane's offset. The swizzle puts a vector at the exclusive or of its index and its row, so
-  // that f and half act on the address by an exclusive or as well.
+  // Loads the lane's element of the given square and half, for steps 4 f to 4 f + 3. at: the
+  // address of the k-tile plus the lane's offset. The swizzle places each vector at the exclusive
+  // or of its index and its row, so f and half also enter the address by an exclusive or.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
                                       ? (at ^ (f << 5 | half << 4)) + half * kRowBytes
@@ -51,7 +51,8 @@ class WarpTile {
   static constexpr int kSquaresY = C::kWarpRows / kSquare, kSquaresX = C::kWarpColumns / kSquare;
 
  public:
-  // Adds up the products of `k_tiles` k-tiles, at least one, from the ring's current k-tile on.
+  // Adds the products of `k_tiles` k-tiles to the sums, starting with the ring's current k-tile.
+  // REQUIRES: k_tiles > 0.
   __device__ void Multiply(KTileRing& ring, std::int64_t k_tiles) {
     double as[kSquaresY][4], bs[2][kSquaresX][2][2];
     const std::uint32_t a_lane = Y() / kSquare * KTileRing::KTileA::kSquarePitch + A::LaneOffset();
@@ -79,7 +80,7 @@ class WarpTile {
       for (int l = 0; l < kDepth; l += kStep) {
         const int buffer = l / kStep % 2, next = (l + kStep) % kDepth;
         if (next == 0) ring.Next(k_tiles > 1);
-        const std::uint32_t k_tile = ring.k_tile();  // after the last, the loaded values are unused
+        const std::uint32_t k_tile = ring.k_tile();  // values loaded after the last one are unused
         load_b(1 - buffer, k_tile, next);
 #pragma unroll
         for (int i = 0; i < kSquaresY; ++i) {
@@ -94,7 +95,7 @@ class WarpTile {
     }
   }
 
-  // Writes the part of the tile at [row, column] that lies inside c, whose rows are `pitch` apart.
+  // Writes the part of the tile at [row, column] that is inside c, whose rows are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
                         std::int64_t pitch, bool packable, double* c) const {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;

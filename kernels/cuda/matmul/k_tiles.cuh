@@ -1,6 +1,7 @@
-// Code that `skinny` shares with the Matmul strategies that multiply with mma.sync. An operand's
-// k-tiles keep the layout of device memory in shared memory, and are copied in the background in
-// vectors of 16 bytes, whatever the transposes. GroupedTile gives a block's place in c.
+// Code that `skinny` shares with the Matmul strategies that use mma.sync. In shared memory, an
+// operand's k-tiles have the same layout as in device memory. They are copied in the background in
+// 16-byte vectors, whether or not the operand is transposed. GroupedTile returns a block's position
+// in c.
 //
 // Lanes can gather the fragments of an mma instruction from either layout, so nothing has to be
 // transposed on the way in:
@@ -13,9 +14,9 @@
 //       |  1 0 3 2 5 4 7 6                             |  1 0 3 2 5 4 7 6 ...
 //       v  2 3 0 1 6 7 4 5                             v  2 3 0 1 6 7 4 5 ...
 //
-// Vector v of row r is at place v ^ (r mod 8) of the row. Otherwise, lanes that read the same
-// vector of 8 rows would all use the same banks, because rows are multiples of 128 bytes, which is
-// all 32 banks.
+// Vector v of row r is stored at position v ^ (r mod 8) of the row. Otherwise, lanes that read the
+// same vector of 8 rows would all use the same banks, because the length of a row is a multiple of
+// 128 bytes, the width of all 32 banks.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,7 @@ struct KTile {
   static __device__ int At(int r, int v) { return r * kPitch + (v ^ (r << kShift & 7)) * kWidth; }
 };
 
-// A thread's share of copying one operand's k-tiles one after another, with zeros beyond the edges.
+// Copies a thread's share of one operand's k-tiles, one after another, with zeros beyond the edges.
 // All kThreads threads of the block copy together. Values that are the same for all threads are
 // passed to each call, so that they stay in the kernel's parameters, where they take no registers.
 template <class T, class S, int kThreads>
@@ -61,7 +62,7 @@ class KTileLoader {
               (S::kAlongK ? Row() : Vector() * kWidth);
   }
 
-  // Starts the copy of the next k-tile, of which `depth` steps lie before the end of k.
+  // Starts copying the next k-tile. Its first `depth` steps are within k.
   __device__ void Copy(const Operand<T>& operand, bool packable, int depth, T* k_tile) {
     const std::int64_t row_step = kRowStep * (S::kAlongK ? operand.stride : operand.k_stride);
     const T* from = next_;
@@ -85,9 +86,9 @@ class KTileLoader {
   static __device__ int Row() { return static_cast<int>(threadIdx.x) / S::kVectors; }
   static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
 
-  // Copies what is not aligned to vectors, in pieces of at least 4 bytes if their alignment allows
-  // that, because smaller ones cannot be copied in the background. The function is not inlined,
-  // because its registers would slow the loop for aligned operands.
+  // Copies elements that are not aligned to vectors. Pieces have at least 4 bytes if the alignment
+  // of the elements allows it, because smaller pieces cannot be copied in the background. The
+  // function is not inlined, because its registers would slow down the loop for aligned operands.
   __device__ __noinline__ void CopyElements(const T* from, std::int64_t row_step, int rows,
                                             int valid, T* k_tile) {
     constexpr int kPiece = sizeof(T) == 2 ? 2 : 1;  // elements
@@ -124,14 +125,14 @@ class KTileLoader {
   }
 
   const T* next_;  // the source of the thread's first vector
-  int inside_;     // values of i from there to the operand's end
+  int inside_;     // number of values of i from there to the operand's end
 };
 
-// Loads a square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1]
-// with i and l even, which is two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t.
+// Loads a lane's square of four elements, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1], where
+// i and l are even. In either layout, these are two vectors. Lane 4 g + t has i = 2 g and l = 2 t.
 // Rows g and g + 8 of the f64 instruction are rows 2 g and 2 g + 1 here, and its steps t and t + 4
-// are 2 t and 2 t + 1. The steps of both operands are reordered alike, so each sum has the same
-// terms.
+// are steps 2 t and 2 t + 1. The steps of both operands are reordered in the same way, so each sum
+// has the same terms.
 template <class S>
 __device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[4]) {
   if constexpr (S::kAlongK) {
@@ -147,12 +148,12 @@ __device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[
   }
 }
 
-// A k-tile whose squares lanes load without bank conflicts.
+// A k-tile from which lanes load squares without bank conflicts.
 template <int kTile, int kDepth, bool kAlongK>
 using SquareKTile = KTile<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
 
-// The place of tile `block` of c in the order of the picture in warp_tiled.cu: in groups of kGroup
-// tile rows, column by column.
+// The position of tile number `block` in c. Tiles are in the order of the picture in warp_tiled.cu:
+// in groups of kGroup tile rows, column by column.
 struct TilePlace {
   std::int64_t row, column;
 };
@@ -165,7 +166,7 @@ __device__ TilePlace GroupedTile(std::int64_t block, std::int64_t row_tiles,
   return {group_row + in_group % group_rows, in_group / group_rows};
 }
 
-// Calls f(std::bool_constant, std::bool_constant).
+// Calls f with the two values as std::true_type or std::false_type.
 template <class F>
 void DispatchLayouts(bool a_along_k, bool b_along_k, F&& f) {
   const auto b = [&](auto a) { b_along_k ? f(a, std::true_type{}) : f(a, std::false_type{}); };

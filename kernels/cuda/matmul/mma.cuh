@@ -1,16 +1,16 @@
-// The tensor core instructions of compute capability 8.0 as functions: mma.sync and ldmatrix, which
-// a warp executes together. (PTX ISA, "Matrix Fragments".)
+// Functions for the tensor core instructions of compute capability 8.0: mma.sync and ldmatrix,
+// which all lanes of a warp execute together (PTX ISA, "Matrix Fragments").
 //
 // Lane 4 g + t, for g < 8 and t < 4, holds these elements of the operands of one instruction:
 //
 //     16 bits, 16 x 16 times 16 x 8                  f64, 16 x 8 times 8 x 8
 //     a: rows g and g + 8, columns 2 t, 2 t + 1,     a: rows g and g + 8, columns t and t + 4
 //        2 t + 8 and 2 t + 9
-//     b: rows numbered as a's columns, column g      b: rows t and t + 4, column g
+//     b: rows numbered like a's columns, column g    b: rows t and t + 4, column g
 //     c: rows g and g + 8, columns 2 t, 2 t + 1      c: the same
 //
-// For older GPUs the file only has to compile, because its strategies require compute capability
-// 8.0.
+// For older GPUs the file only has to compile, because the strategies that use it require compute
+// capability 8.0.
 #pragma once
 
 #include <type_traits>
@@ -20,9 +20,9 @@
 
 namespace tessera {
 
-// Loads four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8 j + r passes the
-// address of row r of matrix j, aligned to the row's 16 bytes. Every lane gets two neighbouring
-// elements of row g of each matrix, or of column g if kTranspose.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane 8 j + r passes the address
+// of row r of matrix j, which is aligned to 16 bytes. Every lane gets two adjacent elements of row
+// g of each matrix, or of column g if kTranspose.
 template <bool kTranspose>
 __device__ void LoadMatrices(unsigned row, unsigned (&pairs)[4]) {
 #if __CUDA_ARCH__ >= 800
@@ -62,8 +62,8 @@ __device__ void MultiplyHalves(const unsigned (&a)[4], unsigned b0, unsigned b1,
 #endif
 }
 
-// Computes c += a b. a: [g, t], [g + 8, t], [g, t + 4], [g + 8, t + 4]. Compute capability 8 has
-// only an instruction for a quarter of this product.
+// Computes c += a b. a: the elements [g, t], [g + 8, t], [g, t + 4] and [g + 8, t + 4]. Compute
+// capability 8 has an instruction only for a quarter of this product.
 __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b1, double (&c)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -83,12 +83,12 @@ __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b
 #endif
 }
 
-// Returns a bound on the error of the tensor cores' sums of 16-bit products, in units of the sum of
+// Returns a bound on the error of the tensor cores' sums of 16-bit products, relative to the sum of
 // magnitudes. The tensor cores add products in groups of 4 (compute capability 7) to 16 (9). They
-// align the products and the sum so far to the largest and cut off the bits that stick out. Each
+// align the products and the running sum to the largest of them and cut off the lower bits. Each
 // term of a group costs 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and
-// Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). At worst that is 6 terms for 4
-// products.
+// Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). In the worst case, there are 6 such
+// errors for every 4 products.
 inline double TensorRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }

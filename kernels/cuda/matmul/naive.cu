@@ -1,18 +1,18 @@
-// Matmul by the definition: one thread per element of c, with a loop over k.
+// Matmul by definition: one thread per element of c, with a loop over k.
 //
-// Neighbouring threads have neighbouring columns. So the loads of b (unless it is transposed) and
-// the stores of c coalesce, and the load of a is the same for a whole row. Still, every
+// Consecutive threads compute consecutive columns. So the loads of b (unless it is transposed) and
+// the stores of c coalesce, and all threads of a row load the same element of a. Still, every
 // multiply-add takes two loads. Each element of a is loaded n times and each element of b m times,
-// from whatever cache still has it, so loads are the bottleneck, not arithmetic.
+// from whichever cache still holds it. So loads are the bottleneck, not arithmetic.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 2^31 loads, 8 GiB, for operands of 8 MiB; no
-// barriers; a chain of 1024.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops; 2^31 loads (8 GiB) for operands of 8 MiB; no
+// barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: threads beyond the last element do nothing, threads of a grid at its
-// limit continue with further elements, and k = 0 stores zeros. Any block size works, since threads
-// do not synchronize. Any pitch, transpose and alignment works: an operand is a base and two
-// strides, and loads are scalar. Each element is one chain of k fused multiply-adds, in f32 for
-// 16-bit operands; integers wrap.
+// Correct for any m, n and k: threads beyond the last element do nothing, threads of a grid of the
+// maximum size continue with further elements, and k = 0 stores zeros. Any block size works, since
+// threads do not synchronize. Also correct for any pitch, transpose and alignment: an operand is a
+// pointer and two strides, and loads are scalar. Each element of c is one chain of k fused
+// multiply-adds, in f32 for 16-bit operands; integers wrap.
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/runtime/cuda.h"
@@ -57,8 +57,8 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .name = "naive",
-    .summary = "one thread per element, operands from device memory: the definition",
-    .source = "definition, on the thread hierarchy of the notes on hardware acceleration",
+    .summary = "the definition: one thread per element, operands from device memory",
+    .source = "the definition, with the thread hierarchy from the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
     .deterministic = true,

@@ -1,9 +1,9 @@
-// Matmul with few steps along k, one to eight: an outer product, or the sum of a few.
+// Matmul with one to eight steps along k: an outer product, or the sum of a few outer products.
 //
-// Nearly all of the work is writing c: for k = 1 each element costs one multiply-add. Strategies
-// that tile for the sake of the multiply-adds fetch k-tiles of 8 or more steps, wait for them at
-// barriers, and write c in one burst at the end. Here no warp waits for another, and the columns of
-// b stay in registers while the rows of a are processed:
+// Nearly all of the work is writing c, because for k = 1 each element takes only one multiply-add.
+// Strategies whose tiles are designed for many multiply-adds fetch k-tiles of 8 or more steps, wait
+// for them at barriers, and write c in one burst at the end. Here no warp waits for another, and
+// the columns of b stay in registers while the rows of a are processed:
 //
 //                    b   k x 128, one register per lane, step and column
 //                  +-----+-----+-----+-----+
@@ -12,23 +12,24 @@
 //     in shared -> row by row, with four stores per lane
 //     memory
 //
-// - The four columns of a lane are 32 apart, so that a store of a warp is one run of 128 bytes (of
-//   f32), whatever the pitch and alignment of c. A lane with four neighbouring columns could store
-//   16 bytes with one instruction, but that took 25 us instead of 19, unless the stores were marked
-//   as streaming.
+// - The four columns of a lane are 32 apart, so that a warp stores 128 contiguous bytes (of f32) at
+//   a time, for any pitch and alignment of c. A lane with four adjacent columns could store 16
+//   bytes with one instruction, but that took 25 us instead of 19, unless the stores were marked as
+//   streaming.
 // - Rows of a and columns of b are loaded together, before the only wait. A warp has 8 rows, or 16
-//   where loading its columns takes many loads for the bytes that it writes. With fewer rows, b
-//   would be loaded too often; with more, SMs would be idle at the end.
+//   where loading its columns takes many loads relative to the bytes that it writes. With fewer
+//   rows, b would be loaded too often; with more, SMs would be idle at the end.
 //
-// - If c has few rows, the warps of a block lie side by side, so that few or none of them are idle.
+// - If c has few rows, the warps of a block are placed side by side, so that few or none of them
+//   are idle.
 //
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200 (cuBLAS takes
 // 30.9 us); 2048 blocks without barriers. The variants that were tried are in docs/notebook.md.
 //
 // Correct for any m and n, and k up to 8: steps beyond k are products of zeros, and results beyond
-// the edges are not stored. Any pitch, transpose and alignment works, since elements are loaded and
-// stored one by one. Each element is one chain of fused multiply-adds, in the same order as in
-// `naive`, in f32 for 16-bit operands; integers wrap.
+// the edges are not stored. Also correct for any pitch, transpose and alignment, since elements are
+// loaded and stored one by one. Each element of c is one chain of fused multiply-adds, in the same
+// order as in `naive`, in f32 for 16-bit operands; integers wrap.
 #include <cstdint>
 #include <string>
 
@@ -46,13 +47,13 @@ constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kEach = 4;  // columns per lane
 constexpr int kColumns = kEach * kWarpSize;
 
-// Returns the rows of a warp. steps: a power of two.
+// Returns the number of rows per warp. steps: a power of two.
 constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }
 
-// Returns how many warps of a block lie one below the other, a power of two. A block has
-// kWarps / WarpsDown such columns of warps, side by side.
+// Returns the number of rows in a block's grid of warps, a power of two. The grid has kWarps /
+// WarpsDown columns.
 int WarpsDown(std::int64_t m, int rows) {
   return 1 << std::min(CeilLog2(CeilDiv(m, rows)), CeilLog2(kWarps));
 }
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
       (std::int64_t{blockIdx.x % column_tiles} * warps_across + warp % warps_across) * kColumns +
       lane;
   const auto rows = static_cast<int>(min(a.extent - row, std::int64_t{kRows}));
-  const std::int64_t columns = b.extent - column;  // from the lane's first to the edge
+  const std::int64_t columns = b.extent - column;  // from the lane's first column to the edge
 
   Value b_each[kSteps][kEach];
 #pragma unroll
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns k, rounded up to a number of steps for which a kernel exists.
+// Returns k rounded up to a number of steps for which a kernel exists.
 constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 4 : kMostSteps; }
 
 template <int kSteps>
@@ -150,7 +151,7 @@ std::string Refuses(const MatmulProblem& p) { return p.k <= kMostSteps ? "" : "k
 
 extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
     .name = "outer_product",
-    .summary = "few steps along k: columns of b in registers, c written at memory's pace",
+    .summary = "few steps along k: columns of b in registers, c written at memory speed",
     .source = "definition: a product is the sum of k outer products",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,

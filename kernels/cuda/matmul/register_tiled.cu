@@ -1,7 +1,7 @@
 // Matmul with V x V elements per thread and operands from device memory.
 //
-// Compared with `naive`, a step along k loads V elements of each operand into registers and uses
-// each of them V times. So there are 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds
+// Unlike in `naive`, each step along k loads V elements of each operand into registers and uses
+// each element V times. So there are 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds
 // per load instead of one half.
 //
 //                     V  V  V            thread [y, x] of a 16 x 16 block:
@@ -15,18 +15,18 @@
 //      V |   a   |  |  |c |  |   <- c[y V ... y V + V, x V ... x V + V]
 //        +-------+  +--+--+--+
 //
-// Two costs remain. The threads of a row of the block load the same elements of a, and the threads
-// of a column the same elements of b; only the cache keeps these loads away from memory. And
-// neighbouring threads load V elements apart, so that one load of a warp touches V times as many
-// lines as necessary.
+// Two costs remain. First, all threads in a row of the block load the same elements of a, and all
+// threads in a column load the same elements of b; only the caches keep these loads from device
+// memory. Second, the loads of adjacent threads are V elements apart, so each load of a warp
+// touches V times as many cache lines as necessary.
 //
-// Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops and 2^29 loads, 2 GiB, most of them served by
-// the caches; no barriers; a chain of 1024.
+// Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops; 2^29 loads (2 GiB), most of them served by
+// the caches; no barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: rows and columns beyond an edge load the last one that exists and are
-// not stored, so that the loop needs no conditions; k = 0 stores zeros. Blocks of a grid at its
-// limit continue with further tiles. Any pitch, transpose and alignment works: an operand is a base
-// and two strides, and loads are scalar.
+// Correct for any m, n and k: for rows and columns beyond an edge, threads load the last one that
+// exists and store nothing, so the loop needs no conditions; k = 0 stores zeros. Blocks of a grid
+// of the maximum size continue with further tiles. Also correct for any pitch, transpose and
+// alignment: an operand is a pointer and two strides, and loads are scalar.
 #include <algorithm>
 #include <limits>
 
@@ -131,7 +131,7 @@ std::string Refuses(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
     .name = "register_tiled",
     .summary = "V x V elements per thread in registers, operands from device memory",
-    .source = "thread-level register tiling, notes on hardware acceleration",
+    .source = "thread-level register tiling, from the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
     .deterministic = true,

@@ -1,12 +1,12 @@
 // Matmul with tiles in shared memory: a block computes L x L elements of c, and a thread V x V of
 // them.
 //
-// In `register_tiled`, every thread loads from device memory what its neighbours load as well. Here
-// the block walks along k in k-tiles of S steps. All its threads together fetch S x L elements of
+// In `register_tiled`, threads load from device memory what adjacent threads load as well. Here the
+// block advances along k in k-tiles of S steps. All its threads together fetch S x L elements of
 // each operand into shared memory, and each element is used L times. So there are 2 m n k / L loads
-// from device memory instead of 2 m n k / V. A thread then loads V elements of each operand from
-// shared memory into registers and uses each V times, with 2 m n k / V loads from shared memory. So
-// with L = 128 and V = 8, sixteen loads serve 64 multiply-adds.
+// from device memory instead of 2 m n k / V. For each step, a thread then loads V elements of each
+// operand from shared memory into registers and uses each of them V times, which takes 2 m n k / V
+// loads from shared memory. With L = 128 and V = 8, sixteen loads serve 64 multiply-adds.
 //
 //                   k-tile of b, S x L        one fetch, thread t of 256: cells t, t + 256, ...
 //                  +----------------+
@@ -20,17 +20,17 @@
 //    k-tile of a        tile of c, L x L
 //
 // There are two barriers per k-tile: one before it is overwritten and one before it is read.
-// Fetching waits for memory while arithmetic waits for fetching, and only the other blocks of the
-// SM fill the gaps.
+// Threads do no arithmetic while they wait for memory, and only other blocks on the same SM fill
+// these gaps.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
-// 128 barriers per block; a chain of 1024.
+// 128 barriers per block; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: elements beyond an edge are fetched as 0 in both operands, so that
-// they add 0 * 0, and results beyond an edge are not stored. Any pitch, transpose and alignment
-// works: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
-// elements become f32 on the way into shared memory. Each element is one chain of k fused
-// multiply-adds, in the same order as in `naive`.
+// Correct for any m, n and k: elements beyond an edge are fetched as 0 in both operands, so they
+// add 0 * 0, and results beyond an edge are not stored. Also correct for any pitch, transpose and
+// alignment: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
+// elements are converted to f32 before they are stored in shared memory. Each element of c is one
+// chain of k fused multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -43,7 +43,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V of the text above. A block has (L / V)^2 threads.
+// The L, S and V of the text above. A block has (L / V)^2 threads.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -58,10 +58,10 @@ struct Config {
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
-// l], and 0 beyond the edges. All threads of the block fetch together, with neighbouring threads
-// along the dimension in which memory is contiguous. Each thread then advances by as many cells as
-// there are threads, which moves it along the other dimension alone.
+// Fetches a thread's share of one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
+// l], or 0 beyond the edges. All threads of the block fetch together, and consecutive threads fetch
+// consecutive elements along the dimension in which memory is contiguous. Each thread then advances
+// by as many cells as there are threads, which moves it along the other dimension only.
 template <class C, class T>
 class KTileFetcher {
  public:
@@ -79,7 +79,7 @@ class KTileFetcher {
     k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // Fetches the next k-tile, of which `depth` rows lie before the end of k.
+  // Fetches the next k-tile. Its first `depth` rows are within k.
   __device__ void Fetch(int depth, ValueOf<T> (&k_tile)[C::kDepth][C::kPitch]) {
 #pragma unroll
     for (int c = 0; c < C::kTile * C::kDepth / kThreads; ++c) {
@@ -93,7 +93,7 @@ class KTileFetcher {
  private:
   const T* data_;
   int i_, l_, i_step_, l_step_;  // the thread's first cell, and the step to its next
-  int rows_;                     // values of i before the operand's end
+  int rows_;                     // number of values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
 };
 
@@ -160,14 +160,14 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// Assumes the small tiles, because the choice of tiles depends on the device.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  // Large tiles move less data, but every SM needs two of them to overlap.
+  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
   if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
     RunConfig<Large>(p, cuda);
   } else {
@@ -181,7 +181,8 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .name = "shared_tiled",
     .summary =
         "L x L elements per block through k-tiles in shared memory, V x V per thread in registers",
-    .source = "shared-memory tiling with cooperative fetching, notes on hardware acceleration",
+    .source =
+        "shared-memory tiling with cooperative fetching, from the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
     .deterministic = true,

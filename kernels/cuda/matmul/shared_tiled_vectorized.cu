@@ -1,8 +1,8 @@
 // Matmul with tiles in shared memory that are moved 16 bytes at a time.
 //
-// The L x L tiles and the V x V elements per thread are those of `shared_tiled`. But every load and
-// store moves a vector of 16 bytes (4 floats or 2 doubles) instead of one element, so there are
-// fewer of them next to the multiply-adds, a quarter as many in f32:
+// Blocks compute L x L tiles, and threads V x V elements, as in `shared_tiled`. But every load and
+// store moves a 16-byte vector (4 floats or 2 doubles) instead of one element, so the multiply-adds
+// need fewer of them, a quarter as many in f32:
 // - From global memory to registers, each operand moves in vectors along its contiguous dimension.
 // - From registers to the k-tile, an operand that is contiguous along k is transposed, because both
 //   k-tiles hold a step along k as one row, and a thread reads them by rows:
@@ -13,25 +13,25 @@
 //                                                          l+3  ....i....
 //
 //   The rows of a k-tile are 4 elements longer than the tile, so that the threads of a warp, which
-//   store 16 different i of two vectors, use 32 different banks.
+//   store two vectors for each of 16 values of i, use 32 different banks.
 // - From the k-tile to registers, a thread loads V / 4 vectors that are a span apart (ThreadTile in
-//   tiles.cuh). If they were side by side, neighbouring threads would read every second vector, and
+//   tiles.cuh). If they were side by side, adjacent threads would read every second vector and use
 //   each bank twice.
 // - From registers to c, the same vectors are stored.
 //
-// The loads are issued before the barrier after which the k-tiles may be overwritten, so that the
-// wait for slower warps hides part of the wait for memory.
+// The loads are issued before the barrier after which the k-tiles may be overwritten, so the wait
+// for slower warps hides part of the memory latency.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
-// 128 barriers per block; a chain of 1024. For each k-tile, a thread of a 128 x 128 tile does 512
-// multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one operand is
-// transposed) and 32 loads from it.
+// 128 barriers per block; a chain of 1024 multiply-adds. For each k-tile, a thread of a 128 x 128
+// tile does 512 multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one
+// operand is transposed) and 32 loads from it.
 //
 // Correct for any m, n and k: a vector that crosses an edge is fetched and stored element by
-// element up to the edge, and filled up with zeros, which add 0 * 0. Any pitch and alignment works:
-// where the address or pitch of an operand or of c is not a multiple of 16 bytes, its vectors are
-// read or written element by element as well. Each element is one chain of k fused multiply-adds,
-// in the same order as in `naive`.
+// element up to the edge, and padded with zeros, which add 0 * 0. Also correct for any pitch and
+// alignment: where the address or pitch of an operand or of c is not a multiple of 16 bytes, its
+// vectors are read or written element by element as well. Each element of c is one chain of k fused
+// multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -44,7 +44,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V of `shared_tiled`. A block has (L / V)^2 threads.
+// The L, S and V of `shared_tiled`. A block has (L / V)^2 threads.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -55,8 +55,8 @@ struct Config {
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
-// l], and 0 beyond the edges. It fetches a vector at a time along the dimension in which memory is
+// Fetches a thread's share of one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
+// l], or 0 beyond the edges. It fetches a vector at a time along the dimension in which memory is
 // contiguous.
 template <class C, class T>
 class PackFetcher {
@@ -79,7 +79,7 @@ class PackFetcher {
     k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // Loads the next k-tile into registers; `depth` rows of it lie before the end of k.
+  // Loads the next k-tile into registers. Its first `depth` rows are within k.
   __device__ void Load(int depth) {
 #pragma unroll
     for (int c = 0; c < kPacks; ++c) {
@@ -115,7 +115,7 @@ class PackFetcher {
   const T* data_;
   bool packable_, along_k_;
   int i_, l_, i_step_, l_step_;  // the thread's first vector, and the step to its next
-  int rows_;                     // values of i before the operand's end
+  int rows_;                     // number of values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
   Pack<T> packs_[kPacks];
 };
@@ -163,7 +163,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles move less data, but every SM needs two of them to overlap.
+  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {
@@ -171,7 +171,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// Assumes the small tiles, because the choice of tiles depends on the device.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
@@ -186,7 +186,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .name = "shared_tiled_vectorized",
     .summary = "tiles in shared memory, moved 16 bytes at a time",
-    .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with edges",
+    .source = "the series of public SGEMM kernels by S. Boehm (2022), with edges",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .deterministic = true,

@@ -2,9 +2,10 @@
 // queries against a table.
 //
 // Each element of the large operand serves as many multiply-adds as there are vectors, at most 32.
-// So memory is the bottleneck, and all that counts is that it is always busy. Compared with
-// `warp_tiled`, the tile of a block is narrow: 64 or 128 elements of the large operand by all
-// vectors. There are also more k-tiles, up to eight of 8 or 16 KiB, and all but one are in flight:
+// So memory is the bottleneck, and the only goal is to keep it busy. Compared with `warp_tiled`,
+// the tile of a block is narrow: 64 or 128 rows (or columns) of the large operand by all vectors.
+// There are also more k-tiles, up to eight of 8 or 16 KiB each, and all but one of them are in
+// flight:
 //
 //         k ->
 //      +----------+----------+----------+--
@@ -15,27 +16,27 @@
 //      +--------+--------+--------+--
 //        in use   in flight
 //
-// The memory of an H200 delivers about 18 bytes per cycle and SM, after a latency of 1000 cycles
-// and more. So some 20 KiB have to be in flight for each SM, and twice that to be safe.
+// The memory of an H200 delivers about 18 bytes per cycle and SM, after a latency of 1000 cycles or
+// more. So about 20 KiB must be in flight for each SM, and twice that to be safe.
 //
-// - It makes no difference which operand is the large one and how it lies in memory: see
-//   k_tiles.cuh.
+// - Either operand may be the large one, and it may have either layout (see k_tiles.cuh).
 // - The tensor cores multiply 16-bit elements, and f64 from nine vectors on (see `tensor_mma` and
-//   `tensor_f64`); a warp has 16 elements by all vectors. Tensor cores do not compute in f32. For
-//   f32, every warp takes a part of the k-tile's steps for the whole tile, so that a vector of the
-//   large operand is loaded from shared memory once, and the warps' sums are added at the end.
+//   `tensor_f64`); each warp computes 16 rows of the tile by all vectors. They cannot compute in
+//   f32. So for f32, every warp processes some of the k-tile's steps for the whole tile. Each
+//   vector of the large operand is then loaded from shared memory only once, and the warps' sums
+//   are added at the end.
 // - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the sums of the
 //   parts are written to memory, and a second kernel adds them in order.
-// - Where both operands have up to four vectors and k is long, there are no tiles: see
-//   skinny_narrow.cuh.
+// - Where both operands have at most four vectors and k is long, a kernel without tiles is used
+//   (see skinny_narrow.cuh).
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
 // two parts. From about 20 vectors on, the f32 multiply-adds take as long as the reads.
 //
 // Correct for any m, n and k if m or n is at most 32: copies beyond the edges and beyond a part of
-// k write zeros, which add 0 * 0, and results beyond the edges are not stored. Any pitch and
-// alignment works: where vectors are not aligned, elements are copied one by one. The shape and the
-// device determine the order in which the sums of an element are added.
+// k write zeros, which add 0 * 0, and results beyond the edges are not stored. Also correct for any
+// pitch and alignment: where vectors are not aligned, elements are copied one by one. The shape and
+// the device determine the order in which the sums of an element are added.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -115,14 +116,14 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   Acc* const cells = DynamicShared<Acc>();
   if constexpr (C::kHalves) {
-    // The second half of the warps hands its sums to the first.
+    // The warps of the second half pass their sums to those of the first half.
     constexpr int kHalf = kThreads / 2;
-    __syncthreads();  // the last k-tile is read
+    __syncthreads();  // the last k-tile has been read
     if (thread >= kHalf) {
 #pragma unroll
       for (int s = 0; s < C::kSums; ++s) cells[s * kHalf + thread - kHalf] = sums[s];
     }
-    __syncthreads();  // the second half's sums are there
+    __syncthreads();  // the second half's sums are in shared memory
     if (thread >= kHalf) return;
 #pragma unroll
     for (int s = 0; s < C::kSums; ++s)
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
         for (int r = 0; r < kEach; ++r)
           cells[(warp * kAtOnce + j) * C::kTile + r * kWarpSize + lane] =
               sums[r * C::kVectors + v + j];
-      __syncthreads();  // all warps' sums are there
+      __syncthreads();  // all warps' sums are in shared memory
       for (int e = thread; e < kAtOnce * C::kTile; e += kThreads) {
         Acc sum = cells[e];
 #pragma unroll
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
 }
 
 // Adds the sums of all parts. Each lane has one element, and each warp has a group of parts, so
-// that each thread has few loads in sequence, however many parts there are.
+// each thread makes few loads in sequence even if there are many parts.
 constexpr int kFinishThreads = 256;
 constexpr int kFinishGroups = kFinishThreads / kWarpSize;
 
@@ -179,19 +180,20 @@ __global__ void __launch_bounds__(kFinishThreads)
     for (int p = first; p < end; ++p) sum += parts[p * n + e];
   }
   sums[group][lane] = sum;
-  __syncthreads();  // all groups' sums are there
+  __syncthreads();  // all groups' sums are in shared memory
   if (group > 0 || e >= n) return;
 #pragma unroll
   for (int g = 1; g < kFinishGroups; ++g) sum += sums[g][lane];
   c[e] = static_cast<O>(sum);
 }
 
-// The sums of the parts of k take no more bytes than this.
+// The maximum number of bytes for the sums of all parts of k.
 constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
 
 // Returns the number of parts into which k is cut, so that there is a block for every SM and no SM
-// has much more work than the others. sums: bytes of the sums of one part. waits: the k-tiles are
-// not copied in the background (see KTileLoader), so each of them takes the full latency of memory.
+// has much more work than the others. sums: the size of one part's sums in bytes. waits: whether
+// threads wait for the full memory latency of each k-tile, because k-tiles are not copied in the
+// background (see KTileLoader).
 int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
           std::int64_t multiprocessors) {
   const int ends = waits ? 2 : 4;  // the cost of a block's beginning and end, in k-tiles
@@ -213,8 +215,8 @@ int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool wait
   return best;
 }
 
-// launch(sums) writes the sums of `parts` parts of k, m n results for each part, and a second
-// kernel adds them.
+// Calls launch(sums), which writes the sums of `parts` parts of k, m n results for each part, and
+// launches a second kernel that adds them.
 template <class Acc, class O, class Launch>
 void RunInParts(const MatmulProblem& p, int parts, CudaStream& stream, const Launch& launch) {
   const std::int64_t n = p.m * p.n;
@@ -287,7 +289,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
-  // RunTypes chooses no larger kVectors for so few vectors.
+  // For so few vectors, RunTypes never chooses a larger kVectors.
   if constexpr (kVectors <= (sizeof(T) == 2 ? 8 : kMostNarrow)) {
     if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
       const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
@@ -331,7 +333,7 @@ double Roundoff(const MatmulProblem& p) {
 Cost CostOf(const MatmulProblem& p) {
   const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
   Cost cost = MatmulCost(p, MatmulTileLoads(p, rows, columns));
-  // k is cut into parts until every SM has one, and a block walks along its part in k-tiles.
+  // k is cut into parts until every SM has one, and a block processes its part k-tile by k-tile.
   constexpr std::int64_t kUsualMultiprocessors = 132, kUsualTile = 128, kUsualKTile = 16;
   const std::int64_t parts =
       std::max<std::int64_t>(1, kUsualMultiprocessors * kUsualTile / std::max(rows, columns));
@@ -343,8 +345,8 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? "" : "m or n of at most 32";
 }
 
-// Returns the bytes of the sums of at most as many parts as there are k-tiles, which are at least
-// 128 bytes deep along k.
+// Returns the maximum number of bytes for the sums of all parts. There are at most as many parts as
+// k-tiles, which are at least 128 bytes deep along k.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   const auto sums =
       static_cast<std::uint64_t>(p.m * p.n) * std::max<std::size_t>(4, SizeOf(p.dtype));
@@ -357,8 +359,8 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
     .name = "skinny",
-    .summary = "few rows or columns: the large operand streams through once at memory's pace",
-    .source = "multi-stage copies as in CUTLASS, one operand a few vectors wide",
+    .summary = "few rows or columns: the large operand is read once, at memory speed",
+    .source = "multi-stage copies as in CUTLASS, with one operand only a few vectors wide",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .min_compute_capability = 80,

@@ -1,4 +1,4 @@
-// The tile of a block of `skinny`, and the copying of its thin operand's k-tiles.
+// A block's tile in `skinny`, and the copies of the thin operand's k-tiles.
 #pragma once
 
 #include <algorithm>
@@ -11,23 +11,23 @@ namespace tessera::skinny {
 inline constexpr int kMostVectors = 32;
 inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / kWarpSize;
-inline constexpr int kRowBytes = 128;  // of a k-tile's row along k
+inline constexpr int kRowBytes = 128;  // a k-tile's extent along k
 
-// kVectors: columns of the thin operand, rounded up.
+// kVectors: the number of the thin operand's vectors, rounded up.
 template <class T_, int kVectors_>
 struct Config {
   using T = T_;
   using Acc = ValueOf<T>;
   static constexpr int kVectors = kVectors_;
-  // The units that multiply.
+  // Whether tensor cores multiply 16-bit elements (kHalves) or f64 (kSquares).
   static constexpr bool kHalves = sizeof(T) == 2;
   static constexpr bool kSquares = sizeof(T) == 8 && kVectors >= 16;
   static constexpr bool kTensor = kHalves || kSquares;
   static constexpr int kWidth = Pack<T>::kSize;
   static constexpr int kDepth = kRowBytes / int{sizeof(T)};
   static constexpr int kTile = kHalves ? 64 : 128;
-  // Sums of a thread: its share of the tile or, without tensor cores, of a warp's sums for the
-  // tile.
+  // The number of sums per thread: its share of the tile or, without tensor cores, its share of a
+  // warp's sums for the whole tile.
   static constexpr int kSums = kTensor ? kVectors / 2 : kTile / kWarpSize * kVectors;
   static constexpr int kBlocks = kVectors > 16 ? 1 : 2;
   static constexpr int kWide = kTile * kDepth, kThin = kVectors * kDepth;
@@ -35,13 +35,13 @@ struct Config {
   static constexpr int kStages = std::min(8, 96 * 1024 / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
-  // The vectors are permuted for the order in which the lanes read them.
+  // The vectors are permuted to suit the order in which lanes read them.
   template <bool kAlongK>
   using WideKTile = KTile<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
   using ThinKTile = KTile<T, kVectors, kDepth, true, kSquares ? 1 : 0>;
 };
 
-// Copies the thin operand's k-tiles as [vector][k], whatever its layout, with zeros beyond the
+// Copies the thin operand's k-tiles as [vector][k], from either layout, with zeros beyond the
 // edges. If the operand cannot be copied in vectors along k, a k-tile's elements stay in registers
 // from one call to the next, so that no thread waits for their loads.
 template <class C>
@@ -84,8 +84,8 @@ class ThinLoader {
   }
 
  private:
-  // The place of the thread's element e. Its elements are neighbours along the dimension in which
-  // memory is contiguous.
+  // The position of the thread's element e. The thread's elements are adjacent along the dimension
+  // in which memory is contiguous.
   struct Cell {
     int i, l;
     __device__ Cell(const Operand<T>& operand, int e) {

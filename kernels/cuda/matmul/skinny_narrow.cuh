@@ -1,9 +1,9 @@
-// `skinny` where both operands have few vectors and k is long: a handful of dot products in one
-// launch.
+// The kernel of `skinny` for operands that both have few vectors, with a long k: a handful of dot
+// products in one launch.
 //
-// At most four of the 64 or 128 elements of a tile would exist. Here a block has a part of k, and
-// its threads are interleaved along it. Each thread loads a step of all vectors, multiplies all
-// pairs of them, and keeps the sums until the end of the part.
+// Of the 64 or 128 rows of a tile, at most four would exist. So here each block has a part of k
+// instead, and its threads are interleaved along that part. Each thread loads one step of all
+// vectors, multiplies all pairs of them, and keeps the sums until the end of the part.
 //
 //        k ->
 //      +-----------+-----------+--         thread t of block 0: steps t, 256 + t, ..
@@ -12,8 +12,8 @@
 //    j |           |           | ..  thin: up to 4 vectors
 //      +-----------+-----------+--
 //
-// A step is a vector of 16 bytes if both operands are contiguous along k and aligned, and otherwise
-// one element.
+// A step is a 16-byte vector if both operands are contiguous along k and aligned, and one element
+// otherwise.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@
 namespace tessera::skinny {
 
 inline constexpr std::int64_t kMostNarrow = 4;
-// Products with a shorter k keep their tiles, because this kernel has not been tried there.
+// Products with a shorter k use tiles, because this kernel has not been tried for them.
 inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
 
-// kMost: vectors of either operand, rounded up.
+// kMost: the larger of the two operands' numbers of vectors, rounded up to 2 or 4.
 template <class T, int kMost, bool kPacks>
 struct Narrow {
-  static constexpr int kWidth = kPacks ? Pack<T>::kSize : 1;  // elements of a step
-  // The steps in flight for a thread, as many as it has registers for.
+  static constexpr int kWidth = kPacks ? Pack<T>::kSize : 1;  // elements per step
+  // The number of steps that each thread has in flight, which its registers limit.
   static constexpr int kAhead = (kMost > 2 ? 2 : 4) / (kWidth > 4 ? 2 : 1);
 
   // Loads one step of one vector, with zeros beyond the operand and beyond k_end.
@@ -52,8 +52,8 @@ struct Narrow {
   }
 };
 
-// Computes the sums of each part of k, `part` elements long, with one block per part. out: the
-// destination of part 0.
+// Computes the sums of each part of k, with one block per part. A part is `part` elements long.
+// out: the destination of part 0.
 template <class T, int kMost, bool kPacks, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     MatmulNarrow(Operand<T> wide, Operand<T> thin, std::int64_t k, std::int64_t part, Out out) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (lane == 0) warp_sums[warp][i * kMost + j] = sum;
     }
   }
-  __syncthreads();  // all warps' sums are there
+  __syncthreads();  // all warps' sums are in shared memory
   const int cell = static_cast<int>(threadIdx.x);
   if (cell >= kMost * kMost) return;
   Acc sum = warp_sums[0][cell];
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   out.Store(cell / kMost, cell % kMost, sum);
 }
 
-// Returns the number of elements along k of a block. Two blocks per SM have a part each, and every
-// part but the last consists of whole steps of all threads.
+// Returns the number of elements along k per block. There are at most two blocks per SM, each with
+// one part, and every part but the last consists of whole steps of all threads.
 template <class N>
 std::int64_t NarrowPart(std::int64_t k, std::int64_t multiprocessors) {
   constexpr std::int64_t kRound = std::int64_t{kThreads} * N::kWidth * N::kAhead;

@@ -1,5 +1,6 @@
-// How a warp of `skinny` adds the products of one k-tile to its sums. A thread's share of the tile
-// differs between kinds of units; the kernel knows which results the sums are when it stores them.
+// Functions with which a warp of `skinny` adds the products of one k-tile to its sums. A thread's
+// share of the tile depends on which units multiply; the kernel takes that into account when it
+// stores the sums.
 #pragma once
 
 #include "kernels/cuda/matmul/mma.cuh"
@@ -29,7 +30,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
     }
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += 16) {
-      // These are the columns of two instructions, or those of one instruction twice.
+      // b holds the columns of two instructions, or those of one instruction twice.
       unsigned b[4];
       const int column = v + (C::kVectors > 8 ? lane / 16 * 8 : 0) + lane % 8;
       LoadMatrices<false>(thin + C::ThinKTile::At(column, 2 * l + lane / 8 % 2), b);

@@ -1,42 +1,43 @@
-// Matmul in f64 on the tensor cores, whose f64 is IEEE arithmetic. They are twice as fast as fused
-// multiply-adds on the other units.
+// Matmul in f64 on the tensor cores. Their f64 is IEEE arithmetic, and they are twice as fast as
+// fused multiply-adds on the other units.
 //
-// Unlike in `tensor_mma`, an instruction multiplies 16 x 8 by 8 x 8 elements. A lane's four
-// elements of a have to be in consecutive registers, and so do its two elements of b, and ldmatrix
-// does not support f64. A load of 16 bytes brings neighbours in memory, which for half of the
-// layouts are not neighbours in the instruction. They would have to be moved while the tensor cores
-// wait. So every element is loaded separately, 8 bytes per lane, straight into its register, and
-// neither layout needs moves. Which of 16 rows a lane takes is chosen for the banks of shared
-// memory: the 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16
-// pairs of banks. The vectors of 16 bytes in a k-tile are swizzled, with vector v of row r at place
-// v ^ (r mod 8):
+// Unlike in `tensor_mma`, an instruction multiplies 16 x 8 by 8 x 8 elements. It requires a lane's
+// four elements of a in consecutive registers, and likewise its two elements of b. ldmatrix does
+// not support f64. A 16-byte load returns elements that are adjacent in memory but, for half of the
+// layouts, not adjacent in the instruction, so they would have to be moved while the tensor cores
+// wait. So every element is loaded separately, 8 bytes per lane, directly into its register, and
+// neither layout needs moves. Which of 16 rows a lane loads is chosen to avoid bank conflicts: the
+// 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16 pairs of banks.
+// The 16-byte vectors in a k-tile are swizzled, with vector v of row r at position v ^ (r mod 8):
 //
 //   contiguous along k: row i, steps t          along i: row t, element i
 //   i = 2 g + half: every other row, so that    i = 8 (g / 2 % 2) + 4 (g / 4) + 2 half + g % 2:
-//   the two vectors of four such rows are       two neighbours, and two more four vectors away;
-//   in four pairs of places                     in four rows these vectors have eight places
+//   the two vectors of four such rows have      two adjacent ones, and two more four vectors away;
+//   eight different positions                   in four rows, these vectors have eight positions
 //
 // On Hopper, warps have different roles, as gemm.cuh explains. Four warps fetch: one thread of each
-// requests its share of a k-tile from TMA, in squares of 16 x 16 elements with 128 bytes per row,
-// whose vectors TMA permutes itself. Eight warps only load and multiply, with the registers that
-// the others have released. No warp waits for the whole block: it continues as soon as a k-tile is
-// full. Blocks are persistent and compute tile after tile, and the k-tiles of the next tile are
-// already in flight while the results of this one are stored.
+// requests its share of a k-tile from TMA, in 16 x 16 squares with 128 bytes per row, whose vectors
+// TMA swizzles itself. Eight warps only load and multiply, with the registers that the others have
+// released. No warp waits for the whole block; each continues as soon as a k-tile is full. Blocks
+// are persistent and compute one tile after another. While the results of a tile are stored, the
+// k-tiles of the next tile are already in flight.
 //
 // On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
 // pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
 //
-// 64 sums of 64 bits per thread leave no registers for two sets of all operands. Only b has two
-// sets. The registers of a are reloaded as soon as the last of their four instructions has read
-// them, three groups (384 cycles) before they are needed again.
+// With 64 sums of 64 bits per thread, there are not enough registers for two sets of all operands,
+// so only b has two sets. The registers of a are reloaded as soon as the last of their four
+// instructions has read them, three groups of instructions (384 cycles) before they are needed
+// again.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles of 16
-// steps; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly eight for each of
-// 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
+// steps; a chain of 1024 multiply-adds. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
+// eight for each of 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
 // Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. Any pitch and alignment works: where vectors are not aligned,
-// elements are copied one by one. Each sum has k terms, added in some order with one rounding each.
+// beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
+// aligned, elements are copied one by one. Each sum has k terms, which are added in some order with
+// one rounding each.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -132,7 +133,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
-// Returns whether TMA can read the operands; it counts in 32 bits.
+// Returns whether TMA can read the operands. It takes signed 32-bit coordinates.
 bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
   return stream.device().info().compute_capability == 90 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
@@ -179,7 +180,7 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wa
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
 }
 
-// Returns whether large tiles are worth it. On an H200, a round of large tiles on all SMs takes as
+// Returns whether large tiles are faster. On an H200, a round of large tiles on all SMs takes as
 // long as three and a quarter rounds of small ones.
 bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
   const int multiprocessors = stream.device().info().multiprocessors;
@@ -187,12 +188,12 @@ bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
          4 * CeilDiv(Tiles<Small>(p), multiprocessors);
 }
 
-// Assumes the small tiles, because the choice of tiles depends on the device.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-// Rows of c are c_pitch elements apart.
+// The rows of c are c_pitch elements apart.
 void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
                     CudaStream& stream) {
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
@@ -210,8 +211,8 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
   EnqueuePitched(p, p.n, nullptr, Cuda(stream));
 }
 
-// The Work of LaunchProductShares. The terms of an element are added in the same order whatever the
-// tiles are and however the k-tiles are fetched.
+// The Work type for LaunchProductShares. The order in which the terms of an element are added
+// depends neither on the tiles nor on how k-tiles are fetched.
 class PiecesWork {
  public:
   explicit PiecesWork(const ProductShare& share) : share_(share) {}

@@ -1,8 +1,9 @@
-// Matmul on the tensor cores of every GPU from Ampere on: mma.sync, ldmatrix and cp.async.
+// Matmul on the tensor cores of every GPU from Ampere on, with mma.sync, ldmatrix and cp.async.
 //
-// The levels are the same as in `warp_tiled`: a block, warps and registers, with k-tiles copied in
-// the background. But the innermost level is an instruction. With one instruction a warp multiplies
-// 16 x 16 by 16 x 8 elements of 16 bits, which is 2048 multiply-adds, and sums them in f32:
+// The levels of tiling are the same as in `warp_tiled`: block, warp and registers, with k-tiles
+// copied in the background. But the innermost level is one instruction, with which a warp
+// multiplies 16 x 16 by 16 x 8 16-bit elements, which is 2048 multiply-adds, and adds the products
+// in f32:
 //
 //     block 128 x 128         warp 64 x 32: 4 x 4 tiles       tile 16 x 8: one instruction
 //     +----+----+----+----+   +---+---+---+---+               for 16 steps along k
@@ -12,8 +13,8 @@
 //     +----+----+----+----+   ..
 //
 // The instruction needs scattered pairs of elements from each lane. ldmatrix gathers them, 8 x 8
-// elements from 8 rows of 16 bytes at a time, as they are or transposed. So k-tiles may have the
-// layout of the operands in memory, whatever the transposes (see k_tiles.cuh), and rows of shared
+// elements from 8 rows of 16 bytes at a time, either unchanged or transposed. So k-tiles can have
+// the layout of the operands in memory, transposed or not (see k_tiles.cuh), and rows of shared
 // memory are read without bank conflicts.
 //
 // An operand whose address or pitch is not a multiple of 16 bytes is first copied to aligned rows,
@@ -22,9 +23,9 @@
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
 // of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
 //
-// Correct for any m, n and k: vectors that lie only partly inside an operand are filled up with
-// zeros, which add 0 * 0, and results beyond the edges are not stored. On Hopper, its own
-// instructions (`tensor_bf16`) are faster.
+// Correct for any m, n and k: vectors that are only partly inside an operand are padded with zeros,
+// which add 0 * 0, and results beyond the edges are not stored. On Hopper, `tensor_bf16` and
+// `tensor_f16` are faster, because they use Hopper's own instructions.
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -41,7 +42,7 @@ constexpr int kDepth = 64;  // steps along k per k-tile: rows of 128 bytes
 constexpr int kGroup = 16;  // tile rows per group of blocks
 constexpr std::uint32_t kCopyBlock = 256;
 
-// The tile of a block, the tile of a warp, and how many blocks share an SM.
+// The tile of a block, the tile of a warp, and the number of blocks per SM.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
 struct Config {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -55,8 +56,8 @@ struct Config {
 using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
-// Loads 16 values of i for 16 steps along k, beginning with step l: matrices [i, l], [i + 8, l],
-// [i, l + 8] and [i + 8, l + 8].
+// Loads the elements of 16 values of i and 16 steps along k, beginning at [i, l], as the 8 x 8
+// matrices at [i, l], [i + 8, l], [i, l + 8] and [i + 8, l + 8].
 template <class S, class T>
 __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -67,7 +68,7 @@ __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   }
 }
 
-// Stores two neighbours of a row of c. pairs: one instruction may store both.
+// Stores two adjacent elements of a row of c. pairs: whether one instruction may store both.
 template <class O>
 __device__ void StorePair(float first, float second, std::int64_t column, std::int64_t columns,
                           bool pairs, O* row) {
@@ -151,8 +152,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-// Copies a matrix to rows of `packs` vectors, filled up with zeros. Each thread copies one vector
-// at a time.
+// Copies a matrix to rows of `packs` vectors, padded with zeros. Each thread copies one vector at a
+// time.
 template <class T>
 __global__ void __launch_bounds__(kCopyBlock)
     PackRows(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t pitch, T* to,
@@ -168,7 +169,8 @@ __global__ void __launch_bounds__(kCopyBlock)
   }
 }
 
-// Returns the operand in vectors of 16 bytes: itself, or a copy in the stream's scratch memory.
+// Returns the operand in aligned 16-byte vectors: the operand itself, or a copy in the stream's
+// scratch memory.
 template <class T>
 Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaStream& stream) {
   const bool along_k = operand.k_stride == 1;
@@ -193,8 +195,8 @@ template <class C, class T, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const Operand<T> a = Packed(OperandA<T>(p), p.k, stream), b = Packed(OperandB<T>(p), p.k, stream);
   const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.c) % (2 * sizeof(O)) == 0;
-  // The operands' strides decide, not the transposes, because a pitch of 1 is contiguous along both
-  // dimensions.
+  // The strides of the operands decide, not the transposes, because an operand with a pitch of 1 is
+  // contiguous along both dimensions.
   const auto run = [&](auto a_along_k, auto b_along_k) {
     const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
     CUDA_CHECK(
@@ -206,7 +208,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   DispatchLayouts(a.k_stride == 1, b.k_stride == 1, run);
 }
 
-// Assumes the small tiles, because the choice of tiles depends on the device.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
@@ -223,9 +225,9 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   });
 }
 
-// Returns the bytes for copies of operands that are not in vectors of 16 bytes.
+// Returns the number of bytes for copies of operands that are not aligned to 16-byte vectors.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  constexpr std::int64_t kPack = Pack<Half>::kSize;  // of either type
+  constexpr std::int64_t kPack = Pack<Half>::kSize;  // for both types
   const auto copy = [](const void* data, std::int64_t pitch, std::int64_t rows,
                        std::int64_t columns) {
     return IsPackable<Half>(static_cast<const Half*>(data), pitch)
@@ -242,7 +244,7 @@ double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .name = "tensor_mma",
-    .summary = "16 bits on the tensor cores of any GPU from Ampere on (mma.sync, ldmatrix)",
+    .summary = "16-bit operands on the tensor cores of any GPU from Ampere on (mma.sync, ldmatrix)",
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),

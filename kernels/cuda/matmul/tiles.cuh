@@ -1,5 +1,5 @@
-// What the strategies of Matmul share on the GPU: operands without transposes, vectors of 16 bytes,
-// a thread's share of a tile, and the copying of k-tiles in the background.
+// Code that the Matmul strategies on the GPU share: operands without transposes, 16-byte vectors, a
+// thread's share of a tile, and copies of k-tiles in the background.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace tessera {
 
 // An operand as the kernels see it: element [i, l], with i along m or n and l along k, is at i *
-// stride + l * k_stride. One of the strides is 1 and the other is the pitch; which is which is all
-// that remains of the transposes.
+// stride + l * k_stride. One stride is 1 and the other is the pitch. Whether the operand is
+// transposed only determines which is which.
 template <class T>
 struct Operand {
   const T* data;
-  std::int64_t extent;  // of i
+  std::int64_t extent;  // number of values of i
   std::int64_t stride;
   std::int64_t k_stride;
 };
@@ -32,8 +32,7 @@ Operand<T> OperandB(const MatmulProblem& p) {
 
 // --- Vectors ---
 
-// A vector of 16 bytes, the most that one instruction of a thread loads or stores, aligned to 16
-// bytes.
+// An aligned 16-byte vector, the most that a thread loads or stores with one instruction.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);
@@ -49,7 +48,7 @@ __device__ void StorePack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-// Stores the elements of a vector that lie before `columns` at row[column, ...).
+// Stores a vector's elements from row[column] on, except for those at or after row[columns].
 template <class T>
 __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t columns,
                              bool packable, T* row) {
@@ -72,7 +71,7 @@ bool IsPackable(const void* data, std::int64_t pitch) {
          pitch % Pack<T>::kSize == 0;
 }
 
-// Whether each operand of a problem can be loaded, and its result stored, as vectors of 16 bytes.
+// Whether each operand of a problem can be loaded, and its result stored, in 16-byte vectors.
 struct Packable {
   bool a, b, c;
 };
@@ -84,9 +83,9 @@ Packable PackableOf(const MatmulProblem& p) {
 
 // --- A thread's share of a tile ---
 
-// kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads compute
-// together. They are not one square but vectors that are a span apart. So neighbouring threads read
-// neighbouring vectors of a k-tile, which use all banks of shared memory at the same time:
+// A thread's kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads
+// compute together. They are not one square but vectors that are a span apart. So adjacent threads
+// read adjacent vectors of a k-tile, which use all banks of shared memory at the same time:
 //
 //              span            span
 //        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, one vector each; rows likewise
@@ -104,7 +103,7 @@ class ThreadTile {
       : y_(static_cast<int>(threadIdx.x) / kSide * kWidth),
         x_(static_cast<int>(threadIdx.x) % kSide * kWidth) {}
 
-  // Adds the products of one step along k: a row of each k-tile, aligned to vectors.
+  // Adds the products of one step along k. a, b: a row of each k-tile, aligned to vectors.
   __device__ void Multiply(const T* a, const T* b) {
     T a_each[kEach], b_each[kEach];
     Read(a + y_, a_each);
@@ -115,7 +114,7 @@ class ThreadTile {
       for (int j = 0; j < kEach; ++j) sums_[i][j] = fma(a_each[i], b_each[j], sums_[i][j]);
   }
 
-  // Writes the part of the tile at [row, column] that lies inside c[rows, columns].
+  // Writes the part of the tile at [row, column] that is inside c[rows, columns].
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t rows,
                         std::int64_t columns, bool packable, T* c) const {
 #pragma unroll
@@ -145,9 +144,9 @@ class ThreadTile {
 
 // --- Copies in the background ---
 
-// Starts a copy of kBytes (4, 8 or 16) from global to shared memory that does not pass through
-// registers. Only the first `valid` bytes are read, and the rest is filled with zeros, so `from`
-// may lie beyond the array if `valid` is 0. Both addresses are aligned to kBytes.
+// Starts copying kBytes bytes (4, 8 or 16) from global to shared memory, bypassing registers. Only
+// the first `valid` bytes are read, and the rest is filled with zeros, so `from` may be beyond the
+// array if `valid` is 0. Both addresses must be aligned to kBytes.
 template <int kBytes>
 __device__ void CopyAsync(void* to, const void* from, int valid) {
 #if __CUDA_ARCH__ >= 800
@@ -170,16 +169,15 @@ __device__ void CopyAsync(void* to, const void* from, int valid) {
 #endif
 }
 
-// Closes the group of the copies that the thread has started since the last call. A group may be
-// empty.
+// Closes the group of copies that the thread has started since the last call. A group may be empty.
 __device__ inline void CommitCopies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until at most the latest kPending of the thread's groups are in flight. The copies of other
-// threads need a barrier as well.
+// Waits until at most the last kPending of the thread's groups are in flight. To wait for copies by
+// other threads, a barrier is needed as well.
 template <int kPending>
 __device__ void WaitForCopies() {
 #if __CUDA_ARCH__ >= 800
@@ -187,16 +185,17 @@ __device__ void WaitForCopies() {
 #endif
 }
 
-// A thread's share of copying one operand's k-tiles in the background: k-tile[l][i] = operand[first
-// + i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges. Rows of a k-tile are
-// kPitch apart. All kThreads threads of the block copy together, with neighbouring threads along
-// the dimension in which memory is contiguous. Each thread then advances along the other dimension.
+// Copies a thread's share of one operand's k-tiles in the background: k-tile[l][i] = operand[first
+// + i, k_first + l] for i < kTile and l < kDepth, or 0 beyond the edges. The rows of a k-tile are
+// kPitch elements apart. All kThreads threads of the block copy together, and consecutive threads
+// copy consecutive elements along the dimension in which memory is contiguous. Each thread then
+// advances along the other dimension.
 //
 //   memory contiguous along i               along k
 //
 //        i ->                                    i ->
 //     l  0 0 1 1 2 2 3 3   vectors of         l  0   2   4   6    one element at a time, since
-//     |  4 4 5 5 6 6 7 7   16 bytes, if       |  1   3   5   7    neighbours in memory end up in
+//     |  4 4 5 5 6 6 7 7   16 bytes, if       |  1   3   5   7    adjacent ones in memory end up in
 //     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the k-tile
 //        4 4 5 5 6 6 7 7
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>
@@ -235,7 +234,7 @@ class KTileCopier {
     k_tile_step_ = kDepth * operand.k_stride;
   }
 
-  // Starts the copy of the next k-tile, of which `depth` rows lie before the end of k.
+  // Starts copying the next k-tile. Its first `depth` rows are within k.
   __device__ void Copy(int depth, T* k_tile) {
     T* to = k_tile + cell_;
     const int to_step = l_step_ * kPitch + i_step_;
@@ -258,10 +257,10 @@ class KTileCopier {
  private:
   bool packs_;
   int cell_;             // the thread's first cell of a k-tile
-  int l_;                // its row
-  int rows_;             // values of i from it to the operand's end
+  int l_;                // the row of that cell
+  int rows_;             // number of values of i from that cell to the operand's end
   int i_step_, l_step_;  // the step to the next cell
-  const T* next_;        // the source of the cell
+  const T* next_;        // the source of the first cell
   std::int64_t step_, k_tile_step_;
 };
 

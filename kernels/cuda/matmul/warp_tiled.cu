@@ -1,11 +1,10 @@
-// Matmul with nested tiles for block, warp and thread, each in the kind of memory that belongs to
-// it.
+// Matmul with nested tiles for block, warp and thread, each in the memory of its level.
 //
 // Compared with `double_buffered`:
-// - There is a level between block and thread. A warp computes its own rectangle of 64 x 32, and a
-//   thread 8 x 8 elements of it. The 32 lanes form 8 rows of 4, so that a load of a warp reads 8
-//   different vectors of a or 4 of b, 128 or 64 bytes, and shared memory broadcasts each to all
-//   lanes that need it:
+// - There is a level between block and thread. A warp computes its own 64 x 32 rectangle, and a
+//   thread 8 x 8 elements of it. The 32 lanes form 8 rows of 4. So a load of a warp reads 8
+//   different vectors of a or 4 of b, 128 or 64 bytes, and shared memory broadcasts each vector to
+//   all lanes that need it:
 //
 //      block 128 x 128          warp 64 x 32: 2 x 2 spans       span 32 x 16: 8 x 4 lanes,
 //      +----+----+----+----+    +---------+---------+           each 4 x 4 elements
@@ -17,12 +16,12 @@
 // - The operands of a step are loaded from shared memory into a second set of registers while the
 //   previous step is computed, even across the end of a k-tile. So no multiply-add waits for a
 //   load.
-// - There are three k-tiles instead of two, one in use and two in flight, so that two k-tiles of
-//   arithmetic hide the latency of memory.
-// - The compiler knows the layouts of the operands, so that the copies between the 16 steps of a
-//   k-tile are straight-line code. With 64 sums and 32 operands per thread, two blocks per SM leave
-//   32 registers for everything else. If more are used, sums spill, and fewer multiply-adds have
-//   their operands in different banks of the register file.
+// - There are three k-tiles instead of two, one in use and two in flight, so that the arithmetic of
+//   two k-tiles hides the memory latency.
+// - The compiler knows the layouts of the operands, so the copies between the 16 steps of a k-tile
+//   are straight-line code. With 64 sums and 32 operands per thread, two blocks per SM leave 32
+//   registers for everything else. If the code needs more, sums are spilled, and fewer
+//   multiply-adds have their operands in different banks of the register file.
 // - Blocks traverse c in groups of kGroup tile rows, column by column, so that the blocks that run
 //   at the same time cover a square of c. That minimizes how much of the operands they read from
 //   the L2:
@@ -33,14 +32,15 @@
 //      ...
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
-// 64 barriers per block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
-// four for each of the 264 blocks that run at a time, 4 GiB of loads, most of them from the L2, and
-// 2^37 flops. An H200 issues 128 multiply-adds per cycle and SM, so these take 2.05 ms at 1.98 GHz.
+// 64 barriers per block; a chain of 1024 multiply-adds. For 4096 x 4096 x 4096: 1024 tiles of 128 x
+// 128, nearly four for each of the 264 blocks that run at the same time, 4 GiB of loads, most of
+// them from the L2, and 2^37 flops. An H200 issues 128 multiply-adds per cycle and SM, so the
+// multiply-adds take 2.05 ms at 1.98 GHz.
 //
 // Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. Any pitch and alignment works: where vectors are not aligned,
-// elements are copied one by one. f32 is multiplied as f32: each element is one chain of k fused
-// multiply-adds, in the same order as in `naive`.
+// beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
+// aligned, elements are copied one by one. Products are computed in full f32: each element of c is
+// one chain of k fused multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 #include <type_traits>
 
@@ -59,7 +59,7 @@ constexpr int kWidth = Pack<float>::kSize;
 constexpr int kLanesY = 8, kLanesX = 4;
 constexpr int kSpanY = kLanesY * kWidth, kSpanX = kLanesX * kWidth;
 
-// The tile of a block, the tile of a warp, and how many blocks share an SM.
+// The tile of a block, the tile of a warp, and the number of blocks per SM.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
 struct Config {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -73,10 +73,10 @@ struct Config {
 using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
-// A thread's share of copying an operand that is contiguous along k, one element at a time, to
-// k-tiles of kTile elements per row; see KTileLoader. A warp takes rectangles of 4 values of i by 8
-// steps along k. So memory is read in pieces of 32 bytes, and with 4 cells between the rows of a
-// k-tile all 32 elements go to different banks:
+// Copies a thread's share of an operand that is contiguous along k, one element at a time, to
+// k-tiles of kTile elements per row; see KTileLoader. A warp copies rectangles of 4 values of i by
+// 8 steps along k. So memory is read in 32-byte pieces, and with 4 unused cells between the rows of
+// a k-tile, all 32 elements go to different banks:
 //
 //       bank  0   1   2   3   ..                   lanes: 8 q + l has step l of i = q
 //   k = 0     i0  i1  i2  i3
@@ -84,7 +84,7 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 //   ..                                        ..
 template <int kTile, int kThreads>
 class TransposingLoader {
-  static constexpr int kStep = kThreads / kDepth;  // values of i from one copy to the next
+  static constexpr int kStep = kThreads / kDepth;  // distance in i from one copy to the next
   static_assert(kDepth == 16 && kTile % kStep == 0);
 
  public:
@@ -114,14 +114,14 @@ class TransposingLoader {
   const float* next_;  // the source of the thread's first cell
   std::int64_t step_;  // the step to the next one
   int cell_, l_;       // that cell, and its row of the k-tile
-  int inside_;         // values of i from there to the operand's end
+  int inside_;         // number of values of i from there to the operand's end
 };
 
-// A thread's share of copying an operand that is contiguous along i. It copies kCopied elements at
-// a time: a vector of 16 bytes or, where the operand is not aligned to vectors, one element.
+// Copies a thread's share of an operand that is contiguous along i, kCopied elements at a time: a
+// 16-byte vector or, where the operand is not aligned to vectors, one element.
 template <int kTile, int kThreads, int kCopied>
 class StraightLoader {
-  static constexpr int kCopies = kTile / kCopied;  // of a row of a k-tile
+  static constexpr int kCopies = kTile / kCopied;  // per row of a k-tile
   static constexpr int kStep = kThreads / kCopies;
   static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
 
@@ -152,7 +152,7 @@ class StraightLoader {
   const float* next_;                // the source of the thread's first cell
   std::int64_t step_, k_tile_step_;  // the steps to the next cell and the next k-tile
   int cell_, l_;                     // the cell, and its row of the k-tile
-  int valid_;                        // bytes that lie inside
+  int valid_;                        // number of bytes inside the operand
 };
 
 template <int kTile, int kThreads, bool kAlongK, bool kPacks>
@@ -209,12 +209,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
   typename S::A a_stream(a, row);
   typename S::B b_stream(b, column);
-  int left = static_cast<int>((k + kDepth - 1) / kDepth);   // k-tiles to be copied
-  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k of the last one
-  int k_tiles = left;                                       // to be used
+  int left = static_cast<int>((k + kDepth - 1) / kDepth);   // k-tiles that are not yet copied
+  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k in the last one
+  int k_tiles = left;                                       // k-tiles that are not yet used
   int to = 0;
   // Copies the next k-tile, if there is one. Every call closes a group of copies, so that the
-  // number of groups in flight tells which have arrived.
+  // number of groups in flight shows which k-tiles have arrived.
   const auto copy = [&] {
     if (left > 0) {
       const int depth = left == 1 ? tail : kDepth;
@@ -244,11 +244,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         fragments[(l + 1) % 2].Load(a_k_tile + (l + 1) * kPitchA, b_k_tile + (l + 1) * kPitchB);
       } else {
         WaitForCopies<kStages - 2>();
-        __syncthreads();  // the next k-tile is complete, and all threads have loaded all of this
+        __syncthreads();  // the next k-tile is complete, and all threads have loaded this one
         stage = stage + 1 == kStages ? 0 : stage + 1;
         a_k_tile = a_first + stage * S::kStageA;
         b_k_tile = b_first + stage * S::kStageB;
-        copy();  // replaces this one
+        copy();  // replaces the old k-tile
         fragments[0].Load(a_k_tile, b_k_tile);
       }
       const Fragment<C>& now = fragments[l % 2];
@@ -297,15 +297,15 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// Returns the work of the busiest SM, in elements of c times `factor`: smaller tiles take longer
-// per element, by about that factor.
+// Returns the work of the busiest SM, in elements of c times `factor`, the relative time per
+// element, which is larger for smaller tiles.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
   return static_cast<double>(CeilDiv(Tiles<C>(p), multiprocessors) * C::kRows * C::kColumns) *
          factor;
 }
 
-// Assumes the small tiles, because the choice of tiles depends on the device.
+// Assumes small tiles, because the actual choice depends on the device.
 Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
@@ -324,9 +324,9 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .name = "warp_tiled",
-    .summary = "tiles for block, warp and thread, three k-tiles, operands one step ahead",
+    .summary = "tiles for block, warp and thread; three k-tiles; operands loaded one step ahead",
     .source =
-        "the SIMT kernels of CUTLASS, and the ladder of public SGEMM kernels (S. Boehm, 2022)",
+        "the SIMT kernels of CUTLASS, and the series of public SGEMM kernels by S. Boehm (2022)",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 80,

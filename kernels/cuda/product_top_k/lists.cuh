@@ -1,6 +1,5 @@
-// Sorted lists in the registers of a warp: lane l holds entries l, l + 32, l + 64, ... They are
-// sorted by comparison networks as in bitonic.cuh, in which comparisons within a lane need no
-// shuffle.
+// Sorted lists in the registers of a warp: lane l holds entries l, l + 32, l + 64, ... The lists
+// are sorted by comparison networks as in bitonic.cuh. Comparisons within a lane need no shuffle.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,8 @@ __device__ void SortBitonicPieces(E (&entries)[kRegs], int lane) {
 }
 
 // Sorts pieces of kSize entries whose two halves are sorted. Each entry of the first half is
-// compared with the entry that is as far from the piece's end as it is from the beginning.
+// compared with the entry that is as far from the end of the piece as the first is from its
+// beginning.
 template <int kSize, class E, int kRegs>
 __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > kWarpSize) {
@@ -65,7 +65,8 @@ __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > 2) SortBitonicPieces<kSize / 4>(entries, lane);
 }
 
-// Sort pieces of kSize entries, and all entries, in ascending order.
+// SortPieces sorts pieces of kSize entries, and SortWarp sorts all entries, both in ascending
+// order.
 template <int kSize, class E, int kRegs>
 __device__ void SortPieces(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > 2) SortPieces<kSize / 2>(entries, lane);
@@ -76,8 +77,8 @@ __device__ void SortWarp(E (&entries)[kRegs], int lane) {
   SortPieces<kRegs * kWarpSize>(entries, lane);
 }
 
-// Replaces `best` with the best entries of `best` and `fresh`, sorted. Both lists are sorted, and
-// `fresh` is not longer than `best`.
+// Replaces `best` with the best entries of `best` and `fresh`, sorted. REQUIRES: both lists are
+// sorted, and `fresh` is not longer than `best`.
 template <class E, int kBest, int kFresh>
 __device__ void MergeIntoBest(E (&best)[kBest], const E (&fresh)[kFresh], int lane) {
   static_assert(kFresh <= kBest);
@@ -89,7 +90,7 @@ __device__ void MergeIntoBest(E (&best)[kBest], const E (&fresh)[kFresh], int la
   SortBitonicPieces<kBest * kWarpSize / 2>(best, lane);
 }
 
-// Returns entry `at` of a list in all lanes.
+// Returns entry `at` of a list to all lanes.
 template <class E, int kRegs>
 __device__ E EntryAt(const E (&entries)[kRegs], int at) {
   E found = entries[0];

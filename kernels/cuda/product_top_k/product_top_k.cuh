@@ -1,36 +1,37 @@
 // A product on Hopper's tensor cores that selects the best scores of each row. Scores are computed
-// from the sums in registers and compared with the k-th best score of their row so far. Most are
-// rejected there, and the matrix of scores never reaches memory.
+// from the sums in registers and compared with the k-th best score of their row so far. Most scores
+// are rejected at that point, and the score matrix never reaches memory.
 //
-// The main loop, the producer (gemm.cuh, mainloop.cuh) and the sums are those of `tensor_bf16` and
-// `tensor_f16`. Compared with these strategies followed by `threshold`, only the order of tiles and
-// the epilogue differ.
+// The main loop, the producer (gemm.cuh, mainloop.cuh) and the sums are the same as in
+// `tensor_bf16` and `tensor_f16`. Compared with running one of these and then `threshold`, only the
+// order of tiles and the epilogue differ.
 //
 //     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
 //                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
 //
-// - A warp has 16 rows of a tile, and four of its lanes together have all columns of a row. So one
-//   warp alone selects the best scores of a row, and no thread waits for another warp.
-// - A score is compared with the row's limit, the k-th best score so far, and rejecting it takes
-//   only this comparison. Other scores go to queues in shared memory, one for each lane and row.
-//   When a queue is full, the warp sorts the queues of the row and merges them with the row's list.
-//   This lowers the limit before the rest of the tile is compared. The list is in device memory,
+// - A warp has 16 rows of a tile, and four of its lanes together have all columns of a row. So a
+//   single warp selects the best scores of a row, and no thread waits for another warp.
+// - A score is compared with its row's limit, the k-th best score so far, and most scores are
+//   rejected by this one comparison. The others go to queues in shared memory, one for each lane
+//   and row. When a queue is full, the warp sorts all queues of the row and merges them with the
+//   row's list, which lowers the limit for the rest of the tile. The list is in device memory,
 //   because it is not needed between merges.
 // - Without a limit, every score in the first tile of each part would pass. So the initial limits
-//   come from a sample, the first columns, whose product is written to memory and selected from. Of
-//   n random scores after a sample of s, at most k n / s then pass.
+//   come from a sample: the product of the first columns is written to memory, and TopK selects its
+//   best scores. If scores are random, at most k n / s of n scores pass after a sample of s.
 // - Another kernel merges the lists of a row's parts.
 //
-// The order is that of TopK. An entry is a key and a column in one number, so the order in which
-// lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an entry
-// does. All NaNs here are the one NaN that arithmetic produces.
+// Scores are ordered as in TopK. An entry combines a key and a column in one number, so the order
+// in which lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an
+// entry does. Every NaN here is the one NaN that arithmetic produces.
 //
-// Correct for any m, n and k of a product that TMA can read: scores beyond the edges are computed
-// but enter no list. The bits are those of `tensor_bf16` and `tensor_f16` where they compute every
-// tile whole. Every operation rounds to the scores' type, as in Map, and nothing is contracted.
+// Correct for any m, n and k if TMA can read the operands: scores beyond the edges are computed but
+// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where those
+// compute every tile whole. Every operation rounds to the type of the scores, as in Map, and no
+// multiply-adds are fused.
 //
-// Cost at 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly all
-// from the L2; two multiplications, an addition and a comparison for every sum.
+// Cost for 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly
+// all from the L2; two multiplications, an addition and a comparison per sum.
 #pragma once
 
 #include <algorithm>
@@ -46,14 +47,14 @@
 
 namespace tessera {
 
-// An entry has 32 bits of key, 31 bits of column, and a bit that says whether the score is -0.
+// An entry consists of a 32-bit key, a 31-bit column, and a bit that says whether the score is -0.
 // Smaller entries are better.
 using ScoreEntry = unsigned long long;
 inline constexpr ScoreEntry kNoScore = ~ScoreEntry{0};
 
-inline constexpr int kScoreRegisters = 4;                          // of a lane, for a list
-inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries of a list
-inline constexpr int kFreshRegisters = 2;                          // of a lane, for a row's queues
+inline constexpr int kScoreRegisters = 4;                          // per lane, for a list
+inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries per list
+inline constexpr int kFreshRegisters = 2;                          // per lane, for a row's queues
 inline constexpr int kFreshScores = kFreshRegisters * kWarpSize;
 inline constexpr int kWarpRows = 16;
 
@@ -62,19 +63,19 @@ extern const Strategy<TopKProblem> kTopKThreshold;
 template <class T>
 using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
 
-// The parameters of a launch, in addition to TensorWork. Scores are compared as if the smallest
-// were wanted. Where the largest are wanted, the sign of `outer` is reversed, and with it the sign
-// of all scores.
+// The parameters of a launch, in addition to TensorWork. Scores are always compared as if the
+// smallest were wanted. Where the largest are wanted, the sign of `outer` is reversed, and with it
+// the sign of all scores.
 struct SelectionWork {
-  int row_tiles, column_tiles, parts;  // parts of a row of tiles, after the sample
+  int row_tiles, column_tiles, parts;  // parts per row of tiles, after the sample
   int sample_tiles;
   int k;
   bool smallest;
-  float scale, outer, sign;  // sign: of the vector
-  const void* vector;        // of the scores' type; null: none
+  float scale, outer, sign;  // sign: multiplies the vector
+  const void* vector;        // of the scores' type; null if there is none
   std::int64_t stride;
   ScoreEntry* lists;  // [rows, parts, k]
-  // The best scores of the sample as TopK writes them; null: there is no sample.
+  // The best scores of the sample as TopK writes them; null if there is no sample.
   const void* sample_values;
   const std::int64_t* sample_indices;
 };
@@ -85,12 +86,12 @@ struct FreshScore {
   int column;
 };
 
-// Shared memory after the k-tiles.
+// The shared memory that follows the k-tiles.
 template <class C>
 struct SelectionMemory {
   // Each row has a queue for each of its four lanes; the four queues are interleaved.
   FreshScore fresh[C::kRows][kFreshScores];
-  float vectors[C::kConsumers][2][C::kColumns];  // of this tile and the previous one
+  float vectors[C::kConsumers][2][C::kColumns];  // for this tile and the previous one
 };
 template <class C>
 inline constexpr int kSelectingBytes = C::kSharedBytes +
@@ -122,25 +123,26 @@ __device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
 __device__ inline float NumberOf(std::uint32_t key) {
   return __uint_as_float((key & kSignBit) != 0 ? key ^ kSignBit : ~key);
 }
-// Returns the score as it would be in memory.
+// Returns the entry's score as it is written to memory.
 __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
   const auto key = static_cast<std::uint32_t>(entry >> 32);
   if (key == 0 || key == ~0u) return __uint_as_float(0x7fffffffu);
   const float score = (entry & 1) != 0 ? -0.0f : NumberOf(key);
   return smallest ? score : -score;
 }
-// Returns a bound for the scores of columns from `column` on: no score above it comes before the
-// limit. Scores of columns after the limit's have to be better than the limit, and others may be
-// equal. The bound is NaN, which nothing is above, where all scores have to be examined.
+// Returns a bound on the scores of columns from `column` on: no score above this bound comes before
+// the limit. A score in a column after the limit's column has to be better than the limit; in other
+// columns it may be equal. If all scores have to be examined, the bound is NaN, because no score
+// compares above NaN.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
   const bool later = static_cast<std::uint32_t>(limit) >> 1 < static_cast<std::uint32_t>(column);
-  // The number before 0 must not be -0, which compares equal.
+  // The next number below 0 must not be -0, which compares equal to 0.
   return NumberOf(later ? key - (key == kSignBit ? 2 : 1) : key);
 }
 
-// Returns entry `at` of the sample's best scores of a row.
+// Returns entry `at` of a row's best scores in the sample.
 template <class S>
 __device__ ScoreEntry SampleEntry(const SelectionWork& work, std::int64_t row, int at) {
   const std::int64_t place = row * work.k + at;
@@ -163,7 +165,7 @@ class RowSelection {
         warp_row_(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
         fresh_(&memory.fresh[warp_row_]) {}
 
-  // Begins a part of a row of tiles with empty lists. The limits are those of the sample. In rows
+  // Begins a part of a row of tiles with empty lists and with the limits from the sample. In rows
   // that do not exist, only NaNs pass.
   __device__ void Begin(int row_tile, int part) {
     first_row_ = row_tile * C::kRows + warp_row_;
@@ -179,8 +181,8 @@ class RowSelection {
       for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
   }
 
-  // Takes the warp's sums of a tile that begins at first_column. vector: the elements for its
-  // columns.
+  // Processes the warp's sums of a tile that begins at first_column. vector: the vector's elements
+  // for the columns of the tile.
   __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
     if (first_row_ >= rows_) return;
     vector += 2 * (lane_ % 4);
@@ -188,7 +190,7 @@ class RowSelection {
     for (int begin = 0; begin < kGroups;) {
       const float bounds[2] = {BoundOf(limits_[0], first_column),
                                BoundOf(limits_[1], first_column)};
-      // Where the smallest are wanted, NaNs are taken only while there are not enough other scores.
+      // Where the smallest are wanted, NaNs are queued only while there are too few other scores.
       const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
                             !work_.smallest || bounds[1] != bounds[1]};
       float2 next[kGroup];
@@ -213,7 +215,8 @@ class RowSelection {
             passes |= !(scores[4 * j + i] > bounds[i / 2]);
           }
         }
-        // All lanes take this branch or none, so that the warp does not diverge.
+        // Either all lanes take this branch or none of them does, so that the warp does not
+        // diverge.
         if (__any_sync(kFullMask, passes && group >= resumed)) {
           if (__any_sync(kFullMask, max(counts_[0], counts_[1]) > kQueue - kRowScores)) {
             begin = group;
@@ -241,14 +244,15 @@ class RowSelection {
   static constexpr int kQueue = kFreshScores / 4;
   static constexpr int kGroup = 2;  // pieces of eight columns that are compared together
   static constexpr int kGroups = C::kColumns / 8 / kGroup;
-  static constexpr int kRowScores = 2 * kGroup;  // of a lane and a row in a group
+  static constexpr int kRowScores = 2 * kGroup;  // per lane and row in a group
 
   __device__ ScoreEntry* List(int row) const {
     return work_.lists +
            (static_cast<std::int64_t>(first_row_ + row) * work_.parts + part_) * work_.k;
   }
 
-  // Merges the queues of each row into its list if one of them holds at least `least` scores.
+  // Merges the queues of each row into the row's list if one of the queues holds at least `least`
+  // scores.
   __device__ void MergeFrom(int least) {
     __syncwarp();  // the queues are written
     const unsigned upper = __ballot_sync(kFullMask, counts_[0] >= least);
@@ -293,14 +297,14 @@ class RowSelection {
   }
 
   const SelectionWork& work_;
-  const int rows_, columns_;  // of c
+  const int rows_, columns_;  // the extents of c
   const int lane_;
   const int warp_row_;  // in the tile
   FreshScore (*const fresh_)[kFreshScores];
   int first_row_ = 0;  // in c
   int part_ = 0;
-  // For each of the lane's two rows, lane / 4 and the row 8 further down: the limit, and the number
-  // of scores in the lane's queue.
+  // Each lane has two rows, row lane / 4 and the row 8 further down. limits_ holds their limits,
+  // and counts_ the number of scores in the lane's queue for each row.
   ScoreEntry limits_[2] = {};
   int counts_[2] = {0, 0};
 };
@@ -382,8 +386,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       }
       float d[C::kColumns / 2];
       MultiplyKTiles<C, false, kMnB>(work.k_tiles, warpgroup, thread, pipeline, d);
-      // Threads that still read the previous tile's elements read the other buffer. Threads that
-      // write here have passed the previous barrier, so all threads have finished reading this one.
+      // Threads that are still reading the previous tile's elements use the other buffer. A thread
+      // that writes here has passed the previous barrier, so all threads have finished reading this
+      // buffer.
       float* const shared_vector = memory.vectors[warpgroup][turn];
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
@@ -445,8 +450,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
   }
 }
 
-// Computes the scores of the sample, [rows, columns], in place of its product, with one block per
-// row.
+// Replaces the sample's product, [rows, columns], with its scores. There is one block per row.
 template <class S>
 __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int columns) {
   AllowNextKernel();
@@ -478,9 +482,9 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// Returns the number of columns of the sample; 0: there is no sample. It is large enough that few
-// of the other scores pass its limit, about a dozen for each row of a part, unless the sample would
-// become expensive.
+// Returns the number of columns in the sample, or 0 if there is no sample. Unless that would make
+// it too expensive, the sample is so large that few of the other scores pass its limit, about a
+// dozen for each row of a part.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
   const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));
@@ -490,8 +494,8 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
   return columns < 8 * k ? 0 : columns;
 }
 
-// Returns the number of parts of a row of tiles, chosen so that waves of blocks are full or nearly
-// full. Every part begins without a limit of its own, which costs as much as a few tiles.
+// Returns the number of parts per row of tiles, chosen so that waves of blocks are full or nearly
+// full. Every part begins without its own limit, which costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);
@@ -529,7 +533,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
     return IsBoxAligned(x.data, x.rows, x.pitch * static_cast<std::int64_t>(sizeof(T)));
   };
   if (p.transpose_a || !aligned(a) || !aligned(b))
-    return "a with k along the rows, and operands that TMA can read";
+    return "k along the rows of a, and operands that TMA can read";
   // Tiles that are cut along k give different bits.
   bool whole = false;
   RunBestPlan(
@@ -539,7 +543,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   return whole ? "" : "a product in whole tiles";
 }
 
-// Returns the bytes of the lists of each row's parts, without the sample.
+// Returns the number of bytes in the lists of all parts, without the sample.
 inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int64_t sample,
                                     int multiprocessors) {
   const MatmulProblem& p = problem.product;
@@ -550,7 +554,7 @@ inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int6
 // Counts the loads of tiles, the sample's scores (written and read twice), the lists, and the
 // results.
 inline Cost SelectionCost(const ProductTopKProblem& problem) {
-  constexpr int kMultiprocessors = 132;  // of an H200
+  constexpr int kMultiprocessors = 132;  // as on an H200
   const MatmulProblem& p = problem.product;
   const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
@@ -565,7 +569,7 @@ inline Cost SelectionCost(const ProductTopKProblem& problem) {
   return cost;
 }
 
-// Returns the bytes of the lists and of what LaunchSample takes.
+// Returns the number of scratch bytes for the lists and for LaunchSample.
 inline std::uint64_t SelectionScratch(const ProductTopKProblem& problem, const Device& device) {
   const MatmulProblem& p = problem.product;
   const int multiprocessors = device.info().multiprocessors;
@@ -640,7 +644,7 @@ void LaunchSelection(const ProductTopKProblem& problem, CudaStream& stream) {
 
   if (sample > 0) LaunchSample<T, kMnB, S>(problem, sample, selection, stream);
 
-  // A group is one row of tiles, so a tile's number is that of its place in c.
+  // A group is one row of tiles, so tiles are numbered row by row.
   TensorWork work{};
   work.rows = static_cast<int>(p.m);
   work.columns = static_cast<int>(p.n);

@@ -1,4 +1,4 @@
-// A product of bf16 that selects the best scores: see product_top_k.cuh.
+// A bf16 product that selects the best scores (see product_top_k.cuh).
 #include "kernels/cuda/product_top_k/product_top_k.cuh"
 
 namespace tessera {

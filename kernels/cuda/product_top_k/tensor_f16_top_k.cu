@@ -1,4 +1,4 @@
-// A product of f16 that selects the best scores: see product_top_k.cuh.
+// An f16 product that selects the best scores (see product_top_k.cuh).
 #include "kernels/cuda/product_top_k/product_top_k.cuh"
 
 namespace tessera {

@@ -1,23 +1,23 @@
-// Reduce without a tree: every thread adds its own partial value to one cell.
+// Reduce without a tree: every thread adds its own partial value to a single cell.
 //
 // Compared with `grid_stride`, there is no shared memory, no barrier and no work for the host.
-// Without the tree all threads of a block would write to the block's one cell, and all but one of
+// Without the tree, all threads of a block would write to the block's one cell, and all but one of
 // their values would be lost. An atomic operation reads, folds and writes in one step that no other
-// can interrupt, so that even a single cell for the whole grid is enough.
+// thread can interrupt, so even a single cell for the whole grid is enough.
 //
 // The hardware adds atomically in the L2 cache. Other operations are built from its
-// compare-and-swap: read the cell, fold, and write the outcome if the cell still holds the value
+// compare-and-swap: read the cell, fold, and write the new value if the cell still holds the value
 // that was read. Otherwise another thread was faster, and the loop starts again. A thread whose
-// value changes nothing writes nothing, which is soon the case for MIN and MAX. For a product it is
-// never the case: of the 2^18 threads that try at the same time one succeeds, and PRODUCT would
-// take minutes. It is refused.
+// value would not change the cell writes nothing. For MIN and MAX this is soon true of most
+// threads. For a product it never is: of the 2^18 threads that try at the same time only one
+// succeeds, and PRODUCT would take minutes. It is therefore refused.
 //
-// At n = 2^20 there are 2^18 atomic additions to one address. The L2 cache does them one after the
-// other, which takes some hundreds of microseconds.
+// At n = 2^20 there are 2^18 atomic additions to one address. The L2 cache does them one after
+// another, which takes some hundreds of microseconds.
 //
-// The order of the atomics differs from run to run, and so may the last bits of a floating-point
-// result. The state of a reduction has to fit in the word that can be swapped, so ARGMIN, ARGMAX,
-// VARIANCE and STD are refused as well.
+// The order of the atomics differs from run to run, so the last bits of a floating-point result may
+// differ too. The state of a reduction has to fit in the word that can be swapped, so ARGMIN,
+// ARGMAX, VARIANCE and STD are refused as well.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -28,7 +28,8 @@
 namespace tessera {
 namespace {
 
-// Every thread costs an atomic operation, and one that has to be retried may cost microseconds.
+// Every thread costs an atomic operation, and an operation that has to be retried may cost
+// microseconds.
 constexpr LaunchLimits::Range kGridSize = {1, 1024};
 // The wait of a thread after its first failure, and its longest wait, in nanoseconds.
 constexpr unsigned kFirstWait = 64;
@@ -39,8 +40,8 @@ constexpr bool IsAddition(ReduceOp op) {
          op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares;
 }
 
-// Operations whose state fits in a word of 64 bits and for which most threads change nothing, or
-// which the hardware supports. (Means of integers take two words, and norms of f64 take three
+// Operations that the hardware supports, or whose state fits in a 64-bit word and for which most
+// threads change nothing. (Means of integers take two words, and norms of f64 take three
 // independent words.)
 constexpr bool Takes(ReduceOp op) {
   return !IsArg(op) && !IsDeviation(op) && op != ReduceOp::kProduct;
@@ -104,8 +105,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceAtomic = {
     .name = "atomic",
-    .summary = "a fixed grid strides, each thread folds its own value into one cell by an atomic",
-    .source = "reduction with atomics of the HIP training examples",
+    .summary = "a fixed grid strides, each thread folds its own value into one cell atomically",
+    .source = "reduction with atomics from the HIP training examples",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
     .roundoff = RoundoffOf<ShapeOf>,

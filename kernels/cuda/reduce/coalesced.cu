@@ -1,22 +1,23 @@
-// Reduce by the same tree in device memory, with working threads that are neighbours.
+// Reduce by the tree of `interleaved` in device memory, with active threads that are adjacent.
 //
 // Compared with `interleaved`, only the numbering changes: strides halve instead of doubling, and
-// thread t folds the cell a stride away into cell t, as long as t is below the stride.
+// thread t folds the cell one stride further on into cell t, as long as t is below the stride.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// The 32 cells that a warp reads at a time are neighbours: one transaction of 128 bytes (f32)
-// instead of up to 32. The threads that have work are neighbours too, so that a warp works with all
-// of its lanes or not at all. The cells are still in device memory, and every step waits for it.
+// The 32 cells that a warp reads at a time are adjacent: one 128-byte transaction (f32) instead of
+// up to 32 transactions. The active threads are adjacent too, so a warp works with all of its lanes
+// or not at all. The cells are still in device memory, and every step waits for it.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds this block's 2 * blockDim.x of cells[0, n) in place. The value goes to partials[block] or,
-// in the last level, which has one block, becomes the result of a reduction of `all` elements.
+// Folds this block's 2 * blockDim.x cells of cells[0, n) in place. The value goes to
+// partials[block]. In the last level, which has one block, it becomes the result of a reduction of
+// `all` elements instead.
 template <class F, class A>
 __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F::Wide* partials,
                          Scalar* result) {
@@ -25,7 +26,7 @@ __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F:
   const auto count = static_cast<unsigned>(part);
   A* mine = cells + begin;
   for (unsigned live = count; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
+    const unsigned half = (live + 1) / 2;  // an odd cell waits for the next level
     if (threadIdx.x < live - half)
       mine[threadIdx.x] = F::Combine(mine[threadIdx.x], mine[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kMostThreads)
   FoldPart<F>(cells, n, n, partials, result);
 }
 
-// The other levels. cells[0, n) are the values of the previous level's blocks.
+// The later levels. cells[0, n) are the values of the previous level's blocks.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceCoalescedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t all,
@@ -71,8 +72,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceCoalesced = {
     .name = "coalesced",
-    .summary = "a tree of halving strides in device memory, launches until one value is left",
-    .source = "coalesced tree against memory divergence, notes on CUDA reductions",
+    .summary = "a tree of halving strides in device memory, one launch per level",
+    .source = "coalesced tree against memory divergence, from the notes on CUDA reductions",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

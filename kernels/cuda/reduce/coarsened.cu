@@ -1,24 +1,25 @@
 // Reduce with several elements per thread before the tree.
 //
 // Compared with `privatized`, a thread folds items_per_thread elements (8 by default) instead of
-// two before it meets the others, all in a register. The cost of the tree and its barriers is paid
-// once for all of them, and proportionally fewer blocks start and fewer values are passed on. The
-// loads of eight elements are in flight together, which keeps the memory busy.
+// two in a register before the block's tree combines the threads' values. The cost of the tree and
+// its barriers is paid once for all of these elements, and proportionally fewer blocks start and
+// fewer values are passed on. The loads of eight elements are in flight together, which keeps the
+// memory busy.
 //
 //   block 0                      block 1                      blocks of 4, 2 items per thread
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// At n = 2^20 there are launches of 512 and 1 blocks. From about 2^25 elements on, memory is the
-// bound.
+// At n = 2^20 there are launches of 512 and 1 blocks. From about 2^25 elements on, memory bandwidth
+// is the limit.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the items * blockDim.x values of each block. The value goes to partials[block] or, in the
-// last level, which has one block, becomes the result of a reduction of `all` elements. Dynamic
-// shared memory: one Wide per thread.
+// Folds the items * blockDim.x values of each block. The value goes to partials[block]. In the last
+// level, which has one block, it becomes the result of a reduction of `all` elements instead.
+// Dynamic shared memory: one Wide per thread.
 template <class F, bool kFirst, class In>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceCoarsened(const In* x, std::int64_t n, std::int64_t items, std::int64_t all,
@@ -75,10 +76,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceCoarsened = {
     .name = "coarsened",
-    .summary =
-        "several elements per thread in a register, then a tree per block, launches until one is "
-        "left",
-    .source = "thread coarsening in the notes on CUDA reductions",
+    .summary = "several elements per thread in a register, a tree per block, one launch per level",
+    .source = "thread coarsening, from the notes on CUDA reductions",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},

@@ -1,29 +1,30 @@
-// Reduce along a tree whose shape depends on n alone: the same bits from every grid, every block
-// size, every GPU and the CPU. `compensated` does the same in twice the precision.
+// Reduce along a tree whose shape depends only on n: the result has the same bits for every grid,
+// every block size, every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// Compared with `single_pass`, `fixed_tree` has the same kernel, but the chunks are those of
-// FixedTree instead of a number that suits the device. A request may still choose grid and block. A
-// block then takes several chunks in sequence and a thread several lanes, but the same terms are
-// added in the same order. A result can therefore be repeated elsewhere, compared bit by bit and
-// cached by its operands. kernels/same_bits/fixed_tree.h defines the tree well enough to be
-// implemented independently, and tests/tree_test.cc does that.
+// Compared with `single_pass`, `fixed_tree` uses the same kernel, but its chunks are those of
+// FixedTree, not a number of chunks that suits the device. A request may still choose the grid and
+// the block size. A block then takes several chunks in sequence and a thread takes several lanes,
+// but the same terms are added in the same order. A result can therefore be repeated elsewhere,
+// compared bit by bit and cached by its operands. kernels/same_bits/fixed_tree.h defines the tree
+// precisely enough for an independent implementation, and tests/tree_test.cc contains one.
 //
 //   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
 //   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
 //       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
 //
 // `compensated`: where terms of both signs cancel, a sum keeps its digits. f32 and the 16-bit types
-// add in double from the first element: 53 bits for 24. There is no wider type for f64, so a column
-// is a Pair: the sum and its rounding errors so far. TwoSum finds the error of an addition with
-// five more additions. TwoProduct finds that of a square with one fused multiply-add. The errors
-// are added separately (Sum2). In the end, the value and the errors are added in one rounding:
+// are added in double from the first element on: 53 bits instead of 24. There is no wider type for
+// f64, so a column is a Pair: the sum so far and its rounding errors. TwoSum computes the error of
+// an addition with five more additions. TwoProduct computes the error of a square with one fused
+// multiply-add. The errors are added separately (Sum2). At the end, the value and the errors are
+// added with one rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |terms|     u = 2^-53, depth at most about 250
 //
-// A sum whose terms are 10^16 times larger than itself is therefore still right to the last digits.
-// Integers and operations that do not round are computed as in `fixed_tree`. The same holds for
-// variances of the smaller types, which are double already. An f64 takes 7 additions, and the
-// memory of an H200 leaves an SM time for about 25.
+// Even if the terms of a sum are 10^16 times larger than the sum, the result is therefore correct
+// to the last digits. Integers and operations that do not round are computed as in `fixed_tree`.
+// The same holds for variances of the smaller types, which are in double already. An f64 takes 7
+// additions, and an SM of an H200 has time for about 25 while memory delivers the element.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -62,7 +63,7 @@ void EnqueueShared(const ReduceProblem& p, std::span<const TeamShare> shares, St
 
 extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .name = "fixed_tree",
-    .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
+    .summary = "one launch along a tree whose shape depends only on n: the same bits everywhere",
     .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .backend = Backend::kCuda,
     .deterministic = true,

@@ -1,11 +1,11 @@
-// The frame of the lessons of Reduce. A lesson has a kernel, a LessonShape and a launch. Its error
-// bound and its cost are computed from the shape.
+// The code that the lessons of Reduce share. A lesson has a kernel, a LessonShape and a launch. Its
+// error bound and its cost are computed from the shape.
 //
-// The following holds for every lesson and is not repeated in their files. A lesson accepts any n
-// (elements beyond the end count as the operation's identity, and n = 0 is one block of them), any
-// block size and any alignment (loads are scalar). It folds at most kMaxChain floats, or a block's
-// tree of them, in single precision. Everything beyond is double, so that 2^28 ones sum to 2^28. At
-// n = 2^20, f32, memory delivers the 4 MiB in 1 us.
+// The following holds for every lesson and is not repeated in the lessons' files. A lesson accepts
+// any n (elements beyond the end count as the operation's identity, and n = 0 is one block of
+// identities), any block size and any alignment (loads are scalar). In single precision it folds at
+// most kMaxChain floats, or the tree of one block. All further folds are in double, so 2^28 ones
+// sum to exactly 2^28. At n = 2^20, f32, memory delivers the 4 MiB in 1 us.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@
 
 namespace tessera {
 
-// The fold of partial values. It does not depend on the element type, so that f32 and the 16-bit
-// types, whose accumulators are the same, share the kernels of later stages.
+// Folds partial values. It does not depend on the element type, so that f32 and the 16-bit types,
+// which have the same accumulators, share the kernels of later stages.
 template <class F>
 using PartialFold = Fold<F::kOp, ValueOf<typename F::Element>>;
 
-// Calls f.operator()<Fold<op, T>>(x) for the problem's operation and type, where x is the operand
-// as T.
+// Calls f.operator()<Fold<op, T>>(x) for the problem's operation and type. x is the operand as a
+// pointer to T.
 template <class Function>
 void DispatchFold(const ReduceProblem& p, Function&& f) {
   DispatchDType(p.dtype, [&](auto zero) {
@@ -35,7 +35,7 @@ void DispatchFold(const ReduceProblem& p, Function&& f) {
   });
 }
 
-// x[i] for a fold: an element in a first stage, a partial value in a later one.
+// Returns x[i] for a fold: an element in the first stage, a partial value in a later one.
 template <class F, bool kFirst, class In>
 __device__ auto LoadValue(const In* x, std::int64_t i) {
   if constexpr (kFirst) {
@@ -47,7 +47,8 @@ __device__ auto LoadValue(const In* x, std::int64_t i) {
 
 // --- What a lesson costs ---
 
-// The shape of levels of launches in which a block folds two elements per thread in place.
+// Returns the shape of a reduction in which the blocks of each level fold two elements per thread
+// in place.
 inline LessonShape TreesInPlace(const ReduceProblem& p) {
   return TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.op, p.dtype), WideBytes(p.op, p.dtype));
 }
@@ -66,7 +67,7 @@ Cost CostOf(const ReduceProblem& p) {
 
 // --- How a lesson ends ---
 
-// enqueue.operator()<F>(x, partials, stream) launches a kernel that leaves `count` > 0 values. The
+// enqueue.operator()<F>(x, partials, stream) launches a kernel that writes `count` > 0 values. The
 // host waits for them and folds them in index order.
 template <class Enqueue>
 void IntoPartials(const ReduceProblem& p, std::int64_t count, Stream& stream, Enqueue enqueue) {
@@ -117,7 +118,7 @@ void IntoOneCell(const ReduceProblem& p, Stream& stream, Enqueue enqueue) {
 }
 
 // first.operator()<F>(x, partials, stream) launches a kernel of `blocks` blocks over the elements.
-// second.operator()<F>(partials, stream) launches one over the values of these blocks.
+// second.operator()<F>(partials, stream) launches a kernel over the values of these blocks.
 template <class First, class Second>
 void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& stream, First first,
                       Second second) {
@@ -133,9 +134,10 @@ void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& strea
   });
 }
 
-// enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values.
-// These are first the elements (kFirst), then the values of the previous level's blocks, until one
-// block leaves the result. A block takes per_block values.
+// enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values. In
+// the first level (kFirst) these are the elements, and in each later level they are the values of
+// the previous level's blocks. The level that has only one block writes the result. A block takes
+// per_block values.
 template <class Enqueue>
 void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, Enqueue enqueue) {
   CudaStream& cuda = Cuda(stream);

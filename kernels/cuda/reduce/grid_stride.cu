@@ -1,21 +1,22 @@
 // Reduce with a fixed number of threads that stride through the input.
 //
-// Compared with `no_stride`, the grid has the size that suits the GPU, whatever n is. A thread
-// folds every threads-th element, so that neighbours always read neighbouring elements, and only
-// then meets the others. However long the input is, blocks start once and run the tree once, and
-// the host gets the same few values.
+// Compared with `no_stride`, the grid has the size that suits the GPU, for any n. With T threads in
+// the grid, each thread folds every T-th element, so adjacent threads always read adjacent
+// elements. Only then does the tree of the block combine the threads' values. However long the
+// input is, blocks start once and run the tree once, and the host gets the same small number of
+// values.
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
-// At n = 2^20, 1024 blocks of 256 threads fold four elements each; 8 KiB go to the host. That round
-// trip of about 10 us is the cost that remains.
+// At n = 2^20, 1024 blocks of 256 threads fold four elements per thread, and 8 KiB go to the host.
+// What remains is the cost of this round trip, about 10 us.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the elements of each block's threads to partials[block]. Dynamic shared memory: one Wide
+// Folds the elements of each block's threads into partials[block]. Dynamic shared memory: one Wide
 // per thread.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
@@ -56,7 +57,7 @@ extern constexpr Strategy<ReduceProblem> kReduceGridStride = {
     .name = "grid_stride",
     .summary =
         "a fixed grid strides through the input, a tree per block, the host folds the blocks",
-    .source = "reduction with striding of the HIP training examples",
+    .source = "reduction with striding from the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},

@@ -1,23 +1,26 @@
-// Reduce as a tree in device memory, by one launch per level, until a single value is left.
+// Reduce as a tree in device memory, with one launch per level, until a single value is left.
 //
 // A block takes two elements per thread and folds them in place, with a barrier between the steps.
-// Thread t folds the neighbour of cell 2 t into it, first at distance 1, then 2, 4, ...
+// Thread t works on cell 2t and folds another cell into it, first the one at distance 1, then 2, 4,
+// ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// A barrier holds only the threads of one block. A block's value therefore goes to an array, and
-// the next launch folds that array in the same way. When one block is enough, it writes the result.
-// At n = 2^20, launches of 2048, 4 and 1 blocks move 20 MiB. Fewer and fewer lanes of a warp work,
-// on cells further and further apart. At stride 16 each cell is a separate transaction.
+// A barrier only stops the threads of one block. Each block therefore writes its value to an array,
+// and the next launch folds that array in the same way. The launch that has only one block writes
+// the result. At n = 2^20, launches of 2048, 4 and 1 blocks move 20 MiB. From step to step fewer
+// lanes of a warp are active, on cells that are further apart. At stride 16 each cell is a separate
+// transaction.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds this block's 2 * blockDim.x of cells[0, n) in place. The value goes to partials[block] or,
-// in the last level, which has one block, becomes the result of a reduction of `all` elements.
+// Folds this block's 2 * blockDim.x cells of cells[0, n) in place. The value goes to
+// partials[block]. In the last level, which has one block, it becomes the result of a reduction of
+// `all` elements instead.
 template <class F, class A>
 __device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F::Wide* partials,
                          Scalar* result) {
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kMostThreads)
   FoldPart<F>(cells, n, n, partials, result);
 }
 
-// The other levels. cells[0, n) are the values of the previous level's blocks.
+// The later levels. cells[0, n) are the values of the previous level's blocks.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceInterleavedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t all,
@@ -71,8 +74,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceInterleaved = {
     .name = "interleaved",
-    .summary = "a tree of doubling strides in device memory, launches until one value is left",
-    .source = "naive tree of the notes on CUDA reductions",
+    .summary = "a tree of doubling strides in device memory, one launch per level",
+    .source = "naive tree from the notes on CUDA reductions",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

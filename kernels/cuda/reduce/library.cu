@@ -1,17 +1,18 @@
-// Reduce by CUB, CUDA's own library of building blocks.
+// Reduce by CUB, CUDA's library of building blocks.
 //
-// One call takes any n: a kernel of vector loads, items per thread and a tree per block, and a
-// second kernel of one block if there was more than one. Only the arithmetic is ours. Elements are
-// converted to Fold::Wide when they are loaded, because the number of elements that CUB folds in a
-// thread grows with n, and we cannot bound it. Indices come from a counting iterator, and because
-// of it ARGMIN and ARGMAX have no vector loads.
+// One call takes any n. CUB runs a kernel with vector loads, several items per thread and a tree
+// per block and, if this kernel has more than one block, a second kernel with a single block. Only
+// the arithmetic is ours. Elements are converted to Fold::Wide when they are loaded, because the
+// number of elements that CUB folds in a thread grows with n and we cannot bound it. ARGMIN and
+// ARGMAX get their indices from a counting iterator, so they have no vector loads.
 //
-// Cost at n = 2^20, f32: 4 MiB read, two kernels of the library, and one thread of ours that
-// finishes the value.
+// Cost at n = 2^20, f32: 4 MiB read, two of the library's kernels, and a one-thread kernel of ours
+// that finishes the value.
 //
-// The strategy is correct for any n: counts have 64 bits, and n = 0 writes the initial value, the
-// identity. It is correct for any alignment: CUB checks it before it uses vector loads. It is
-// accurate for 2^28 floats: all additions are in double, whatever their order.
+// The strategy is correct for any n: counts have 64 bits, and n = 0 writes the initial value, which
+// is the identity. It is correct for any alignment, because CUB checks the alignment before it uses
+// vector loads. It is accurate for 2^28 floats, because all additions are in double, in whatever
+// order.
 #include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_reduce.cuh>
 
@@ -23,10 +24,11 @@
 namespace tessera {
 namespace {
 
-// All sums of a type are folded alike. They differ in the terms, which are chosen at run time, so
-// there is one instance of CUB's kernels and not five. (Each instance takes as long to compile as a
-// whole strategy.) Norms and means of integers are sums of doubles and of 128 bits and have their
-// own instances. Norms of f64 have their own as well, because their sums have a wider range.
+// All sums over a type use the same fold. They differ only in the terms, which are chosen at run
+// time, so there is one instance of CUB's kernels and not five. (Each instance takes as long to
+// compile as a whole strategy.) Norms and means of integers have separate instances, because they
+// are sums of doubles and of 128-bit integers. Norms of f64 also have separate instances, because
+// their sums have a wider range.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {

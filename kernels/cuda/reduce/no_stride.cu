@@ -2,22 +2,22 @@
 //
 // This is the kernel that most people write first once they know shared memory. Thread i loads
 // element i, a tree in shared memory folds the elements of a block, and thread 0 stores the value.
-// The host has to wait for the kernel anyway, and folds the values of the blocks in a loop.
+// The host, which has to wait for the kernel anyway, folds the values of the blocks in a loop.
 //
 //   elements   0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4 threads
 //   tree       0<--2 1<--3, 0<1                 in each of them
 //   partials   0         1         2            to the host
 //
-// Compared with `coarsened` nothing is gained: a thread waits for a single load and then is idle in
-// half of the tree's first level and in more of every later one. The strategy is here for
-// comparison with `grid_stride`. At n = 2^20 there are 4096 blocks with 9 barriers each. The round
-// trip to the host takes ten times as long as the memory accesses.
+// Compared with `coarsened`, nothing is gained: a thread waits for a single load, and then half of
+// the threads are idle in the tree's first level and more in every later level. The strategy is
+// here for comparison with `grid_stride`. At n = 2^20 there are 4096 blocks with 9 barriers each.
+// The round trip to the host takes ten times as long as the memory accesses.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the blockDim.x elements of each block to partials[block]. Dynamic shared memory: one Acc
+// Folds the blockDim.x elements of each block into partials[block]. Dynamic shared memory: one Acc
 // per thread.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
@@ -51,7 +51,7 @@ extern constexpr Strategy<ReduceProblem> kReduceNoStride = {
     .name = "no_stride",
     .summary =
         "one element per thread, a tree in shared memory per block, the host folds the blocks",
-    .source = "reduction without striding of the HIP training examples",
+    .source = "reduction without striding from the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

@@ -1,25 +1,26 @@
 // Reduce by trees in shared memory, with one launch per level.
 //
-// Compared with `coalesced`, a block takes a private copy of its part in the shared memory of its
-// SM, where a step costs tens of cycles instead of hundreds. A thread loads two elements that lie a
-// block apart, and folds them immediately. The first step of the tree therefore costs nothing, and
-// half the cells are enough.
+// Compared with `coalesced`, a block copies its part to the shared memory of its SM, where a step
+// costs tens of cycles instead of hundreds. A thread loads two elements that are one block size
+// apart and folds them immediately. The first step of the tree therefore costs nothing, and half as
+// many cells are enough.
 //
 //   elements   0 1 2 3 | 4 5 6 7                    4 threads
 //   load       0<4  1<5  2<6  3<7                   into shared memory
 //   live 4     0<--2  1<--3                         threads 0 1
 //   live 2     0<1                                  thread  0
 //
-// At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers each, and 16 KiB are
-// passed between them.
+// At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers each, which pass 16 KiB
+// from launch to launch.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the 2 * blockDim.x values of each block. The value goes to partials[block] or, in the last
-// level, which has one block, becomes the result of a reduction of `all` elements. Dynamic shared
-// memory: one accumulator per thread, Acc in the first level and Wide in the others.
+// Folds the 2 * blockDim.x values of each block. The value goes to partials[block]. In the last
+// level, which has one block, it becomes the result of a reduction of `all` elements instead.
+// Dynamic shared memory: one accumulator per thread, Acc in the first level and Wide in the later
+// ones.
 template <class F, bool kFirst, class In>
 __global__ void __launch_bounds__(kMostThreads)
     ReducePrivatized(const In* x, std::int64_t n, std::int64_t all, typename F::Wide* partials,
@@ -68,9 +69,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReducePrivatized = {
     .name = "privatized",
-    .summary =
-        "a tree in shared memory per block, two elements per thread, launches until one is left",
-    .source = "privatization in the notes on CUDA reductions",
+    .summary = "a tree in shared memory per block, two elements per thread, one launch per level",
+    .source = "privatization, from the notes on CUDA reductions",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

@@ -1,29 +1,29 @@
 // Reduce in one launch, at the speed of memory.
 //
-// Compared with `warp_shuffle`, a thread loads 16 bytes at a time and four such vectors before it
-// uses the first, so that a quarter of the instructions keep as many bytes in flight. Each column
-// of elements, which are those at one position of a thread's vectors, has its own accumulator: four
-// or more short chains per thread instead of one. There is no second kernel. The last block to
-// start receives the others' values through the stream's mailbox and folds them in index order, so
-// that the time to start a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and
-// explains how blocks communicate without a fence and without a memset.
-// kernels/same_bits/fixed_tree.h defines the order in which values are added.
+// Compared with `warp_shuffle`, a thread loads 16 bytes at a time, and four such vectors before it
+// uses the first. A quarter of the instructions therefore keep the same number of bytes in flight.
+// The elements at one position of a thread's vectors form a column, and each column has its own
+// accumulator: a thread has four or more short chains instead of one long one. There is no second
+// kernel. The last block to start receives the values of the other blocks through the stream's
+// mailbox and folds them in index order, so the time to start a kernel, about 3 us, is paid only
+// once. kernels/cuda/tree/ contains the kernel and explains how blocks communicate without a fence
+// and without a memset. kernels/same_bits/fixed_tree.h defines the order in which values are added.
 //
 //   warp 0, row 0   | lane 0: 16 bytes | lane 1: 16 bytes | ... | lane 31 |   one 512-byte request
 //           row 1   ...       4096 bytes further: the block's 256 threads take a row
 //
-// A chunk is the part that one block folds. Its length depends on the device's number of SMs, so
-// that every SM has four blocks at a time, or fewer for a short array. The same device therefore
-// repeats its bits, but another may give others. `fixed_tree` changes that.
+// A chunk is the part that one block folds. Its length depends on the device's number of SMs: every
+// SM has four blocks at a time, or fewer for a short array. The same device therefore gives the
+// same bits again, but another device may give different bits. `fixed_tree` avoids that.
 //
 // Cost at n = 2^20, f32: 256 blocks read 4 MiB and send 16 bytes each, in one launch. Reading takes
 // 1 us at 4.3 TB/s, and starting the kernel takes four times as long.
 //
-// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete one, and n
-// = 0 is one chunk of identities. It is correct for any block size: the threads divide 256 lanes
-// among them. It is correct for any alignment: if an address is not a multiple of 16, each vector
-// costs a second load, from the L1 cache, and a shift. It is accurate for 2^28 floats: at most 64
-// elements are added in single precision, and the rest in double.
+// The kernel is correct for any n: a lane takes whole vectors and at most one incomplete vector,
+// and n = 0 is one chunk of identities. It is correct for any block size, because the threads
+// divide 256 lanes among them. It is correct for any alignment: if an address is not a multiple of
+// 16, each vector costs a second load, from the L1 cache, and a shift. It is accurate for 2^28
+// floats: at most 64 elements are added in single precision, and the rest in double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 
@@ -34,7 +34,8 @@ Tree TreeOf(const ReduceProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// The SMs of the GPU for which the cost is stated. The strategy itself asks the device.
+// The number of SMs of the GPU for which the cost is stated. The strategy itself uses the device's
+// number.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const ReduceProblem& p) {
@@ -58,8 +59,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceSinglePass = {
     .name = "single_pass",
-    .summary = "one launch: 16-byte loads, the last block to start folds what the others send",
-    .source = "decoupled look-back and the LL protocol of NCCL, applied to a reduction",
+    .summary = "one launch, 16-byte loads, the last block to start folds the values of all blocks",
+    .source = "decoupled look-back and NCCL's LL protocol, applied to a reduction",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize,

@@ -1,21 +1,22 @@
-// Reduce by two different kernels, the first with an unroll factor.
+// Reduce by two different kernels, the first of which has an unroll factor.
 //
-// Compared with `two_pass`, the grid is not fixed but follows from n with items_per_thread elements
-// per thread (8 by default), the unroll factor. Each doubling halves the number of blocks to start,
-// of trees to fold and of values to pass on. The kernel does not know the factor: it strides by the
-// number of threads, however many there are. There may be more than 1024 blocks, so the second
-// kernel is a different one: a single block whose threads first stride through the values.
+// Compared with `two_pass`, the grid is not fixed. Its size follows from n and from the number of
+// elements per thread, items_per_thread (8 by default), which is the unroll factor. Each time the
+// factor doubles, the number of blocks to start, of trees to fold and of values to pass on is
+// halved. The kernel does not know the factor: it strides by the number of threads in the grid.
+// There may be more than 1024 blocks, so the second kernel is a different one: a single block whose
+// threads first stride through the values.
 //
 //   kernel 1   grid = ceil(n / (block size * items))    strides, a tree and a value per block
 //   kernel 2   grid = 1                                 strides through the values, a tree
 //
-// At n = 2^20 there are 512 blocks and one more.
+// At n = 2^20 there are 512 blocks in the first launch and one in the second.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the elements of each block's threads to partials[block]. Dynamic shared memory: one Wide
+// Folds the elements of each block's threads into partials[block]. Dynamic shared memory: one Wide
 // per thread.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
@@ -69,7 +70,7 @@ extern constexpr Strategy<ReduceProblem> kReduceTwoKernelsUnrolled = {
     .name = "two_kernels_unrolled",
     .summary =
         "items_per_thread elements per thread, a tree per block, a second kernel folds the blocks",
-    .source = "reduction with two kernels and unrolling of the HIP training examples",
+    .source = "reduction with two kernels and unrolling from the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},

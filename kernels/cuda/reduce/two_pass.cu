@@ -1,18 +1,18 @@
 // Reduce by the same kernel twice.
 //
-// Compared with `grid_stride`, the reduction of the blocks' values uses the kernel that already
-// exists. A second launch of it, with one block that has a thread for each block of the first,
-// folds them and writes the result. The end of the first launch serves as the barrier between
-// blocks that does not exist within a kernel. Compared with `atomic`, there is a tree instead of a
-// queue, and the bits are the same from run to run.
+// Compared with `grid_stride`, the same kernel also folds the values of the blocks. Its second
+// launch has a single block, with one thread for each block of the first launch, and writes the
+// result. A kernel has no barrier between its blocks; the end of the first launch serves as one.
+// Compared with `atomic`, there is a tree instead of a queue, and the bits are the same from run to
+// run.
 //
 //   launch 1   [block 0] [block 1] ... [block g - 1]    each strides, folds a tree, leaves a value
 //   launch 2   [   block of g threads   ]               thread t starts with value t
 //
 // The launches differ in their block size, so shared memory is dynamic: its size is an argument of
-// the launch and not a constant of the kernel. The grid of the first launch is the block of the
-// second, so it has at most 1024 blocks. At n = 2^20, starting the second launch takes about as
-// long as the memory accesses.
+// the launch and not a constant of the kernel. The second launch has one thread for each block of
+// the first, so there are at most 1024 blocks. At n = 2^20, starting the second launch takes about
+// as long as the memory accesses.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -20,8 +20,9 @@ namespace {
 
 constexpr LaunchLimits::Range kGridSize = {1, kMostThreads};
 
-// Folds the values of each block's threads to partials[block] or, when there is only one block, to
-// the result of a reduction of `all` elements. Dynamic shared memory: one Wide per thread.
+// Folds the values of each block's threads into partials[block]. If there is only one block, the
+// value becomes the result of a reduction of `all` elements instead. Dynamic shared memory: one
+// Wide per thread.
 template <class F, bool kFirst, class In>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceTwoPass(const In* x, std::int64_t n, std::int64_t all, typename F::Wide* partials,
@@ -62,8 +63,9 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceTwoPass = {
     .name = "two_pass",
-    .summary = "a fixed grid strides, a tree per block, the same kernel again folds the blocks",
-    .source = "reduction with two kernel calls of the HIP training examples",
+    .summary =
+        "a fixed grid strides, a tree per block, a second launch of the kernel folds the blocks",
+    .source = "reduction with two kernel calls from the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},

@@ -1,18 +1,19 @@
-// Reduce with registers instead of shared memory: warps fold by shuffles.
+// Reduce with registers instead of shared memory: warps fold with shuffles.
 //
-// Compared with `two_kernels_unrolled`, the lanes of a warp read each other's registers. Five
-// shuffles need neither a barrier nor memory, because they synchronize the warp, and the warps of a
-// block meet once. A thread folds items_per_thread elements (16 by default) and loads eight of them
-// before it uses the first. If the grid is a single block, it writes the result itself. The second
-// kernel takes the partial values in index order: the same input and launch give the same bits.
+// Compared with `two_kernels_unrolled`, the lanes of a warp read each other's registers. The five
+// shuffles of a warp need neither a barrier nor memory, because they synchronize the warp. The
+// block has a single barrier, before the values of its warps are folded. A thread folds
+// items_per_thread elements (16 by default) and loads eight of them before it uses the first. If
+// the grid is a single block, that block writes the result itself. The second kernel takes the
+// partial values in index order, so the same input and launch give the same bits.
 //
 //   offset 16   lane l folds lane l + 16's value into its own
 //   offset 8    lane l folds lane l + 8's ...
 //   offset 1    lane 0 has the value of the warp
 //
-// At n = 2^20 there are 256 blocks and one more, with one barrier each. Starting the second kernel
-// takes about as long as the memory accesses. The mask of a warp that is not full names only the
-// lanes that it has.
+// At n = 2^20 there are 256 blocks in the first launch and one in the second, with one barrier
+// each. Starting the second kernel takes about as long as the memory accesses. The mask of an
+// incomplete warp contains only the lanes that exist.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -27,13 +28,13 @@ __device__ A FoldLanes(A value, int lanes) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
     const A other = ShuffleDown(mask, value, offset);
-    if (lane + offset < lanes) value = F::Combine(value, other);  // beyond, other is undefined
+    if (lane + offset < lanes) value = F::Combine(value, other);  // else: undefined
   }
   return value;
 }
 
-// Folds the elements of each block to partials[block] or, when there is only one block, to the
-// result.
+// Folds the elements of each block into partials[block]. If there is only one block, its value
+// becomes the result instead.
 template <class F, class T>
 __global__ void __launch_bounds__(kMostThreads)
     ReduceWarpShuffle(const T* x, std::int64_t n, typename F::Wide* partials, Scalar* result) {
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 // Computes the result of a reduction of `all` elements from the values of its blocks. The grid is
-// one block, whose warps meet as above (FoldBlockShuffle).
+// one block, whose warps combine their values as above (FoldBlockShuffle).
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReducePartials(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,
@@ -93,8 +94,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 extern constexpr Strategy<ReduceProblem> kReduceWarpShuffle = {
     .name = "warp_shuffle",
     .summary =
-        "several elements per thread, warps fold by shuffles, a second kernel folds the blocks",
-    .source = "reduction with warp shuffles of the HIP training examples",
+        "several elements per thread, warps fold with shuffles, a second kernel folds the blocks",
+    .source = "reduction with warp shuffles from the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize,

@@ -1,47 +1,47 @@
 // Reduce along the middle axis of x[outer, length, inner]: rows of a matrix (inner = 1), columns
-// (outer = 1), or any axes of an array that are neighbours. Three questions decide the speed: do
-// neighbouring threads read neighbouring memory, does every thread have enough loads in flight, and
-// does every SM have enough threads?
+// (outer = 1), or any consecutive axes of an array. Three questions decide the speed. Do adjacent
+// threads read adjacent memory? Does every thread have enough loads in flight? Does every SM have
+// enough threads?
 //
-// A thread loads vectors of 16 bytes, eight of them before it uses the first
+// A thread loads 16-byte vectors, eight of them before it uses the first
 // (kernels/cuda/common/vectors.cuh). A block of 256 threads is a box: `width` threads across
-// neighbouring vectors of outputs, `height` threads along the axis, and, when that is less than a
-// block, `depth` threads over neighbouring values of outer. All three are powers of two.
+// adjacent vectors of outputs, `height` threads along the axis and, if that is less than a block,
+// `depth` threads over consecutive values of outer. All three are powers of two.
 //
-//   columns (inner > 1)                     rows (inner = 1): width 1, vectors lie along the axis
+//   columns (inner > 1)                     rows (inner = 1): width 1, vectors run along the axis
 //
 //          across: vectors of outputs              along the axis
 //   axis   [t0   ] [t1   ] [t2   ]                 [t0   ] [t1   ] [t0   ] [t1   ]   row 0
 //     |    [t3   ] [t4   ] [t5   ]                 [t2   ] [t3   ] [t2   ] [t3   ]   row 1
 //     v    [t0   ] [t1   ] [t2   ]
 //
-// The height is chosen so that a thread has at most 8 or 16 vectors. When it reaches a block, each
-// thread takes more. Few outputs would leave the chip idle, so the axis is then cut into segments
-// with one block each. A block stores the values of its segment in device memory and counts itself
-// on the ticket of its outputs. The block that counts last folds all segments in index order and
-// resets the ticket. One launch therefore does all of it, without atomics on values. The cut
-// depends only on the shape and the size of an element: the same input gives the same bits on every
-// GPU.
+// The height is chosen so that a thread has at most 8 or 16 vectors. Once the height is a whole
+// block, each thread takes more vectors. A small number of outputs would leave most of the GPU
+// idle, so the axis is then cut into segments with one block each. A block stores the values of its
+// segment in device memory and increments the ticket of its outputs. The block that increments the
+// ticket last folds all segments in index order and resets the ticket. One launch is therefore
+// enough, without atomics on values. The cut depends only on the shape and the element size, so the
+// same input gives the same bits on every GPU.
 //
 // If length and inner are so small that the elements for one value of outer have at most
-// kShortBytes (for example pairs of numbers), one thread for each would have only one small load in
-// flight. Instead a block copies a run of memory to shared memory in vectors, and each of its
-// threads folds whole outputs from there: loads and stores of neighbouring threads are adjacent in
-// memory.
+// kShortBytes bytes (for example pairs of numbers), one thread per value of outer would have only
+// one small load in flight. Instead, a block copies a contiguous run of memory to shared memory in
+// vectors, and each of its threads folds whole outputs from there. The loads and stores of adjacent
+// threads are then adjacent in memory.
 //
-// Along a long outermost axis of more than 1 GiB, that launch folds slabs of rows to partial
-// results, and another launch folds these (kernels/team/axis_slabs.h). If several GPUs have the
-// array, each of them folds the slabs that it has.
+// If the axis is the outermost one of an array of more than 1 GiB, one launch folds slabs of rows
+// into partial results, and another launch folds the partial results (kernels/team/axis_slabs.h).
+// If the array is distributed over several GPUs, each GPU folds the slabs that it has.
 //
 // Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows there is a block for
 // every 2 rows, with 2 vectors per thread. Along columns there are 32 tiles of 8 vectors in 4
 // segments, whose values (32 KiB) are written and read again.
 //
 // The kernels are correct for any extents, including 0 (length 0 gives identities), and for any
-// alignment: a thread whose vectors are not aligned assembles them from aligned ones or, at the
-// ends of the array, from elements. Long f32 axes are folded in chains of at most 64 in single
-// precision, and the rest in double. If such a chain leaves the range, a second launch adds in
-// double.
+// alignment: a thread whose vectors are not aligned assembles them from aligned vectors or, at the
+// ends of the array, from single elements. Long f32 axes are folded in single-precision chains of
+// at most 64 elements, and the values of the chains are folded in double. If a chain exceeds the
+// range of f32, a second launch adds in double.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -56,49 +56,51 @@ namespace {
 
 constexpr int kBlockBits = 8;
 constexpr int kBlock = 1 << kBlockBits;
-// A block along columns is at least 8 vectors wide if there are that many: whole cache lines of 128
-// bytes. In a wider block, of up to 32 vectors (a whole warp), the threads have less to fold among
-// themselves. A block is widened only while 2^kTilesBits blocks lie next to each other, because
-// fewer blocks would require more segments.
+// A block along columns is at least 8 vectors wide if there are that many. These are whole cache
+// lines of 128 bytes. In a wider block, of up to 32 vectors (a whole warp), the threads have less
+// to fold among themselves. A block is widened only while there are 2^kTilesBits blocks side by
+// side, because fewer blocks would require more segments.
 constexpr int kLeastWidthBits = 3;
 constexpr int kMostWidthBits = 5;
 constexpr int kTilesBits = 5;
-// The work is spread over this many threads before a thread gets more than one vector. They are
-// half of those that an H200 runs at the same time.
+// The work is spread over this many threads before a thread gets more than one vector. An H200 runs
+// twice as many threads at the same time.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
-// The number of blocks that a cut of the axis aims at: as many as 132 SMs run at the same time
+// The number of blocks at which a cut of the axis aims: as many as 132 SMs run at the same time
 // under the launch bounds of the kernels below, for sums of elements of `size` bytes. The numbers
-// are constants, so that the bits do not depend on the device.
+// are constants, so the bits do not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
-// The fewest vectors of a thread in a segment, so that it has a full batch of loads in flight.
+// The minimum number of vectors per thread in a segment, so that a thread has a full batch of loads
+// in flight.
 constexpr std::int64_t kLeastSteps = 8;
-// Groups (the elements for one value of outer) of at most this size are folded by FoldShort. It is
-// 16 times as fast as FoldAxis for single f16, and 0.9 times as fast for rows of 16 f32 that are
-// not aligned (NVIDIA H200, 2026-11-28).
+// Groups (the elements for one value of outer) of at most this many bytes are folded by FoldShort.
+// It is 16 times as fast as FoldAxis for groups of a single f16, and 0.9 times as fast for
+// unaligned rows of 16 f32 (NVIDIA H200, 2026-11-28).
 constexpr std::int64_t kShortBytes = 64;
-// The number of blocks for which an SM's registers must suffice. Four blocks have 128 KiB of loads
-// in flight. With two, the work of a block before its first load and after its last one is visible
-// in the time. Four require whole vectors and at most four chains per thread. With Moments and
-// WideSquares not even three fit.
+// The number of blocks that must fit into an SM's registers. Four blocks have 128 KiB of loads in
+// flight. With two blocks, the work of a block before its first load and after its last one adds to
+// the time. Four blocks fit only with whole vectors and at most four chains per thread. With
+// Moments and WideSquares, not even three fit.
 template <class F, class T, bool kWhole>
 constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
                           : kWhole && sizeof(T) >= 4      ? 4
                                                           : 3;
 
-// The layout of blocks over the array, and the cut of the axis.
+// How blocks are laid out over the array, and how the axis is cut.
 struct Plan {
-  bool rows;             // inner = 1: vectors lie along the axis
-  int width_bits;        // log2 of the threads across vectors of outputs
-  int height_bits;       // log2 of the threads along the axis
+  bool rows;             // inner = 1: vectors run along the axis
+  int width_bits;        // log2 of the number of threads across vectors of outputs
+  int height_bits;       // log2 of the number of threads along the axis
   std::int64_t across;   // tiles along inner
   std::int64_t tiles;    // in total
-  std::int64_t steps;    // vectors of a thread in one segment
+  std::int64_t steps;    // vectors per thread in one segment
   std::int64_t segment;  // elements of the axis in one segment
   std::int64_t segments;
 };
 
-// outer: the number of values of outer that the plan is made for. A launch may have another number.
-// most_in_column: the most vectors of a column for one thread before others share the column.
+// outer: the number of values of outer for which the plan is made; a launch may have another
+// number. most_in_column: the maximum number of vectors of a column per thread before several
+// threads share the column.
 Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
               std::int64_t most_in_column = 2 * kVectorsInFlight) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -107,8 +109,8 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
   plan.rows = inner == 1;
   const std::int64_t steps = plan.rows ? CeilDiv(p.length, vector) : p.length;
   const std::int64_t columns = CeilDiv(inner, vector);  // vectors of outputs
-  // Vectors per thread. A short row is read by few lanes, each of which takes several vectors of
-  // it. A column is read by one thread up to two batches of loads.
+  // The maximum number of vectors per thread. A short row is read by few lanes, each of which takes
+  // several of its vectors. A column of up to two batches of loads is read by one thread.
   const std::int64_t most = !plan.rows ? most_in_column : steps <= 128 ? 4 : kVectorsInFlight;
   const std::int64_t all = outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
@@ -139,16 +141,16 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// The plan for slabs. It has enough segments for GPUs that have one slab each, and up to 64 vectors
-// per thread, so that blocks have less to fold for each of the many results (docs/notebook.md,
-// "Columns").
+// Returns the plan for slabs. It has enough segments even if each GPU has only one slab. It has up
+// to 64 vectors per thread, so that blocks have less to fold for each of the many results
+// (docs/notebook.md, "Columns").
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
   return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);
 }
 
-// Folds values[0, used) of the threads that differ only in their position along the axis into the
-// values of position 0. cells: kBlock / 2 * kCount cells in shared memory. Every thread of the
-// block calls it.
+// Folds values[0, kCount) of the threads that differ only in their position along the axis into the
+// values of the thread at position 0. cells: kBlock / 2 * kCount cells in shared memory. Every
+// thread of the block calls it.
 template <class F, int kCount, class A>
 __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits, A* cells) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -162,7 +164,7 @@ __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits,
       continue;
     }
     // A thread of the upper half passes its values to the thread `distance` below it. Both compute
-    // the place from the lower thread's number without bit `distance`.
+    // the index of the cell from the lower thread's number without bit `distance`.
     const bool upper = (y >> bit & 1) != 0;
     const int lower = upper ? thread - distance : thread;
     const int place = (lower & (distance - 1)) | (lower >> 1 & ~(distance - 1));
@@ -180,7 +182,7 @@ __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits,
   }
 }
 
-// Loads a value that another block wrote during this launch, from the L2 cache.
+// Loads, from the L2 cache, a value that another block has written during this launch.
 template <class A>
 __device__ A LoadShared(const A* from) {
   constexpr int kWords = sizeof(A) / sizeof(unsigned);
@@ -192,7 +194,7 @@ __device__ A LoadShared(const A* from) {
   return value;
 }
 
-// Neighbouring results, which are stored together if the address is aligned.
+// Adjacent results, which are stored together if the address is aligned.
 template <class Out, int kCount>
 struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
   Out values[kCount];
@@ -210,7 +212,7 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// F with results that are still to be folded with others.
+// F with results that are still to be folded with other results.
 template <class F>
 struct PartialFold : F {
   using Out = typename F::Wide;
@@ -221,15 +223,15 @@ inline constexpr bool kIsPartial = false;
 template <class F>
 inline constexpr bool kIsPartial<PartialFold<F>> = true;
 
-// Whether F adds in f32 and may leave its range. A chain of f16 does not leave it. Partial results
-// are not checked, because their overflow shows in the final results.
+// Whether F adds in f32 and may exceed the range of f32. A chain of f16 cannot exceed it. Partial
+// results are not checked, because their overflow shows in the final results.
 template <class F, class T>
 inline constexpr bool kMayLeaveRange = std::is_same_v<typename F::Acc, float> && !F::kOrdering &&
                                        !std::is_same_v<T, Half> && !kIsPartial<F>;
 
 // Stores the value of one output. A sum that is not finite becomes a NaN and sets the mark, and the
-// host then launches the kernel again with WideFold. That launch stores only where it finds a NaN,
-// so that no output depends on others.
+// host then launches the kernel again with WideFold. That launch stores a value only where it finds
+// a NaN, so no output depends on the others.
 template <class F, class T>
 __device__ void Store(typename F::Wide value, std::int64_t length, typename F::Out& out,
                       [[maybe_unused]] Scalar* mark) {
@@ -245,15 +247,15 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
   out = F::FinishAxis(value, length);
 }
 
-// The direction that a kernel folds. A kernel for a single direction needs fewer registers. For
-// 8192 x 8192, rows of 16-bit elements, whole and aligned, take 33 us instead of 42, and rows of
-// f32 that are not aligned take 86 us instead of 93. For 16-bit elements that are not aligned,
-// kEither takes 57 us and kRows 66 us (NVIDIA H200, 2026-11-27).
+// The directions in which a kernel can fold. A kernel for a single direction needs fewer registers.
+// For arrays of 8192 x 8192, whole and aligned rows of 16-bit elements take 33 us instead of 42,
+// and unaligned rows of f32 take 86 us instead of 93. Unaligned rows of 16-bit elements, however,
+// take 57 us with kEither and 66 us with kRows (NVIDIA H200, 2026-11-27).
 enum class Lines { kEither, kRows, kColumns };
 
-// Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to out[outer,
-// inner]. Several segments use partials[tile][segment][output of the tile] and the tickets of the
-// tiles. kWhole: all vectors are whole and aligned.
+// Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length into out[outer,
+// inner]. If there are several segments, it uses partials[tile][segment][output of the tile] and a
+// ticket per tile. kWhole: all vectors are whole and aligned.
 template <class F, class T, bool kWhole, Lines kLines>
 __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner,
@@ -270,8 +272,8 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   const int across = thread & ((1 << plan.width_bits) - 1);
   const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
   const int box_bits = plan.width_bits + plan.height_bits;
-  // The tile varies fastest, so that blocks that run at the same time read neighbouring memory. All
-  // of these numbers are below the number of blocks, so 32 bits suffice: a 64-bit division takes a
+  // The tile varies fastest, so that blocks that run at the same time read adjacent memory. All of
+  // these numbers are below the number of blocks, so 32 bits suffice; a 64-bit division takes a
   // hundred instructions.
   const auto tiles = static_cast<unsigned>(plan.tiles),
              tiles_across = static_cast<unsigned>(plan.across);
@@ -325,7 +327,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldHeight<F>(values, plan.width_bits, plan.height_bits, cells);
   }
 
-  // Outputs of a tile: 2^tile_bits.
+  // A tile has 2^tile_bits outputs.
   const int tile_bits = rows ? 0 : plan.width_bits + CeilLog2(kWide);
   if (plan.segments == 1) {
     if (along != 0 || !active) return;
@@ -372,24 +374,26 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
-// Vectors in the run of a block: four for each thread, 16 KiB in total. Eight runs fit on an SM.
+// The number of vectors in the run of a block: four for each thread, 16 KiB in total. Eight runs
+// fit on an SM.
 constexpr int kRunVectors = 4 * kBlock;
 
-// Bytes of a group: the elements for one value of outer.
+// Returns the size in bytes of a group (the elements for one value of outer).
 std::int64_t GroupBytes(const ReduceAxesProblem& p) {
   return p.length * std::max(p.inner, p.inner_of_all) * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 bool IsShort(const ReduceAxesProblem& p) { return p.length > 0 && GroupBytes(p) <= kShortBytes; }
 
-// Groups in the run of a block: a multiple of the block's threads, so that all threads have the
-// same number and every run begins at the same position within a vector.
+// Returns the number of groups in the run of a block. It is a multiple of the block's threads, so
+// all threads have the same number of groups and every run begins at the same position within a
+// vector.
 std::int64_t GroupsOfRun(const ReduceAxesProblem& p) {
   return (kRunVectors * kVectorBytes / GroupBytes(p)) & -std::int64_t{kBlock};
 }
 
-// Folds short groups, x[outer, length, inner] whose rows are `pitch` elements apart. Each output is
-// folded by one thread, in the order of its elements. It accumulates in Fold::Wide, which costs
-// nothing when memory is the limit, and rounds results of 16 bits once.
+// Folds short groups: x[outer, length, inner], whose rows are `pitch` elements apart. One thread
+// folds each output, in the order of its elements. It accumulates in Fold::Wide, which costs
+// nothing when memory is the limit, and rounds 16-bit results once.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldShort(const T* x, std::int64_t outer, int length, int inner, int pitch, int groups_of_run,
@@ -434,8 +438,8 @@ __global__ void __launch_bounds__(kBlock)
   for (int o = static_cast<int>(threadIdx.x); o < groups * inner; o += kBlock) {
     ThreadFold<WideFold<F, T>, T> chain;
     if (group % kWide == 0 && pitch == 1 && before == 0) {
-      // Reads whole vectors of a row: single elements of several threads would lie in the same
-      // bank.
+      // Reads whole vectors of a row, because single elements of several threads would be in the
+      // same bank.
       for (int step = 0; step < length; step += kWide) {
         const uint4 vector = run[(o * length + step) / kWide];
         if (step == 0) chain.Begin(ElementOf<T>(vector, 0));
@@ -468,7 +472,7 @@ void LaunchShort(const ReduceAxesProblem& p, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(FoldShort);
 }
 
-// The slabs of p, and the rows left behind them, as problems.
+// Return the slabs of p, and the rows that remain after them, as problems.
 ReduceAxesProblem Slabs(const ReduceAxesProblem& p) {
   ReduceAxesProblem slabs = p;
   slabs.outer = kSlabs;
@@ -519,8 +523,8 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
   CUDA_CHECK_LAUNCH(FoldAxis);
 }
 
-// Folds the partial results of `slabs` slabs, each of `rows` rows, to results. Each thread computes
-// one result.
+// Folds the partial results of `slabs` slabs, each of `rows` rows, into the results. Each thread
+// computes one result.
 template <class F, class T>
 __global__ void __launch_bounds__(kBlock)
     FoldSlabs(const typename F::Wide* partials, std::int64_t slabs, std::int64_t rows,
@@ -537,7 +541,7 @@ __global__ void __launch_bounds__(kBlock)
   Store<F, T>(value, length, out[column], mark);
 }
 
-// Folds slabs [first, end) to partial results, which begin at partials.
+// Folds slabs [first, end) into partial results, the first of which is at `partials`.
 template <class F, class T>
 void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t end,
                  typename F::Wide* partials, CudaStream& stream) {
@@ -557,7 +561,7 @@ void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t en
   }
 }
 
-// shares: of the slabs; empty if the stream folds all of them.
+// shares: the shares of the slabs, or empty if the stream folds all of them.
 template <class F, class T>
 void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
   using Wide = typename F::Wide;
@@ -588,7 +592,7 @@ void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, Cud
   CUDA_CHECK_LAUNCH(FoldSlabs);
 }
 
-// The number of steps in Fold::Wide after a thread's chains, in one launch.
+// Returns the number of steps in Fold::Wide after a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
   // A thread folds at most all segments of an output. The fold over the threads follows.
@@ -611,7 +615,7 @@ Steps StepsOf(const ReduceAxesProblem& p) {
   return {std::max(slabs.chain, rest.chain), std::max(slabs.wide, rest.wide) + SlabCount(p)};
 }
 
-// The memory of a launch for the values of segments.
+// Returns the number of bytes that a launch needs for the values of segments.
 std::uint64_t SegmentBytes(const ReduceAxesProblem& p, const Plan& plan) {
   if (plan.segments == 1) return 0;
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -620,7 +624,7 @@ std::uint64_t SegmentBytes(const ReduceAxesProblem& p, const Plan& plan) {
          WideBytes(p.op, p.dtype);
 }
 
-// The scratch memory for slabs. Without slabs it is negligible.
+// Returns the scratch memory for slabs. Without slabs, scratch memory is negligible.
 std::uint64_t Scratch(const ReduceAxesProblem& p) {
   if (SlabRows(p) == 0) return 0;
   return static_cast<std::uint64_t>(SlabCount(p) * p.inner) * WideBytes(p.op, p.dtype) +
@@ -670,7 +674,7 @@ void Enqueue(const ReduceAxesProblem& p, Stream& stream) { EnqueueShared(p, {}, 
 
 bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-// Never uses slabs: this launch is rare, and slabs would take as much scratch memory again.
+// Never uses slabs, because this launch is rare and slabs would take as much scratch memory again.
 void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -689,9 +693,9 @@ void EnqueueWideAlone(const ReduceAxesProblem& p, std::span<const TeamShare>, St
 
 extern constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .name = "axis",
-    .summary = "16-byte loads, blocks laid out by the shape, long axes cut into segments",
+    .summary = "16-byte loads, blocks laid out according to the shape, long axes cut into segments",
     .source =
-        "tree reductions of the notes on CUDA reductions, laid along one axis of an array; "
+        "tree reductions from the notes on CUDA reductions, along one axis of an array; "
         "the last block finishes as in the CUDA sample threadFenceReduction",
     .backend = Backend::kCuda,
     .deterministic = true,

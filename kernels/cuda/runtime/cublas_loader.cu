@@ -23,7 +23,8 @@ bool Find(void* library, const char* name, Function& function) {
 }
 
 std::optional<CublasApi> Load() {
-  // Never closed: the library stays loaded as long as the process runs, like a linked one.
+  // The library is never closed. Like a linked library, it stays loaded as long as the process
+  // runs.
   void* library = dlopen(kSoname, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return std::nullopt;
   CublasApi api{};
@@ -33,7 +34,7 @@ std::optional<CublasApi> Load() {
       FIND(set_pointer_mode, cublasSetPointerMode) && FIND(status_name, cublasGetStatusName) &&
       FIND(sdot, cublasSdot_64) && FIND(ddot, cublasDdot_64) && FIND(sgemm, cublasSgemm_64) &&
       FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64) &&
-      // dlsym also looks in the dependencies of the library, and cublasLt is one of them.
+      // dlsym also searches the library's dependencies, and cublasLt is one of them.
       FIND(lt_matmul, cublasLtMatmul) && FIND(lt_desc_create, cublasLtMatmulDescCreate) &&
       FIND(lt_desc_destroy, cublasLtMatmulDescDestroy) &&
       FIND(lt_desc_set, cublasLtMatmulDescSetAttribute) &&

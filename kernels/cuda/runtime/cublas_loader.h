@@ -1,6 +1,6 @@
-// Loads cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and
-// `cublas_lt` need it, so nothing links with it: the first use looks for its shared object. If
-// there is none, those strategies report themselves missing. Included by .cu files only.
+// Loads cuBLAS at run time. The library takes 500 MB, and only the strategies `cublas` and
+// `cublas_lt` need it. Therefore nothing is linked with it, and its first use looks for the shared
+// object. If there is none, these strategies report what is missing. Included by .cu files only.
 #pragma once
 
 #include <cublasLt.h>
@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// The entry points in use. cublas_v2.h maps the plain names to those of the current interface
-// (cublasCreate is cublasCreate_v2), and cublas_loader.cu uses the same mapping. Names in _64 take
-// extents of 64 bits.
+// The entry points in use. cublas_v2.h maps the plain names to the names of the current interface
+// (for example cublasCreate to cublasCreate_v2), and cublas_loader.cu uses the same mapping.
+// Functions with the suffix _64 take 64-bit extents.
 struct CublasApi {
   decltype(&cublasCreate) create;
   decltype(&cublasDestroy) destroy;
@@ -40,14 +40,14 @@ struct CublasApi {
   decltype(&cublasLtMatmulAlgoGetHeuristic) lt_heuristic;
 };
 
-// The library, or null when it or one of its entry points cannot be found. The search runs once.
-// Thread safe.
+// Returns the entry points, or null if the library or one of them cannot be found. The search runs
+// once. Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// Names what the `cublas` strategies need and this host lacks; empty if nothing is missing.
+// Returns what the cuBLAS strategies need and this host lacks, or an empty string.
 std::string CublasMissing(const Device& device);
 
-// The library's name of a type. REQUIRES: dtype is a floating-point type.
+// Returns the library's constant for a type. REQUIRES: dtype is a floating-point type.
 constexpr cudaDataType_t CublasType(DType dtype) {
   return dtype == DType::kF64   ? CUDA_R_64F
          : dtype == DType::kF32 ? CUDA_R_32F

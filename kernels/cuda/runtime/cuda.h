@@ -35,13 +35,13 @@ inline void CheckCuda(cudaError_t error, const char* call) {
 // Wraps every call that returns a cudaError_t, except in destructors.
 #define CUDA_CHECK(expr) ::tessera::CheckCuda((expr), #expr)
 
-// Belongs right after kernel<<<...>>>(...), which returns nothing itself.
+// Must directly follow kernel<<<...>>>(...), which returns no status.
 #define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
 
 // --- Owners ---
 
-// Deleters ignore and clear errors: on a lost device every release fails, and no caller could
-// react.
+// Deleters ignore and clear errors, because on a lost device every release fails and no caller
+// could handle that.
 struct CudaDeleter {
   void operator()(cudaStream_t stream) const noexcept;
   void operator()(cudaEvent_t event) const noexcept;
@@ -54,22 +54,22 @@ using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
 // Each object belongs to the device that is current on the calling thread.
 
-// A stream that does not wait for the legacy default stream. first: when blocks wait for room on an
-// SM, those of this stream go before those of streams that are not first.
+// Makes a stream that does not wait for the legacy default stream. first: when blocks wait for
+// space on an SM, the blocks of this stream have priority over those of other streams.
 StreamHandle MakeStreamHandle(bool first = false);
-// cudaEventSynchronize on such an event sleeps instead of spinning. Only timed events take time
-// stamps.
+// Makes an event on which cudaEventSynchronize sleeps instead of spinning. Only timed events record
+// timestamps.
 Event MakeEvent(bool timed);
-// Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when none
-// is left.
+// Allocates page-locked host memory. Kernels may use its address unchanged. Throws kOutOfHostMemory
+// if none is left.
 PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
 
 class Partition;  // kernels/cuda/runtime/partition.h
 
-// One GPU with a memory pool. The pool keeps the memory that it has got, so that an allocation
-// costs microseconds and a free does not stall the kernels of other streams.
+// One GPU with a memory pool. The pool keeps the memory that it has obtained, so an allocation
+// takes microseconds and freeing memory does not stall the kernels of other streams.
 class CudaDevice final : public Device {
  public:
   // Throws DeviceError.
@@ -94,18 +94,19 @@ class CudaDevice final : public Device {
   void Probe() override;
   void SetProfiling(bool on) noexcept override;
 
-  // Makes this device current on the calling thread. Every entry point begins with it, because a
-  // process may hold several devices and a thread may serve all of them.
   int ordinal() const { return ordinal_; }
+  // Makes this device current on the calling thread. Every entry point begins with this call,
+  // because a process may have several devices and a thread may serve all of them.
   void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
   // Return the handles for MakeStream and MakeLargeStream. REQUIRES: the device is current.
   StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
   StreamHandle MakeLargeHandle() const;
   // Returns the pool's unused memory to the driver, for allocations that do not come from the pool.
   void Trim();
-  // Lets another GPU reach this one's memory from the first call on. Returns whether it can.
+  // Gives another GPU access to this one's memory if that is possible. Returns whether the other
+  // GPU has access.
   bool OpenTo(const CudaDevice& peer);
-  // The ordinals of the GPUs that the process has open as devices, without duplicates.
+  // Returns the ordinals of the GPUs that the process has open as devices, without duplicates.
   static std::vector<int> OpenOrdinals();
 
  private:
@@ -114,19 +115,19 @@ class CudaDevice final : public Device {
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
   std::mutex peers_mutex_;
-  std::map<int, bool> peers_;  // by ordinal: what OpenTo returned
+  std::map<int, bool> peers_;  // results of OpenTo, by ordinal
   bool keeps_room_ = false;
-  std::unique_ptr<Partition> large_;  // where streams for large operations run; null: anywhere
+  std::unique_ptr<Partition> large_;  // for streams of large operations; null: they use all SMs
 };
 
 // --- Stream ---
 
-// Where the blocks of one launch leave values for each other. All of it is zero whenever no kernel
-// of the stream runs: a kernel that writes to it restores the zeros before it ends, so that no
-// launch begins with a memset.
+// Memory in which the blocks of a launch leave values for each other. It is all zeros whenever no
+// kernel of the stream is running: a kernel that writes to it restores the zeros before it ends, so
+// no launch has to begin with a memset.
 struct Mailbox {
-  // A slot has 16 bytes. There are seven for each value (at most 56 bytes) of a tree with
-  // kTreeMaxChunks chunks.
+  // A slot has 16 bytes, half of which are flags. A tree has at most kTreeMaxChunks chunks, and the
+  // value of a chunk (at most 56 bytes) takes at most seven slots.
   static constexpr std::size_t kSlots = 7 * 18432;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
@@ -134,8 +135,8 @@ struct Mailbox {
 
 class CudaStream final : public Stream {
  public:
-  // handle: a new one, made on the device. Throws DeviceError. REQUIRES: device outlives the
-  // stream.
+  // handle: a new handle that was made on the device. Throws DeviceError. REQUIRES: device outlives
+  // the stream.
   CudaStream(CudaDevice& device, StreamHandle handle);
   // Waits for the stream's work.
   ~CudaStream() override;
@@ -143,7 +144,7 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   CudaDevice& device() const override { return device_; }
-  // For enqueuing work, which runs after all earlier work of the stream.
+  // Returns the handle for enqueuing work. The work runs after all earlier work of the stream.
   cudaStream_t handle() {
     busy_ = true;
     return stream_.get();
@@ -170,22 +171,22 @@ class CudaStream final : public Stream {
 
   Mailbox mailbox();
   // ClearMailbox enqueues a memset of the mailbox, for an operation that ends before all values are
-  // received. ClearTicket clears its ticket alone, after kernels whose values go to another
-  // stream's mailbox.
+  // received. ClearTicket clears only the mailbox's ticket, after kernels whose values go to
+  // another stream's mailbox.
   void ClearMailbox();
   void ClearTicket();
-  // kTickets counters in device memory, which are zero whenever no kernel of the stream runs. A
-  // kernel that counts with one resets it, so that no launch begins with a memset.
+  // kTickets counters in device memory, which are zero whenever no kernel of the stream is running.
+  // A kernel that counts with one of them resets it, so no launch has to begin with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
-  // The cuBLAS handle that enqueues on this stream; made on first use. REQUIRES: CublasMissing() is
-  // empty.
+  // Returns the cuBLAS handle that enqueues on this stream. It is made on first use. REQUIRES:
+  // CublasMissing() is empty.
   cublasContext* Cublas();
 
  private:
-  // A piece of pinned memory on the way between pageable memory and the device. done: its last copy
-  // has ended.
+  // Pinned memory through which data passes between pageable memory and the device. done: recorded
+  // after the slot's last copy.
   struct Slot {
     PinnedMemory memory;
     Event done;

@@ -1,5 +1,5 @@
-// A GPU as a device, and its streams. Each is a CUDA stream with scratch memory, staging slots and
-// a result cell.
+// A GPU as a device, and its streams. Each stream is a CUDA stream with scratch memory, staging
+// slots and a result cell.
 #include "kernels/cuda/runtime/cuda_device.h"
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 namespace tessera {
 namespace {
 
-// A PCIe 5 link moves one slot in about 20 us, and a core fills it in about 90 us. That is long
-// enough that the start of a copy does not matter, and a slot is small enough to stay in the core's
-// cache.
+// A PCIe 5 link transfers one slot in about 20 us, and a core fills it in about 90 us. Compared
+// with that, the time to start a copy does not matter, and a slot is small enough to stay in the
+// core's cache.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
 // The mailbox's ticket has its own sectors, because the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
 constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
 // The pool rounds sizes up to multiples of this.
 constexpr std::size_t kPoolUnit = 512;
-// Small operations end within this time, and waking a sleeping thread costs as much again. A thread
-// that waits longer sleeps, so that many streams do not keep a core busy each.
+// Small operations end within this time, and waking a sleeping thread would take about as long
+// again. A thread that waits longer sleeps, so that many streams do not each keep a core busy.
 constexpr std::chrono::microseconds kPollTime{50};
-// The end of a long copy takes a third of a millisecond over PCIe 5. In that time a thread that
-// slept until then wakes up, which takes 250 us on some virtual machines.
+// The last kTailBytes of a long copy take a third of a millisecond over PCIe 5. In that time a
+// sleeping thread wakes up, which takes 250 us on some virtual machines.
 constexpr std::size_t kTailBytes = std::size_t{16} << 20;
 constexpr std::chrono::microseconds kTailPollTime{500};
 
@@ -42,8 +42,8 @@ DeviceError::Kind KindOf(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
       return DeviceError::Kind::kOutOfMemory;
-    // The errors after which "the process must be terminated and relaunched" (CUDA runtime API,
-    // cudaError_t), those of the hardware, and those of a context that is gone.
+    // Errors after which "the process must be terminated and relaunched" (CUDA runtime API,
+    // cudaError_t), hardware errors, and errors of a context that has been destroyed.
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorLaunchTimeout:
@@ -70,8 +70,8 @@ DeviceError::Kind KindOf(cudaError_t error) {
   }
 }
 
-// Calls query() until it returns something other than "not ready", for at most that time. Returns
-// whether it did.
+// Calls query() until it returns something other than "not ready", for at most `time`. Returns
+// false if the time ran out.
 template <class Query>
 bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
   const auto deadline = std::chrono::steady_clock::now() + time;
@@ -98,8 +98,8 @@ void Wait(const Event& event) {
     CUDA_CHECK(cudaEventSynchronize(event.get()));
 }
 
-// Copies from or to page-locked memory. For a long copy it waits until the end and wakes up shortly
-// before, so that the next copy can begin immediately.
+// Copies from or to page-locked memory. If the copy is long, the thread waits for it and wakes up
+// shortly before the end, so that the next copy can begin immediately.
 void CopyPinned(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                 cudaStream_t stream, const Event& event) {
   const std::size_t head = bytes > 2 * kTailBytes ? bytes - kTailBytes : 0;
@@ -223,7 +223,7 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   pool.location.type = cudaMemLocationTypeDevice;
   pool.location.id = ordinal;
   CUDA_CHECK(cudaMemPoolCreate(&pool_, &pool));
-  // The pool keeps everything. By default it would return its unused memory at every
+  // The pool keeps unused memory. By default it would return that memory to the driver at every
   // synchronisation.
   std::uint64_t threshold = UINT64_MAX;
   const cudaError_t error =
@@ -261,14 +261,14 @@ std::uint64_t CudaDevice::FreeBytes() const {
     if (KindOf(error) == DeviceError::Kind::kLost) MarkLost();
     return 0;
   }
-  // Other threads may use the pool between the two readings, so the difference may be negative.
+  // Other threads may use the pool between the two queries, so the difference may be negative.
   return free + (reserved > used ? reserved - used : 0);
 }
 
 void CudaDevice::Probe() {
   Use();
   // This stream has next to no work, so the query returns immediately. A failure that ended the
-  // context is reported to the next query on any stream.
+  // context is reported by the next query on any stream.
   const cudaError_t status = cudaStreamQuery(stream_.get());
   if (status == cudaErrorNotReady) {
     cudaGetLastError();
@@ -306,7 +306,8 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
     access.flags = cudaMemAccessFlagsProtReadWrite;
     CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
   }
-  // An exception above leaves no entry, so that the next call retries: memory may have been short.
+  // An exception above leaves no entry. The next call then retries, because the cause may have been
+  // a temporary lack of memory.
   return peers_[peer.ordinal()] = possible != 0;
 }
 
@@ -315,8 +316,8 @@ void* CudaDevice::Allocate(std::size_t bytes) {
   void* memory = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   if (error == cudaErrorMemoryAllocation) {
-    // The pool's unused memory may be enough but fragmented. The driver can join what is returned
-    // to it.
+    // The pool may have enough unused memory, but in fragments. The driver can combine the
+    // fragments that are returned to it.
     cudaGetLastError();
     Trim();
     error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
@@ -354,7 +355,7 @@ HostRegistration CudaDevice::RegisterHost(void* memory, std::size_t bytes) {
   Use();
   const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
-    // Another GPU has registered the memory, and a registration holds for all of them.
+    // Another GPU has registered the memory, and a registration applies to all GPUs.
     cudaGetLastError();
     return {nullptr, unregister};
   }
@@ -415,7 +416,7 @@ CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
   stop_ = MakeEvent(/*timed=*/true);
   result_ = MakePinnedMemory(sizeof(Scalar));
   *result() = Scalar{};
-  // Everything of a fixed size is allocated here: page-locking waits for running work of the
+  // Everything of fixed size is allocated here. Page-locking waits for work that is running on the
   // device, and no request should have to wait for that.
   for (Slot& slot : slots_) {
     slot.done = MakeEvent(/*timed=*/false);
@@ -436,7 +437,7 @@ CudaStream::~CudaStream() {
     device_.Use();
     Synchronize();
   } catch (const DeviceError&) {
-    // The device is lost. Nothing runs on it any longer, and the releases below fail silently.
+    // The device is lost. Nothing is running on it, and the releases below fail silently.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
   FreeAll();
@@ -484,10 +485,10 @@ CudaStream::Slot& CudaStream::NextSlot() {
 void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
   device_.Use();
   auto* to = static_cast<char*>(device);
-  std::size_t begin = 0;  // within the first piece that is left
+  std::size_t begin = 0;  // offset within pieces.front()
   while (!pieces.empty()) {
     Slot& slot = NextSlot();
-    Wait(slot.done);  // the device may still read what the slot held before
+    Wait(slot.done);  // the device may still be reading the slot's previous data
     auto* staged = static_cast<char*>(slot.memory.get());
     std::size_t size = 0;
     while (!pieces.empty() && size < kSlotBytes) {
@@ -522,15 +523,15 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   }
   auto* to = static_cast<char*>(host);
   const auto* from = static_cast<const char*>(device);
-  // The slot whose copy was started last, and the bytes of that copy.
+  // The slot of the copy that was started last, and the size of that copy.
   Slot* arriving = nullptr;
   std::size_t arriving_size = 0;
   while (bytes > 0 || arriving != nullptr) {
     Slot* started = nullptr;
     const std::size_t size = std::min(bytes, kSlotBytes);
     if (size > 0) {
-      // No wait is needed. A copy to the device that reads the slot comes before this one on the
-      // stream, and the slot's last data for the host was taken out in the previous round.
+      // No wait is needed. Any copy to the device that reads the slot is earlier on the stream, and
+      // the previous round has taken out the data that the slot last held for the host.
       started = &NextSlot();
       CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, handle());
       CUDA_CHECK(cudaEventRecord(started->done.get(), handle()));

@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// How many GPUs there are; 0 without a driver.
+// Returns the number of GPUs, or 0 if there is no driver.
 int CudaDeviceCount() noexcept;
 
-// Why CudaDeviceCount() is 0; empty when it is not.
+// Returns why CudaDeviceCount() is 0, or an empty string if it is not 0.
 std::string CudaUnavailableReason();
 
-// The device "cuda:<ordinal>". Throws DeviceError.
+// Opens the device "cuda:<ordinal>". Throws DeviceError.
 std::unique_ptr<Device> OpenCudaDevice(int ordinal);
 
 }  // namespace tessera

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Throws kUnsupported if this driver has no such function. version: the CUDA version that
-// introduced it.
+// Looks up a driver function by name. Throws kUnsupported if this driver does not have it. version:
+// the CUDA version that introduced it.
 template <class Function>
 Function DriverFunction(const char* name, unsigned version) {
   void* function = nullptr;

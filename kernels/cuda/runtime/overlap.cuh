@@ -1,7 +1,8 @@
 // Launches that overlap (CUDA's programmatic dependent launch). From compute capability 9.0 on, a
-// kernel may start while the previous kernel on the stream still runs, once all blocks of that one
-// have allowed it or ended. That saves the one or two microseconds between two kernels. The kernel
-// must wait before it touches global memory. On older GPUs kernels follow each other as usual.
+// kernel may start while the previous kernel on the stream is still running, once all blocks of the
+// previous kernel have allowed it or ended. That saves the one or two microseconds between two
+// kernels. The kernel must wait before it accesses global memory. On older GPUs kernels run one
+// after another as usual.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +26,9 @@ __device__ inline void AllowNextKernel() {
 #endif
 }
 
-// Whether the kernel contains the wait on the current GPU: one of compute capability 9.0 may run
-// code that was compiled for an older one, which has no wait. Thread safe. Asks the driver once for
-// each kernel and GPU.
+// Whether the kernel's code on the current GPU contains the wait. A GPU of compute capability 9.0
+// may run code that was compiled for an older GPU, which has no wait. Queries the driver once for
+// each kernel and GPU. Thread safe.
 inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
   if (device.info().compute_capability < 90) return false;
   static std::mutex mutex;
@@ -45,10 +46,10 @@ inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
-  unsigned cluster = 0;  // blocks of a cluster; 0: the kernel's own, if any
+  unsigned cluster = 0;  // blocks per cluster; 0: as the kernel itself specifies, if at all
 };
 
-// Launches a kernel that itself waits for the one before it.
+// Launches a kernel that calls WaitForKernelBefore.
 template <class... Parameters, class... Arguments>
 void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaStream& stream,
                        const Arguments&... arguments) {

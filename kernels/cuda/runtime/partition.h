@@ -1,5 +1,6 @@
-// Most of a GPU's SMs, for work that would fill all of them for long, so that other work always
-// finds some free (CUDA driver API, "Green Contexts"). Included by .cu files only.
+// A partition that contains most of a GPU's SMs. Work that would occupy all SMs for a long time
+// runs there, so that other work always finds free SMs (CUDA driver API, "Green Contexts").
+// Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types
@@ -8,13 +9,13 @@
 
 namespace tessera {
 
-// SMs that are left to other work: the smallest number that can be set apart on every known GPU.
+// The number of SMs left to other work: the smallest number that every known GPU can set apart.
 inline constexpr unsigned kRoomMultiprocessors = 8;
 
 class Partition {
  public:
-  // Takes all SMs of the current device but kRoomMultiprocessors. Throws DeviceError if the driver
-  // cannot partition, or if the GPU has no more SMs than these.
+  // Takes all SMs of the current device except kRoomMultiprocessors. Throws DeviceError if the
+  // driver cannot partition the device, or if the GPU has no more SMs than that.
   explicit Partition(int ordinal);
   // REQUIRES: its streams have been destroyed.
   ~Partition();
@@ -22,8 +23,8 @@ class Partition {
   Partition& operator=(const Partition&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
-  // A stream whose kernels run only on these SMs. In all else it is like a stream of
-  // MakeStreamHandle.
+  // Makes a stream whose kernels run only on these SMs. In all other respects it is like a stream
+  // from MakeStreamHandle.
   StreamHandle MakeStream() const;
 
  private:

@@ -54,7 +54,7 @@ void CheckDriver(CUresult result, const char* call, std::uint64_t requested = 0)
 
 // --- Which addresses are sharded ---
 
-// The shards of all sharded memory, by their first address. Every copy reads them.
+// All shards of sharded memory, by their first address. Every copy looks them up.
 class ShardMap {
  public:
   void Add(std::uintptr_t begin, std::uintptr_t end, int ordinal) {
@@ -106,7 +106,8 @@ bool CanReach(int ordinal, int other) {
   return possible != 0;
 }
 
-// Bytes to map for a shard. The last shard is rounded up to whole units as well.
+// Returns the number of bytes to map for a shard. The last shard is rounded up to whole units as
+// well.
 std::size_t MappedBytes(const Shard& shard) {
   return (shard.end - shard.begin + kCudaShardUnit - 1) / kCudaShardUnit * kCudaShardUnit;
 }
@@ -122,8 +123,8 @@ class CudaShards final : public ShardedMemory {
         devices_.push_back(&device);
         MapOne(device, MappedBytes(shard));
       }
-      // GPUs without a shard get access too: an operation that writes the array may run on a team
-      // with more devices than the array has units.
+      // GPUs without a shard get access too, because an operation that writes the array may run on
+      // a team that has more devices than the array has units.
       std::vector<CUmemAccessDesc> access;
       for (int ordinal : CudaDevice::OpenOrdinals()) {
         const bool reaches_all = std::all_of(
@@ -152,7 +153,7 @@ class CudaShards final : public ShardedMemory {
     std::size_t bytes;
   };
 
-  // Maps that many bytes of the device's memory behind the previous mappings.
+  // Maps `bytes` bytes of the device's memory after the previous mappings.
   void MapOne(CudaDevice& device, std::size_t bytes) {
     mappings_.reserve(mappings_.size() + 1);  // so that nothing throws once there is a mapping
     const CUmemAllocationProp properties = PropertiesOn(device);
@@ -172,14 +173,14 @@ class CudaShards final : public ShardedMemory {
     const Mapping mapping{
         mappings_.empty() ? address_ : mappings_.back().address + mappings_.back().bytes, bytes};
     result = Driver().map(mapping.address, bytes, 0, memory, 0);
-    // A mapping keeps the memory alive. If there is none, this frees it.
+    // A mapping keeps the memory alive. If the mapping failed, this frees the memory.
     Driver().release(memory);
     CheckDriver(result, "cuMemMap");
     mappings_.push_back(mapping);
     TheShards().Add(mapping.address, mapping.address + bytes, device.ordinal());
   }
 
-  // On a lost device every call fails, and no caller could react.
+  // Ignores errors: on a lost device every call fails, and no caller could handle that.
   void Release() noexcept {
     for (const CudaDevice* device : devices_)
       if (cudaSetDevice(device->ordinal()) != cudaSuccess) cudaGetLastError();

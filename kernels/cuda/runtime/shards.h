@@ -1,9 +1,9 @@
-// Memory of several GPUs under one range of addresses: physical memory of each GPU is mapped side
-// by side (CUDA driver API, "Virtual Memory Management"), and kernels of all of them can read and
-// write it.
+// Memory of several GPUs in one address range. The physical memory of the GPUs is mapped side by
+// side (CUDA driver API, "Virtual Memory Management"), and kernels on all of these GPUs can read
+// and write it.
 //
-// Kernels need to know nothing about it. The runtime copies shard by shard, because each end of a
-// copy must lie on one device.
+// Kernels need not know about shards. The runtime copies shard by shard, because each end of a copy
+// must be on one device.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,17 @@ inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 // Device::AllocateShards for GPUs.
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
-// How many of the bytes at an address lie in the same shard, and the ordinal of the GPU that has
-// them. If the address is not in sharded memory, these are all bytes and `otherwise`.
+// How many of the bytes at an address are in the same shard, and the ordinal of the GPU that holds
+// them. If the address is not in sharded memory, ShardPartAt returns all of the bytes and
+// `otherwise`.
 struct CudaShardPart {
   std::size_t bytes = 0;
   int ordinal = 0;
 };
 CudaShardPart ShardPartAt(const void* address, std::size_t bytes, int otherwise);
 
-// Calls f(out, data, bytes, ordinal of out, ordinal of data) for each piece that lies on one GPU.
+// Calls f(out, data, bytes, ordinal of out, ordinal of data) for each piece whose source is on one
+// GPU and whose target is on one GPU.
 template <class F>
 void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordinal,
                    std::size_t bytes, const F& f) {
@@ -46,7 +48,7 @@ void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordina
   }
 }
 
-// Calls cudaMemcpyAsync for each piece that lies on one GPU.
+// Calls cudaMemcpyAsync for each such piece.
 void CopyByShards(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                   cudaStream_t stream);
 

@@ -16,19 +16,19 @@ namespace {
 std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
 // A piece has at most about half of all columns. That also limits the additional memory that a
-// strategy has for a piece of b.
+// strategy needs for a piece of b.
 constexpr std::int64_t kMostPart = 2;
 // The rate of copies from another GPU in bytes per second: nine tenths of the rate measured between
 // two H200s.
 constexpr double kCopyRate = 350e9;
-// A piece has at most this many times the columns of the previous one, because the expected rates
-// are guesses.
+// A piece has at most this many times the columns of the previous piece, because the expected rates
+// are only estimates.
 constexpr double kMostGrowth = 8;
-// Columns of pieces are multiples of every strategy's tiles.
+// The number of columns in a piece is a multiple of every strategy's tile size.
 constexpr std::int64_t kPieceUnit = 256;
-// Rows of the copy begin with a line of the L2 cache, as TMA requires.
+// Rows of the copy begin with a line of the L2 cache, which is also enough for TMA.
 constexpr std::int64_t kLine = 128;
-// The largest pitch that copies of matrices accept.
+// The largest pitch that cudaMemcpy2DAsync accepts.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
 
 // Unused copy streams by GPU. They are kept because making one takes as long as a small product.
@@ -57,21 +57,21 @@ class CopyStreams {
   std::map<int, std::vector<CopyStream>> free_;
 };
 
-// Never destroyed, because the driver may be unloaded first at the end of the process.
+// Never destroyed, because at process exit the driver may be unloaded first.
 CopyStreams& TheCopyStreams() {
   static CopyStreams& streams = *new CopyStreams;
   return streams;
 }
 
-// The GPU that has the memory. REQUIRES: the memory is not sharded.
+// Returns the ordinal of the GPU that has the memory. REQUIRES: the memory is not sharded.
 int OrdinalOf(const void* data) {
   cudaPointerAttributes attributes{};
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
   return attributes.device;
 }
 
-// How many of the bytes are on GPUs other than `here`. otherwise: the GPU that has them if they are
-// not sharded.
+// Returns how many of the bytes are on GPUs other than `here`. otherwise: the GPU that has the
+// bytes if they are not sharded.
 std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int otherwise) {
   const auto* at = static_cast<const char*>(data);
   std::size_t elsewhere = 0;
@@ -84,7 +84,7 @@ std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int ot
   return elsewhere;
 }
 
-// Rows of `width` bytes each, or a part of one row, that lie on one GPU.
+// Rows of `width` bytes each, or a part of one row. They are on one GPU.
 struct RowsOnGpu {
   char* to;
   const char* from;
@@ -124,8 +124,8 @@ std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* d
   return parts;
 }
 
-// round: elements of c that the GPU computes at a time; rate: multiply-adds per second. elsewhere:
-// the fraction of b that is on other GPUs.
+// round: the number of elements of c that the GPU computes at a time. rate: multiply-adds per
+// second. elsewhere: the fraction of b that is on other GPUs.
 PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, double elsewhere) {
   const std::int64_t columns = std::max<std::int64_t>(1, round / part.m / kPieceUnit) * kPieceUnit;
   const double multiply = static_cast<double>(part.m) / rate;

@@ -1,23 +1,24 @@
-// A product whose rows several GPUs compute. a and c stay where they are. The part of b that lies
-// on other GPUs is copied to each GPU's scratch memory by the copy engines. It comes a few columns
-// at a time, while the columns that have arrived are multiplied:
+// A product whose rows are divided among several GPUs. a and c stay where they are. The copy
+// engines copy the part of b that is on other GPUs to each GPU's scratch memory, a few columns at a
+// time. In the meantime, the columns that have already arrived are multiplied:
 //
 //      copy engines   b0 | b1 | b2 | ..
 //      SMs                 b0    | b1    | b2 ..
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
-// because no L2 cache keeps another GPU's memory. Kernels do so all the same if scratch memory has
-// no room for b. Each GPU copies from the next GPU first and then from the one after it: if all
-// began with the same shard of b, they would share the bandwidth of one GPU. A GPU's own part of b
-// is copied on a separate stream at the same time, because copy engines move it no faster.
+// because no L2 cache keeps another GPU's memory. Kernels do so anyway if b does not fit into
+// scratch memory. Each GPU copies from the next GPU first, and then from the one after that. If all
+// GPUs began with the same shard of b, they would share the bandwidth of one GPU. A GPU's own part
+// of b is copied on a separate stream at the same time, because the copy engines copy it no faster
+// than the other parts.
 //
-// Kernels wait only for their own stream, so a late GPU delays no other. The exception is
-// ozaki_f64: its GPUs begin to multiply when all have looked at their rows.
+// Kernels wait only for their own stream, so a late GPU does not delay the others. The exception is
+// ozaki_f64: its GPUs begin to multiply only when all of them have examined their rows.
 //
-// The first piece is narrow, so that the SMs begin soon. Each later one has the columns that arrive
-// while the previous one is multiplied, so that pieces are few (PieceSizes). The division into
-// pieces changes no bits: strategies compute an element in the same way whatever other elements are
-// computed in the same launch.
+// The first piece is narrow, so that the SMs can begin soon. Each later piece has as many columns
+// as arrive while the previous piece is multiplied, which keeps the number of pieces small
+// (PieceSizes). The division into pieces changes no bits: a strategy computes an element in the
+// same way regardless of which other elements are computed in the same launch.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +33,11 @@
 
 namespace tessera {
 
-// A stream for copies next to the stream of the work. When it ends, the work waits for its copies.
+// A stream for copies, next to the stream that does the work. When its owner releases it, the work
+// waits for its copies.
 struct CopyStream {
   StreamHandle stream;
-  Event event;  // after the last copy
+  Event event;  // recorded after the last copy
   int ordinal;  // of the GPU
   cudaStream_t work;
 };
@@ -43,42 +45,42 @@ struct CopyStreamEnd {
   void operator()(CopyStream* copies) const noexcept;
 };
 
-// One GPU's rows. The GPU multiplies them a piece of columns at a time.
+// One GPU's rows of the product. The GPU computes one piece (a range of columns) at a time.
 class ProductShare {
  public:
-  // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns in one
-  // launch. rate: approximate multiply-adds per second. index, count: of the shares. Each share
-  // begins with different columns. Throws DeviceError.
+  // round: the number of elements of c that the GPU computes at a time, or 0 if the strategy takes
+  // all columns in one launch. rate: approximate multiply-adds per second. index: the position of
+  // this share among `count` shares. Each share begins with different columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
   CudaStream& stream() const { return stream_; }
-  // The rows as a problem whose b is the one that kernels read.
+  // The rows as a problem whose b points to the memory that kernels read.
   const MatmulProblem& problem() const { return problem_; }
-  // Columns of the widest piece.
+  // The number of columns in the widest piece.
   std::int64_t most_columns() const { return sizes_.most; }
-  // Returns the next columns. The stream waits until they have arrived, and the copy of those after
-  // them begins. Returns no columns at the end.
+  // Returns the next piece, or a piece without columns at the end. The stream waits until the
+  // piece's columns have arrived, and the copy of the following columns begins.
   ProductPiece Next();
 
  private:
-  // Allocates a copy of b and returns the fraction of b that is on other GPUs. Returns 0 if there
-  // is no room, or if kernels should read b where it is.
+  // Allocates memory for a copy of b and returns the fraction of b that is on other GPUs. Returns 0
+  // if there is no memory for the copy, or if kernels should read b where it is.
   double TakeCopy(const MatmulProblem& p);
   // Returns a copy stream whose work begins after all earlier work of the stream.
   std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
-  // Starts the copy of the columns after next_.
+  // Moves next_ to the following columns and starts their copy.
   void Fetch();
   void Copy(const ProductPiece& piece);
 
   CudaStream& stream_;
   MatmulProblem problem_;
-  const void* source_ = nullptr;  // of b, if it is copied
+  const void* source_ = nullptr;  // the original b, if it is copied
   std::int64_t source_pitch_ = 0;
   int source_ordinal_ = 0;  // of the GPU that has b, if b is not sharded
   PieceSizes sizes_;
-  std::int64_t at_ = 0;  // the column that the piece after next_ begins with
-  std::int64_t left_;    // columns from there on, wrapping around the end of b
+  std::int64_t at_ = 0;  // first column of the piece after next_
+  std::int64_t left_;    // number of columns from there on, wrapping around at the end of b
   ProductPiece next_;
   // Streams for the copies from other GPUs and from this one. Null if b is not copied; from_here_
   // is also null if this GPU has no part of b.
@@ -86,9 +88,10 @@ class ProductShare {
 };
 
 // Enqueues the shares. Work is constructed from a ProductShare and the arguments. It has
-//   static std::int64_t Round(const MatmulProblem&, int multiprocessors), and kRate, as above
+//   static std::int64_t Round(const MatmulProblem&, int multiprocessors), and kRate: the round
+//     and the rate above
 //   void Multiply(const ProductPiece&), which enqueues the product of the columns
-//   void Finish(), which is called after the last of them
+//   void Finish(), which is called after the last product
 template <class Work, class... Arguments>
 void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> shares,
                           const Arguments&... arguments) {
@@ -98,8 +101,8 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
     bool done = false;
   };
   std::vector<Part> parts(shares.size());
-  // Each GPU gets a little work at a time, so that none waits until another has got all of its
-  // work. First, all GPUs begin to copy.
+  // Each GPU gets a little work at a time, so that no GPU waits until another one has been given
+  // all of its work. First, all GPUs begin to copy.
   const auto for_all = [&](auto f) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].done) continue;

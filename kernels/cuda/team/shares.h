@@ -1,5 +1,6 @@
-// Products whose rows several GPUs compute, for strategies that compute all columns of a share in
-// one launch. kernels/cuda/team/shares.cuh explains how b gets to each GPU. Standard library only.
+// Products whose rows are divided among several GPUs, for strategies that compute all columns of a
+// share in one launch. kernels/cuda/team/shares.cuh explains how b gets to each GPU. Standard
+// library only.
 #pragma once
 
 #include <span>
@@ -8,9 +9,9 @@
 
 namespace tessera {
 
-// How b gets to a GPU that does not have it. Measurements set it.
+// How b gets to a GPU that does not have it. Only benchmarks set this.
 enum class WayOfB {
-  kChosen,      // copied in pieces during the product, if the strategy can
+  kChosen,      // copied in pieces during the product, if the strategy supports that
   kBeforehand,  // copied whole before the product
   kRemote,      // kernels read it where it is
 };

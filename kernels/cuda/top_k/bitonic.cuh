@@ -1,11 +1,11 @@
-// Sorting and merging in the shared memory of a block by networks of comparisons (Batcher, 1968).
-// The choice of places to compare does not depend on their values, so all threads compare at the
-// same time without communication.
+// Sorting and merging in a block's shared memory by comparison networks (Batcher, 1968). Which
+// places are compared does not depend on their values, so all threads compare at the same time
+// without communication.
 //
-// A sequence that rises and then falls, or a rotation of one, is bitonic. A comparison of its
-// halves, place by place, leaves two bitonic halves, and no element of the first is above any of
-// the second. The same is done with the halves of the halves, down to pairs, and then the sequence
-// is sorted. Two sorted lists, one of them in reverse, are a bitonic sequence.
+// A sequence that rises and then falls, or a rotation of such a sequence, is bitonic. Comparing its
+// two halves place by place leaves two bitonic halves, and no element of the first half is above
+// any element of the second. Repeating this for the halves of each half, down to pairs, sorts the
+// sequence. A sorted list followed by another one in reverse order is a bitonic sequence.
 //
 //     sorted  1 4 6 9 | 2 3 7 8     compare 1-8 4-7 6-3 9-2     1 4 3 2 | 9 6 7 8
 //                                   then 1-3 4-2                1 2 3 4
@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-// A warp compares pairs i to i + 31, where i is a multiple of 32. If these are within the 64 places
-// from 2 i on, no other warp accesses the places before or after, and a barrier of the warp is
-// enough. Otherwise the block needs a barrier.
+// A warp compares pairs i to i + 31, where i is a multiple of 32. If these pairs are within the 64
+// places from 2 i on, no other warp accesses those places in the previous or the next round, and a
+// warp barrier is enough. Otherwise, a block barrier is needed.
 inline constexpr int kWarpPlaces = 2 * kWarpSize;
 
 __device__ inline void MeetAfter(int places) {
@@ -39,9 +39,8 @@ __device__ void Order(E& low, E& high) {
   }
 }
 
-// Sorts pieces of `size` places each, which are bitonic sequences, of n places in total. REQUIRES:
-// a barrier before it, of all threads that access `size` places. It ends with a barrier of the
-// warp.
+// Sorts n places in pieces of `size` places, each of which is a bitonic sequence. Ends with a warp
+// barrier. REQUIRES: a barrier before the call, for all threads that access the same piece.
 template <class E>
 __device__ void SortBitonic(E* entries, int n, int size) {
   for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -53,9 +52,9 @@ __device__ void SortBitonic(E* entries, int n, int size) {
   }
 }
 
-// Sorts n places in ascending order: pairs, fours, eights, each from two sorted halves. It ends
-// with a barrier of the block. REQUIRES: n is a power of two, blockDim.x is a multiple of 32, and
-// there is a barrier of the block before it.
+// Sorts n places in ascending order: first pairs, then groups of four, eight and so on, each from
+// two sorted halves. Ends with a block barrier. REQUIRES: n is a power of two, blockDim.x is a
+// multiple of 32, and there is a block barrier before the call.
 template <class E>
 __device__ void SortBlock(E* entries, int n) {
   for (int size = 2; size <= n; size *= 2) {
@@ -66,13 +65,13 @@ __device__ void SortBlock(E* entries, int n) {
     }
     MeetAfter(size);
     SortBitonic(entries, n, size / 2);
-    if (size == n || 2 * size > kWarpPlaces) __syncthreads();  // warps take others' places next
+    if (size == n || 2 * size > kWarpPlaces) __syncthreads();  // warps access others' places next
   }
 }
 
-// Replaces best, a sorted list of `size` places, with the best of it and fresh, a sorted list of
-// `count` places. It ends with a barrier of the block. REQUIRES: size is a power of two, and there
-// is a barrier of the block before it.
+// Merges `fresh`, a sorted list of `count` places, into `best`, a sorted list of `size` places,
+// which keeps the best of both. Ends with a block barrier. REQUIRES: size is a power of two, and
+// there is a block barrier before the call.
 template <class E>
 __device__ void MergeBest(E* best, int size, const E* fresh, int count) {
   for (int i = static_cast<int>(threadIdx.x); i < min(size, count);
@@ -81,9 +80,9 @@ __device__ void MergeBest(E* best, int size, const E* fresh, int count) {
     const E other = fresh[i];
     if (other < place) place = other;
   }
-  __syncthreads();  // the best of both, in a bitonic sequence
+  __syncthreads();  // `best` holds the best of both as a bitonic sequence
   SortBitonic(best, size, size);
-  __syncthreads();  // it is sorted
+  __syncthreads();  // `best` is sorted
 }
 
 }  // namespace tessera

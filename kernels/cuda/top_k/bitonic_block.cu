@@ -1,24 +1,25 @@
-// TopK by sorting networks: one block per row, and the best elements so far sorted in shared
-// memory.
+// TopK by sorting networks, with one block per row and a sorted list of the best elements so far in
+// shared memory.
 //
-// Compared with `heap_thread`, the threads of a block read neighbouring elements of a row, and all
-// of them do the same next. A block keeps the best elements in order. Their number is the smallest
-// power of two that is at least k. It loads a chunk of the row, sorts it, and merges. The best in
-// reverse, next to the chunk, are a bitonic sequence, and the better ones of each pair are the new
-// best (bitonic.cuh).
+// Unlike in `heap_thread`, the threads of a block read adjacent elements of a row, and all of them
+// do the same work. The length of the list is the smallest power of two that is at least k. The
+// block loads a chunk of the row, sorts it, and merges it with the list. The list in reverse order,
+// followed by the chunk, is a bitonic sequence, and the better element of each pair stays in the
+// list (bitonic.cuh).
 //
 //     best  2 5 7 9    chunk, sorted  3 4 6 8    pairs 9-3 7-4 5-6 2-8    better  3 4 5 2
 //                                                                         sorted  2 3 4 5
 //
-// Every element is sorted. That is 55 rounds of comparisons for a chunk of 1024, although nearly
-// all elements could be dropped after one comparison.
+// Every element is sorted, which takes 55 rounds of comparisons for a chunk of 1024, although
+// nearly all elements could be dropped after one comparison.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks per row, each with 55
+// Cost for 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks per row, each with 55
 // rounds to sort and 8 to merge; 2^16 * 32 comparisons per row.
 //
-// The kernel is correct for any k and n: missing elements of a chunk, and of the best at first,
-// come after every element. It is correct for any alignment: loads are scalar. Equal keys are
-// ordered by their indices, which are the lower bits of the compared numbers.
+// The kernel is correct for any k and n: places without an element, in a chunk and in the list at
+// first, hold an entry that comes after every element. It is correct for any alignment, because
+// loads are scalar. Elements with equal keys are ordered by their indices, which are the lower bits
+// of the compared numbers.
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) TopKBitonicBlock(TopKArrays<T> array
       MergeBest(best, size, chunk, kChunk);
     }
     for (int j = thread; j < arrays.k; j += kThreads) arrays.Store(row, j, PlaceOf(best[j]));
-    __syncthreads();  // the best have been read
+    __syncthreads();  // the list has been read
   }
 }
 
@@ -61,7 +62,7 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              size);
 }
 
-// The rounds of comparisons for a chunk.
+// Returns the number of rounds of comparisons for a chunk.
 std::uint64_t Rounds(const TopKProblem& p) {
   const int bits = CeilLog2(kChunk);
   return static_cast<std::uint64_t>(bits * (bits + 1) / 2 + 1 + CeilLog2(SortedSize(p.k)));
@@ -84,10 +85,10 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKBitonicBlock = {
     .name = "bitonic_block",
-    .summary = "one block per row sorts chunk after chunk and merges them with the best so far",
+    .summary = "one block per row sorts chunk after chunk and merges each with the best so far",
     .source = "bitonic sorting networks (Batcher, 1968)",
     .backend = Backend::kCuda,
-    .min_compute_capability = 80,  // 80 KiB of shared memory for 4096 elements of 64 bits
+    .min_compute_capability = 80,  // 80 KiB of shared memory for 4096 64-bit elements
     .deterministic = true,
     .roundoff = TopKRoundoff,
     .cost = CostOf,

@@ -1,19 +1,20 @@
-// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and a
-// buffer of elements that have beaten the limit, the k-th of the list, since the last update of the
-// list.
+// The best elements that a block of `threshold` has seen: a sorted list in shared memory, and a
+// buffer of elements that have beaten the limit since the last update of the list. The limit is the
+// k-th entry of the list.
 //
 //     best    sorted, a power of two >= k          limit = best[k - 1], in a register
 //     fresh   2 * blockDim.x places, in any order  count: places that have been requested
 //
 // Most elements are no better than the limit and cost a single comparison. When the buffer is full,
-// it is sorted and merged with the list (bitonic.cuh), and the limit moves. In random order that is
-// rare: the list has k of m elements seen, so a buffer of the same size lasts for about another m
-// elements. In a rising row every element beats the limit. If many threads have such elements, each
-// offers its best one alone. The k-th of these is above nearly all others, which are then dropped
-// unsorted. The first limit is found in the same way.
+// it is sorted and merged with the list (bitonic.cuh), which lowers the limit. If elements are in
+// random order, this is rare: the list has k of the m elements seen so far, so a buffer of the same
+// size lasts for about another m elements. In a row whose elements keep getting better, every
+// element beats the limit. If many threads have elements that do, each of them first offers only
+// its best one. The k-th best of these is better than nearly all other elements, which are then
+// dropped without being sorted. The first limit is found in the same way.
 //
-// An entry's place is part of the comparison, so the order in which entries reach the buffer
-// decides nothing.
+// An entry's place is part of the comparison, so the order in which entries reach the buffer does
+// not affect the result.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +24,13 @@
 
 namespace tessera {
 
-// The candidates of one block. All of its threads call every function. REQUIRES: blockDim.x is a
-// multiple of 32.
+// The candidates of one block. Every function is called by all threads of the block. REQUIRES:
+// blockDim.x is a multiple of 32.
 template <class E>
 class Candidates {
  public:
-  // entries: shared memory for size + 2 * blockDim.x, where size is a power of two >= k. count: in
-  // shared memory.
+  // entries: shared memory for size + 2 * blockDim.x entries, where size is a power of two >= k.
+  // count: a counter in shared memory.
   __device__ Candidates(E* entries, std::uint32_t* count, int k, int size)
       : best_(entries), fresh_(entries + size), count_(count), k_(k), size_(size) {
     for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))
@@ -38,16 +39,16 @@ class Candidates {
     __syncthreads();  // the list is empty
   }
 
-  // Only entries below the limit matter. kNone: every entry matters.
+  // Only entries below the limit matter. If the limit is kNone, every entry matters.
   __device__ E limit() const { return limit_; }
   __device__ bool open() const { return limit_ == kNone; }
-  // Whether no key is below the limit's, so that later entries do not matter.
+  // Returns whether no key is below the limit's, so that later entries do not matter.
   __device__ bool closed() const { return limit_ >> 32 == 0; }
-  // Lowers the limit. REQUIRES: k entries are below it.
+  // Lowers the limit. REQUIRES: k entries are below the new limit.
   __device__ void Lower(E limit) { limit_ = limit; }
 
-  // Offers the thread's entries at(e) for the bits e of pending. Returns whether the limit has
-  // moved.
+  // Offers the thread's entries at(e) for each bit e that is set in `pending`. Returns whether the
+  // limit may have changed.
   template <class At>
   __device__ bool Offer(std::uint32_t pending, At at) {
     if (!open()) Retest(pending, at);
@@ -74,7 +75,7 @@ class Candidates {
     return moved;
   }
 
-  // Returns the list with all entries that have been offered.
+  // Merges all entries that have been offered, and returns the list.
   __device__ const E* Sorted() {
     __syncthreads();  // the last entries of all threads are in the buffer
     const int held = Held();
@@ -86,11 +87,11 @@ class Candidates {
   static constexpr E kNone = static_cast<E>(~E{0});
 
   __device__ int Room() const { return 2 * static_cast<int>(blockDim.x); }
-  // The number of entries in the buffer. REQUIRES: called between two barriers with no Push in
-  // between.
+  // Returns the number of entries in the buffer. REQUIRES: no thread calls Push between the
+  // barriers before and after this call.
   __device__ int Held() const { return min(static_cast<int>(*count_), Room()); }
 
-  // Moves entries to the buffer. Entries that find no place stay pending.
+  // Moves entries to the buffer. Entries for which there is no space stay pending.
   template <class At>
   __device__ void Push(std::uint32_t& pending, At at) {
     if (!__any_sync(kFullMask, pending != 0)) return;
@@ -102,7 +103,7 @@ class Candidates {
       const int before = __shfl_up_sync(kFullMask, sum, offset);
       if (lane >= offset) sum += before;
     }
-    // One atomic for the warp.
+    // The warp uses a single atomic addition.
     int first = 0;
     if (lane == kWarpSize - 1)
       first = static_cast<int>(atomicAdd(count_, static_cast<std::uint32_t>(sum)));
@@ -135,7 +136,7 @@ class Candidates {
     }
   }
 
-  // Merges the first `held` places of the buffer, and empties it.
+  // Merges the first `held` entries of the buffer into the list, and empties the buffer.
   __device__ void Merge(int held) {
     int places = 1;
     while (places < held) places *= 2;

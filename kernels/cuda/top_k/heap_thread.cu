@@ -2,24 +2,26 @@
 //
 // The heap has the worst of the k best on top, and each element is no better than the two below it.
 // An element that beats the top replaces it and sinks to its place. Any other element is done after
-// one comparison. When the row has been read, the heap becomes a sorted list in k steps: the top,
-// which is the worst, is swapped with the last element, the new top sinks, and the heap becomes one
-// shorter.
+// one comparison. When the row has been read, the heap becomes a sorted list in k steps. In each
+// step, the top, which is the worst element, is swapped with the last element of the heap, the heap
+// shrinks by one, and the new top sinks.
 //
 //     heap, places of values and indices     0
 //     of the row's results                1     2      place j is no better than 2 j + 1 and
 //                                        3 4   5 6     2 j + 2
 //
-// The heap lies where the results will be, so that no other memory is needed. It has no other
-// advantage here. Neighbouring threads read elements a whole row apart, so each load of 4 bytes
-// moves 32 bytes. Threads of a warp sink different elements at different times, and the others
-// wait. A few long rows leave all but a few threads of the chip without work.
+// The heap is stored where the results will be, so no other memory is needed. On a GPU, the heap
+// has no other advantage. Adjacent threads read elements a whole row apart, so each 4-byte load
+// moves 32 bytes. The threads of a warp sink elements at different times, and the other threads
+// wait. If there are only a few long rows, all but a few threads of the GPU have no work.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 threads; in random order k (1 + ln(n /
-// k)) = 750 elements per row enter the heap, with up to 7 steps each; depth 2^16 dependent loads.
+// Cost for 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 threads; in random order k (1 + ln(n /
+// k)) = 750 elements per row enter the heap, with up to 7 steps each; a depth of 2^16 dependent
+// loads.
 //
-// The kernel is correct for any k, n, number of rows and block size. Equal keys stay in the order
-// of their indices, because a later one never beats the top and the heap orders by index as well.
+// The kernel is correct for any k, n, number of rows and block size. Elements with equal keys stay
+// in the order of their indices, because a later one never beats the top, and the heap orders equal
+// keys by index.
 #include <cmath>
 
 #include "kernels/cuda/top_k/top_k.cuh"
@@ -53,7 +55,7 @@ class RowHeap {
     return TopKKey(Get(j).value, arrays_.smallest);
   }
 
-  // Puts the item at place `at` of a heap of `count`, or below it.
+  // Puts the item at place `at` of a heap of `count` elements, or at a place below it.
   __device__ void Sink(std::int64_t at, Item item, std::int64_t count) {
     for (std::int64_t child; (child = 2 * at + 1) < count; at = child) {
       Item worse = Get(child);

@@ -1,8 +1,8 @@
-// The reads of `threshold`: a block compares the elements of a part of a row with the limit of its
-// candidates directly after it has loaded them.
+// How `threshold` reads a row: a block compares the elements of its part of the row with the limit
+// of its candidates directly after it has loaded them.
 //
-//     part      . . .|x x x x|x x x x|x x x x|. .     whole vectors of 16 bytes, aligned: tiles
-//               head                          tail    single loads, when all else is done
+//     part      . . .|x x x x|x x x x|x x x x|. .     aligned 16-byte vectors, in tiles
+//               head                          tail    single loads, after all vectors
 //
 // A comparison is one instruction on the value, whose sign is flipped if necessary so that the
 // largest are always selected. Elements that pass are tested again with their key and their place.
@@ -19,10 +19,11 @@
 
 namespace tessera {
 
-inline constexpr int kTileVectors = 4;  // of a thread
+inline constexpr int kTileVectors = 4;  // per thread
 
-// The bits that reverse an element's order if the smallest are requested: the sign of a number, or
-// all bits. There is one mask for the even words of a vector and one for the odd words.
+// Returns the bits to flip so that the order of elements is reversed if the smallest are requested:
+// the sign of a floating-point number, or all bits of an integer. There is one mask for the even
+// words of a vector and one for the odd words.
 template <class T>
 __device__ uint2 Flip(bool smallest) {
   if (!smallest) return {0, 0};
@@ -42,7 +43,7 @@ class Part {
   __device__ Part(const T* x, std::uint32_t length, bool smallest)
       : x_(x), length_(length), smallest_(smallest), flip_(Flip<T>(smallest)) {}
 
-  // Offers its elements, with their index in the part as their place.
+  // Offers the part's elements. An element's place is its index in the part.
   __device__ void OfferTo(Candidates<E>& candidates) {
     constexpr std::uint32_t kWide = kVector<T>;
     const auto misaligned =
@@ -66,7 +67,7 @@ class Part {
       }
       Load(body, first + kTileVectors * step, vectors, next);
       OfferTile<kTileVectors>(candidates, now, there, head + first * kWide, step * kWide);
-      if (candidates.closed()) break;  // k elements with the best key (NaN for the largest)
+      if (candidates.closed()) break;  // k elements have the best key (NaN for the largest)
     }
     if (head == 0 && tail == length_) return;
     // Thread 0 has the elements before the vectors, and thread 1 those after them.
@@ -88,8 +89,8 @@ class Part {
     }
   }
 
-  // Offers the elements e whose bits are set in `there`. Element e is at `first` + e % kWide + e /
-  // kWide * stride.
+  // Offers the elements e whose bits are set in `there`. Element e has place `first` + e % kWide +
+  // e / kWide * stride.
   template <int kCount>
   __device__ void OfferTile(Candidates<E>& candidates, const uint4 (&vectors)[kCount],
                             std::uint32_t there, std::uint32_t first, std::uint32_t stride) {
@@ -97,8 +98,8 @@ class Part {
     std::uint32_t pending = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      // Values decide which elements are tested again. NaNs are tested, because they are not less
-      // or equal.
+      // The values decide which elements are tested again. NaNs are tested again, because they are
+      // not less than or equal to any value.
       const uint4 flipped = Flipped(vectors[j]);
       bool passes[kWide], any = false;
 #pragma unroll
@@ -111,11 +112,12 @@ class Part {
       for (int v = 0; v < kWide; ++v)
         if (passes[v]) pending |= 1u << (j * kWide + v);
     }
-    // Elements before the first vector are offered late, although they come before equal elements
-    // of the vectors.
+    // Elements before the first vector are offered last but come before equal elements of the
+    // vectors, so they are always tested again.
     if (candidates.open() || kCount == 1) pending = ~0u;
     pending &= there;
-    // The elements to test are known only at run time, and registers cannot be indexed.
+    // The elements to test are known only at run time, and registers cannot be indexed, so the
+    // vectors are copied to memory.
     uint4 kept[kCount];
     if (pending != 0) {
 #pragma unroll
@@ -140,7 +142,7 @@ class Part {
   const std::uint32_t length_;
   const bool smallest_;
   const uint2 flip_;
-  Value worst_{};  // the element of the limit, flipped, once there is one
+  Value worst_{};  // the limit's element, flipped, once there is a limit
 };
 
 }  // namespace tessera

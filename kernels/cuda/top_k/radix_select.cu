@@ -1,33 +1,37 @@
 // TopK by radix selection: the k-th key is found digit by digit, and the elements not above it are
 // collected.
 //
-// Compared with `bitonic_block`, only the result is sorted. Keys are numbers of 16, 32 or 64 bits.
-// First the elements with each upper digit of 8 bits are counted. The counts, added from the
-// smallest digit on, give the upper digit of the k-th key, and how many of the elements with that
-// digit are still needed. The next digit is counted among those elements alone, and so on. After as
-// many passes as a key has digits, all bits of the k-th key are known.
+// Unlike in `bitonic_block`, only the result is sorted. Keys are 16-bit, 32-bit or 64-bit numbers.
+// A first pass counts how many elements have each value of the upper 8-bit digit. Adding up the
+// counts from the smallest digit on gives the upper digit of the k-th key, and the number of
+// elements with that digit that are still needed. A second pass counts the next digit among these
+// elements only, and so on. After as many passes as a key has digits, all bits of the k-th key are
+// known.
 //
 //     k = 4, digits of 2 bits   00: 1   01: 2   10: 5   11: 9    the 4th key begins with 10, and is
 //                               1       3       8                the 1st of those
 //
-// 1. For each digit, CountDigits runs with several blocks per row, and ChooseDigit with one.
-// 2. CountTaken counts how many keys of every part of a row are below the k-th key and how many
+// 1. For each digit, CountDigits runs with several blocks per row, and ChooseDigit with one block
+//    per row.
+// 2. CountTaken counts how many keys in each part of a row are below the k-th key and how many
 //    equal it.
-// 3. Collect takes the keys below it and the first of the keys that equal it, as many as are
-//    missing. The place of an element is the number of elements of its kind before it in the row.
-//    There are no atomics, and the k elements are in two lists in the order of their indices.
+// 3. Collect takes the keys below the k-th key, and the first of the keys that equal it, as many as
+//    are still needed. An element's place is the number of elements of the same kind before it in
+//    the row. So places need no atomics, and the k elements are in two lists in the order of their
+//    indices.
 // 4. SortRows sorts them by key and place, with one block per row (bitonic.cuh).
 //
-// The lanes of a block share 8 histograms in shared memory. With a single one, the counts of
-// elements with the same digit would queue at one place, and most arrays have few different upper
+// The threads of a block share 8 histograms in shared memory. With a single histogram, the counts
+// of elements with the same digit would be serialized, and most arrays have few different upper
 // digits.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: x is read 6 times, 24 MiB, the last 5 times from the L2
-// cache; 11 launches. The data only affects how many threads use an atomic at the same time.
+// Cost for 16 rows of 2^16, k = 100, f32: x is read 6 times (24 MiB), the last 5 times from the L2
+// cache; 11 launches. The data affects only how many threads update the same counter at the same
+// time.
 //
-// The kernels are correct for any n: counts of parts have 32 bits, and sums of parts have 64. They
-// are correct for any alignment: loads are scalar. They are correct for any k: k entries fit in
-// shared memory, 64 KiB for keys of 64 bits.
+// The kernels are correct for any n: counts of parts have 32 bits, and sums over parts have 64.
+// They are correct for any alignment, because loads are scalar. They are correct for any k, because
+// k entries fit in shared memory (64 KiB for 64-bit keys).
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 
@@ -36,28 +40,26 @@ namespace {
 
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kThreads = kDigits;  // of all kernels but the last, one for each digit
-constexpr int kHistograms = 8;     // of a block
+constexpr int kThreads = kDigits;  // one per digit value, in all kernels but the last
+constexpr int kHistograms = 8;     // per block
 constexpr int kMostSortThreads = 1024;
-// The fewest elements for which a part of a row gets a block, and the desired number of blocks per
-// SM.
-constexpr std::int64_t kLeastPart = 1 << 14;
-constexpr std::int64_t kBlocksEach = 8;
+constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
+constexpr std::int64_t kBlocksEach = 8;       // desired number of blocks per SM
 
-// The known part of a row's k-th key.
+// The part of a row's k-th key that is known so far.
 struct Choice {
-  std::uint64_t prefix;   // its upper digits
-  std::uint64_t missing;  // its rank, from 1, among the keys that begin with them
+  std::uint64_t prefix;   // the upper digits
+  std::uint64_t missing;  // the key's rank, from 1, among the keys with this prefix
 };
 
-// Counts of a part of a row.
+// The counts for a part of a row.
 struct Taken {
   std::uint32_t below, equal;
 };
 
 struct RowParts {
-  std::int64_t count;   // of a row
-  std::int64_t length;  // of each but the last
+  std::int64_t count;   // parts per row
+  std::int64_t length;  // elements of each part but the last
 };
 
 RowParts MakeParts(const TopKProblem& p, int multiprocessors) {
@@ -68,18 +70,18 @@ RowParts MakeParts(const TopKProblem& p, int multiprocessors) {
   return {CeilDiv(p.n, length), length};
 }
 
-// Calls f(row, part, begin, end) for each part that the block has.
+// Calls f(row, part, begin, end) for each of the block's parts.
 template <class F>
 __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f) {
   for (std::int64_t work = blockIdx.x; work < rows * parts.count; work += gridDim.x) {
     const std::int64_t row = work / parts.count, part = work % parts.count;
     f(row, part, part * parts.length, min(n, (part + 1) * parts.length));
-    __syncthreads();  // shared memory is free for the next one
+    __syncthreads();  // shared memory is free for the next part
   }
 }
 
-// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is no
-// prefix yet.
+// Adds to histograms[row] the counts of the next digit of the keys that begin with the row's
+// prefix. top: whether this is the first digit, so that there is no prefix yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// Adds the digit to choices[row], and leaves zeros in histograms[row].
+// Appends the next digit to choices[row], and leaves zeros in histograms[row].
 __global__ void __launch_bounds__(kThreads)
     ChooseDigit(std::int64_t rows, std::int64_t k, bool top, Choice* choices,
                 unsigned long long* histograms) {
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Returns the sum of the values of the threads before this one. all: the sum over all threads.
-// sums: one for each warp.
+// sums: shared memory for one sum per warp.
 __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* sums,
                                           std::uint32_t& all) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -177,8 +179,8 @@ __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* su
   return before + sum - value;
 }
 
-// Writes indices[row * k + place]: first those of keys below the k-th key, then those of keys that
-// equal it.
+// Writes indices[row * k + place]: first the indices of keys below the k-th key, then the indices
+// of keys that equal it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     Collect(TopKArrays<T> arrays, RowParts parts, const Choice* choices, const Taken* taken,
@@ -218,7 +220,8 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// Sorts the k elements of a row. Those with equal keys are already in the order of their indices.
+// Sorts the k elements of a row. Elements with equal keys are already in the order of their
+// indices.
 template <class T>
 __global__ void __launch_bounds__(kMostSortThreads)
     SortRows(TopKArrays<T> arrays, int size, const std::int64_t* indices) {
@@ -267,7 +270,7 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              static_cast<std::size_t>(size) * sizeof(Entry<T>), stream, arrays, size, indices);
 }
 
-// The SMs of the largest GPU, for an upper bound. The strategy itself asks the device.
+// The number of SMs of the largest GPU, for an upper bound. Launches use the device's actual number.
 constexpr int kMostMultiprocessors = 192;
 
 Cost CostOf(const TopKProblem& p) {

@@ -1,29 +1,28 @@
-// TopK by a threshold: x is read once, at the rate of memory, and there is very little other work.
+// TopK by a threshold: x is read once, at memory bandwidth, with very little other work.
 //
-// Compared with `bitonic_block`, which sorts every element, and `radix_select`, which reads x six
-// times, most elements cost one comparison. The k-th best element so far is a limit, and elements
-// are compared with it by value directly after they are loaded. In a random row of n elements about
-// k (1 + ln(n / k)) pass. These are collected in shared memory (candidates.cuh), and all others are
-// dropped.
+// `bitonic_block` sorts every element, and `radix_select` reads x six times. Here, most elements
+// cost one comparison. The k-th best element so far is a limit, and elements are compared with it
+// by value directly after they are loaded. In a random row of n elements, about k (1 + ln(n / k))
+// elements pass. These are collected in shared memory (candidates.cuh), and all others are dropped.
 //
 //     x     .....|  part of a row: a block  |.....        one wave of blocks over all rows
 //     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes per thread
-//                while one is compared, the next is under way
+//                while one is compared, the next is in flight
 //
-// A block takes a part of a row, or a whole short one, with only as many threads as it has work
-// for: a warp for a row of 512 floats. Blocks with a part of a row store its k best elements,
-// sorted, in device memory. The block that counts itself last on the row's ticket merges the lists.
-// If j of each of p parts are at least k in total, the worst of the j-th best is a limit before the
-// merge. All lists are read at the same time, best entries first, so that a few of their entries
-// decide.
+// A block processes a part of a row, or a whole short row. It has only as many threads as there is
+// work for, for example one warp for a row of 512 floats. If it has a part of a row, it stores the
+// k best elements of the part, sorted, in device memory. The block that is the last to count itself
+// on the row's ticket merges the lists. With p parts and p j >= k, the worst of the parts' j-th
+// best elements is a limit for the merge from the start. All lists are read at the same time, best
+// entries first, so that a few entries of each list are usually enough.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: one launch of 64 blocks, 4 per row, reads 4 MiB. Each
+// Cost for 16 rows of 2^16, k = 100, f32: one launch of 64 blocks, 4 per row, reads 4 MiB. Each
 // block sorts 256 candidates two or three times, in 36 rounds of comparisons, and writes 800 bytes.
 //
-// The kernel is correct for any n and k: there is no limit before k elements have been seen. It is
-// correct for any alignment: the elements before the first whole vector and after the last one are
-// single loads. The order in which threads run does not affect which elements are found, because
-// candidates are compared by key and place.
+// The kernel is correct for any n and k, because there is no limit before k elements have been
+// seen. It is correct for any alignment: the elements before the first whole vector and after the
+// last one are single loads. The order in which threads run does not affect which elements are
+// found, because candidates are compared by key and place.
 #include "kernels/cuda/top_k/candidates.cuh"
 #include "kernels/cuda/top_k/part.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
@@ -31,20 +30,20 @@
 namespace tessera {
 namespace {
 
-// Threads of an SM: as many as its registers allow with 64 registers each.
+// Threads per SM: as many as its registers allow with 64 registers each.
 constexpr int kResidentThreads = 1024;
-// Threads of a block. At this size four blocks fit on an SM, and they do not wait for each other.
-// An SM has no room for four long lists, so these get larger blocks, which also sort faster.
+// Threads per block. At this size four blocks fit on an SM, and they do not wait for each other.
+// Four long lists do not fit on an SM, so they get larger blocks, which also sort faster.
 constexpr int kFewThreads = 256;
-constexpr std::int64_t kLeastTiles = 4;  // of a part
+constexpr std::int64_t kLeastTiles = 4;  // per part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
-constexpr int kMergeEach = 4;  // entries that a thread compares in a merge
+constexpr int kMergeEach = 4;  // entries that a thread compares at a time in a merge
 constexpr std::int64_t kMostParts = std::int64_t{kMergeEach} * kFewThreads;
 
 struct Plan {
-  int size;             // places of a list of the best
-  int threads;          // of a block
-  std::int64_t parts;   // of a row
+  int size;             // length of the list of the best
+  int threads;          // per block
+  std::int64_t parts;   // per row
   std::int64_t length;  // elements of each part but the last
 };
 
@@ -56,14 +55,15 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
       kTileVectors * kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t resident = std::int64_t{multiprocessors} * (kResidentThreads / most);
   const std::int64_t rows = std::max<std::int64_t>(1, p.rows);
-  // The fewest elements for which a part gets a block, and the largest number of parts of a row.
+  // `least` is the minimum number of elements in a part, and `limit` is the maximum number of parts
+  // per row.
   const std::int64_t least = std::max(kLeastTiles * most * each, 4 * p.k);
   const std::int64_t limit = p.rows > static_cast<std::int64_t>(CudaStream::kTickets)
                                  ? 1
                                  : std::clamp<std::int64_t>(p.n / least, 1, kMostParts);
-  // The time is proportional to the number of waves divided by the number of parts of a row. The
-  // best number of parts leaves the last wave full, but a smaller one is taken if it comes within 5
-  // % of that.
+  // The time is proportional to the number of waves divided by the number of parts per row. The
+  // best number of parts leaves the last wave full, but a smaller number is chosen if its time is
+  // within 5 % of the best.
   const std::int64_t few =
       std::clamp<std::int64_t>(std::max(resident / rows, CeilDiv(p.n, kMostLength)), 1, limit);
   plan.parts = few;
@@ -100,7 +100,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
   const auto k = static_cast<std::uint32_t>(arrays.k);
   const std::uint32_t count = parts * k;
   const auto load = [&](std::uint32_t i) { return LoadListed(lists + i); };
-  // The worst of the j-th entries of all parts has k entries at or before it.
+  // At least k entries are at or before the worst of all parts' entries at `level`.
   const std::uint32_t level = (k + parts - 1) / parts - 1;
   E limit = 0;
   for (std::uint32_t p = threadIdx.x; p < parts; p += blockDim.x) {
@@ -112,10 +112,10 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
   for (std::uint32_t half = blockDim.x / 2; half > 0; half /= 2) {
     if (threadIdx.x < half && worst[threadIdx.x] < worst[threadIdx.x + half])
       worst[threadIdx.x] = worst[threadIdx.x + half];
-    __syncthreads();  // the worst of `half` pairs is stored
+    __syncthreads();  // the worse entry of each pair is stored
   }
   candidates.Lower(worst[0] | kPlaces);
-  __syncthreads();  // all threads have read it
+  __syncthreads();  // all threads have read worst[0]
 
   for (std::uint32_t first = threadIdx.x; first - threadIdx.x < count;
        first += kMergeEach * blockDim.x) {
@@ -134,7 +134,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
       entries[e] = (entries[e] | kPlaces) ^ kPlaces ^ (i % parts * k + i / parts);
       if (entries[e] < candidates.limit()) pending |= 1u << e;
     }
-    // This round has an entry of every part, and later entries of a part are no better.
+    // This round has an entry of every part, and the later entries of a part are no better.
     if (!__syncthreads_or(pending != 0)) break;
     candidates.Offer(pending, [&](int e) { return entries[e]; });
   }
@@ -201,12 +201,12 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The SMs of the GPU for which the cost is stated, and of the largest GPU. The strategy itself asks
-// the device.
+// The number of SMs for which the cost is stated, and that of the largest GPU, for an upper bound of
+// the scratch memory. Launches use the device's actual number.
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
-// Returns the bytes of the lists.
+// Returns the number of bytes in the lists.
 std::uint64_t ListBytes(const TopKProblem& p, const Plan& plan) {
   return plan.parts == 1
              ? 0
@@ -220,7 +220,7 @@ Cost CostOf(const TopKProblem& p) {
   return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
-          // A thread's elements, and a few sorted buffers.
+          // The elements of one thread, and the sorting of a few buffers.
           .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
 }
 
@@ -232,11 +232,11 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKThreshold = {
     .name = "threshold",
-    .summary = "one pass: most elements fail one comparison with the k-th best so far",
+    .summary = "one pass, in which one comparison with the k-th best so far rejects most elements",
     .source =
         "WarpSelect (Johnson, Douze and Jegou, 2017) with a buffer per block instead of per thread",
     .backend = Backend::kCuda,
-    .min_compute_capability = 80,  // 96 KiB of shared memory for 4096 elements of 64 bits
+    .min_compute_capability = 80,  // 96 KiB of shared memory for 4096 64-bit elements
     .deterministic = true,
     .roundoff = TopKRoundoff,
     .cost = CostOf,

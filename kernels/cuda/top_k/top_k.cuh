@@ -1,4 +1,4 @@
-// Code that the strategies of TopK share: a row's arrays, candidates as single numbers, and costs.
+// Code that the TopK strategies share: a row's arrays, candidates as single numbers, and costs.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ struct TopKArrays {
   }
 };
 
-// A candidate: its key in the upper bits and its place in the lower 32 bits. Places ascend like
-// indices, so one comparison of integers decides, even for equal keys.
+// A candidate, with its key in the upper bits and its place in the lower 32 bits. Places are in the
+// order of indices, so a single integer comparison decides, even for equal keys.
 __extension__ using Bits128 = unsigned __int128;
 template <class T>
 using Entry = std::conditional_t<sizeof(T) == 8, Bits128, std::uint64_t>;
@@ -62,26 +62,26 @@ __device__ std::uint32_t PlaceOf(E entry) {
   return static_cast<std::uint32_t>(entry);
 }
 
-// The requirement that refuses rows whose element indices do not fit in an entry's 32 bits. Empty
-// for other rows.
+// Returns a requirement if the element indices of the rows do not fit in an entry's 32 bits, and an
+// empty string otherwise.
 inline std::string LongRowRefusal(const TopKProblem& p) {
-  return p.n < std::int64_t{0xffffffff} ? "" : "rows of less than 2^32 - 1 elements";
+  return p.n < std::int64_t{0xffffffff} ? "" : "rows of fewer than 2^32 - 1 elements";
 }
 
-// Places of a sorted list of k entries in shared memory: a power of two.
+// Returns the number of places in a sorted list of k entries in shared memory, a power of two.
 inline int SortedSize(std::int64_t k) {
   return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(k, 1))));
 }
 
 inline std::size_t EntryBytes(DType dtype) { return SizeOf(dtype) == 8 ? 16 : 8; }
 
-// The number of blocks of a grid that strides over `work`.
+// Returns the number of blocks for a grid that strides over `work` items.
 inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// Launches the kernel with that much dynamic shared memory. Together with the memory that the
-// kernel declares, it may exceed the 48 KiB that need no attribute.
+// Launches the kernel with `shared` bytes of dynamic shared memory. Together with the memory that
+// the kernel declares, these may exceed the 48 KiB that need no attribute.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {
@@ -94,10 +94,10 @@ void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared,
   CUDA_CHECK_LAUNCH(kernel);
 }
 
-// Elements are compared, never added.
+// Elements are compared and never added, so there is no rounding error.
 inline double TopKRoundoff(const TopKProblem&) { return 0; }
 
-// The bytes of x, read `times` times, and of the results.
+// Returns the bytes of x, read `times` times, plus the bytes of the results.
 inline std::uint64_t TopKBytes(const TopKProblem& p, std::uint64_t times) {
   return times * static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n) *
              SizeOf(p.dtype) +

@@ -1,15 +1,16 @@
 // Batches on a GPU: one launch with a block for each problem. A problem is one chunk of the tree of
-// kernels/same_bits/fixed_tree.h. Its block folds it as `fixed_tree` does, and blocks do not
-// communicate. If no problem is longer than a row of the tree, each has a warp whose threads take
-// eight lanes each, so that eight times as many problems are under way at the same time.
+// kernels/same_bits/fixed_tree.h. The problem's block folds it as `fixed_tree` does, and blocks do
+// not communicate. If no problem is longer than a row of the tree, each problem has a warp instead,
+// and each thread takes eight lanes. Eight times as many problems are then under way at the same
+// time.
 //
-// Problems of equal length and at equal distances, such as slices of an array, are described by the
-// first one and the distance. All others are in a table in page-locked host memory. A block fetches
-// all of its entries of the table together, for two reasons: a read over PCIe takes longer than the
-// fold of a short problem, and reading more takes no longer. The entries are those of its warps or,
-// if there are more problems than blocks that run at a time, those of up to four problems that it
-// folds one after the other. Results go straight to host memory, so there is no copy before or
-// after the launch.
+// Problems of equal length at equal distances, such as slices of an array, are described by the
+// first problem and the distance. Otherwise the problems are in a table in page-locked host memory.
+// A block fetches all of its entries of the table together, for two reasons: a read over PCIe takes
+// longer than the fold of a short problem, and a longer read takes no more time. A block has one
+// entry per warp or, if there are more problems than blocks that run at a time, up to four entries
+// for problems that it folds one after another. Results go directly to host memory, so there is no
+// copy before or after the launch.
 //
 // Cost of 1000 Dots of 4096 f32: 1000 blocks read 32 MB, and each has all of its 32 KiB in flight.
 // The results are 24 KB over PCIe, and a table would be another 32 KB.
@@ -24,7 +25,7 @@ namespace {
 
 static_assert(kBatchBytes == kShortRows * kTreeRowBytes);
 
-// A problem. Blocks fetch it from a table in words of 16 bytes.
+// A problem. Blocks fetch it from a table in 16-byte words.
 template <class C>
 using ItemOf = BatchItem<C::kOperands>;
 
@@ -36,8 +37,8 @@ __device__ TreeOperands<C> OperandsOf(const ItemOf<C>& item) {
   return in;
 }
 
-// The problems of a launch. They are items in a table or, if `table` is null, the first one and the
-// distance in bytes from each operand to that of the next problem.
+// The problems of a launch: a table of items or, if `table` is null, the first item and, for each
+// operand, the distance in bytes to the same operand of the next problem.
 template <class C>
 struct Batch {
   const ItemOf<C>* table;
@@ -55,8 +56,8 @@ struct Batch {
   }
 };
 
-// Fetches the block's `count` entries of a table from `first` on, by all of its threads together.
-// Returns null if there is no table.
+// Fetches the block's `count` table entries from entry `first` on. All threads of the block take
+// part. Returns null if there is no table.
 template <class C, unsigned kMost>
 __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
   constexpr unsigned kWords = sizeof(ItemOf<C>) / sizeof(uint4);
@@ -68,7 +69,7 @@ __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, un
   return reinterpret_cast<const ItemOf<C>*>(words);
 }
 
-constexpr unsigned kMostEach = 4;  // problems of a block, one after the other
+constexpr unsigned kMostEach = 4;  // problems that a block folds one after another
 
 // Problems of up to this many rows have a kernel that loads at most this many rows at a time, which
 // leaves registers for a third block on an SM.
@@ -81,7 +82,7 @@ constexpr int BatchBlocks() {
   return kRows <= kFewRows && kBytes <= 32 ? 3 : 2;
 }
 
-// Folds `each` problems per block, of up to kRows rows.
+// Folds `each` problems of up to kRows rows per block.
 template <class C, int kRows>
 __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
     FoldBatch(const Batch<C> batch, unsigned each, ReduceOp op, bool mirror) {
@@ -95,7 +96,8 @@ __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
   }
 }
 
-// Folds an array of at most a row by all threads of a warp. The first thread stores the result.
+// Folds an array of at most one row. All threads of a warp take part, and the first thread stores
+// the result.
 template <class C>
 __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                         Scalar* result) {
@@ -109,7 +111,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
 #pragma unroll
   for (const auto* x : in.x) places |= reinterpret_cast<std::uintptr_t>(x);
   const bool aligned = places % kTreeVectorBytes == 0;
-  // The elements of vectors that are incomplete or not aligned are taken one by one.
+  // The elements of vectors that are incomplete or not aligned are loaded one by one.
   const auto first = [&](int i) { return (thread + i * kWarpSize) * V; };
   const auto whole = [&](int i) { return aligned && first(i) + V <= end; };
   TreeVectorOf<T> v[kLanesEach][O];
@@ -136,7 +138,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
   if (thread == 0) C::Finish(value, op, n, mirror, result);
 }
 
-constexpr unsigned kWarps = 8;  // of a block
+constexpr unsigned kWarps = 8;  // per block
 
 // Folds one problem per warp.
 template <class C>
@@ -150,8 +152,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   FoldRow<C>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + warp);
 }
 
-// Whether all problems have the length of the first and the distance of the first two. The launch
-// waits for this, so kAtOnce items are compared before each branch.
+// Whether all problems have the length of the first problem, and all distances equal the distance
+// of the first two. The launch waits for this check, so it compares kAtOnce items before each
+// branch.
 template <int kOperands>
 bool AreEven(std::span<const BatchItem<kOperands>> items,
              const std::uintptr_t (&apart)[kOperands]) {

@@ -1,9 +1,8 @@
-// The kernels of the strategies single_pass, fixed_tree and compensated: one launch folds an array
-// along the tree of kernels/same_bits/fixed_tree.h, for any size of its chunks, and stores the
-// result.
+// The kernels of the strategies single_pass, fixed_tree and compensated. One launch folds an array
+// along the tree of kernels/same_bits/fixed_tree.h, with chunks of any size, and stores the result.
 //
-// The time of short arrays, which have a few rows in each chunk, is the latency of dependent steps.
-// They have a separate kernel, FoldShort, in which each block makes one trip to memory.
+// For short arrays, which have a few rows in each chunk, the time is the latency of dependent
+// steps. They have a separate kernel, FoldShort, in which each block makes one trip to memory.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -16,11 +15,11 @@
 
 namespace tessera {
 
-// Lanes of each thread of a warp: thread t has lanes t, t + kWarpSize, ...
+// The number of lanes per thread of a warp: thread t has lanes t, t + kWarpSize, ...
 inline constexpr int kLanesEach = kTreeLanes / kWarpSize;
 
-// The halving tree over the lanes' values, which are spread over the threads of a warp. The first
-// thread gets the result.
+// Folds the lanes' values, which are spread over the threads of a warp, along the halving tree. The
+// first thread gets the result.
 template <class C>
 __device__ typename C::Wide FoldLanes(typename C::Wide (&v)[kLanesEach]) {
 #pragma unroll
@@ -44,10 +43,10 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   return FoldLanes<C>(v);
 }
 
-// Finishes a chunk whose lane values are in cells. All threads of the block call it. If the chunk
-// is the only one, it stores the result. Otherwise it sends the chunk's value, but the receiver
-// keeps its own value if each lane has at most one slot (direct). receiver is in shared memory and
-// is read only where it matters.
+// Finishes a chunk whose lane values are in `cells`. All threads of the block call it. If the chunk
+// is the only one (alone), thread 0 stores the result. Otherwise it sends the chunk's value, except
+// that the receiver keeps the value of its own chunk if each lane has at most one slot (direct).
+// `receiver` is in shared memory and is read only where it is needed.
 template <class C>
 __device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std::int64_t chunk,
                         bool alone, bool direct, const bool& receiver, typename C::Wide* received) {
@@ -65,8 +64,8 @@ __device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std
   }
 }
 
-// The last step of the receiver, called by all of its threads. received has the values of all
-// chunks, by lane.
+// The last step of the receiver. All of its threads call it. `received` has one value per lane: the
+// fold of the lane's chunks.
 template <class C>
 __device__ void FinishReceived(const typename C::Wide* received, const TreeWork& work) {
   if (threadIdx.x == 0) *work.mailbox.ticket = 0;
@@ -78,11 +77,12 @@ __device__ void FinishReceived(const typename C::Wide* received, const TreeWork&
 
 // --- Any array ---
 
-// Blocks per SM for __launch_bounds__. 5 blocks of 256 threads leave 48 registers per thread. Fewer
-// blocks leave more, which large columns and unaligned loads need. A block runs for a long time,
-// all rows of a chunk, so the last wave matters: Dot of 2^26 f32 has 1093 blocks, and an H200 runs
-// 528 at a time with 4 per SM. With 5 per SM the compensated Dot has no last wave of 37 blocks, and
-// it takes 131 us instead of 154.
+// The number of blocks per SM for __launch_bounds__. 5 blocks of 256 threads leave 48 registers per
+// thread. Large columns and unaligned loads need more registers and therefore fewer blocks. A block
+// runs for a long time, because it folds all rows of a chunk, so the last wave matters. For
+// example, a Dot of 2^26 f32 has 1093 blocks. With 4 blocks per SM, an H200 runs 528 at a time, and
+// the last wave has only 37 blocks. With 5 blocks per SM, the compensated Dot has no such wave and
+// takes 131 us instead of 154.
 template <class C, Placement kPlacement>
 constexpr int TreeBlocks() {
   using Column = typename C::Column;
@@ -93,9 +93,10 @@ constexpr int TreeBlocks() {
   return five ? 5 : kBytes <= 40 ? 4 : 3;
 }
 
-// The work of a block, for any grid and any block of at least a warp. Blocks take chunks a grid
-// apart, and threads take lanes a block apart. fold_lane(begin, end, lane) is the value of one lane
-// of the chunk [begin, end). All threads call it.
+// Does the work of a block, for any grid and any block of at least one warp. With B blocks, each
+// block takes every B-th chunk. With T threads per block, each thread takes every T-th lane of a
+// chunk. fold_lane(begin, end, lane) returns the value of one lane of the chunk [begin, end). All
+// threads of the block call this function.
 template <class C, class F>
 __device__ __forceinline__ void FoldChunks(const TreeWork& work, F fold_lane) {
   using Wide = typename C::Wide;
@@ -142,8 +143,8 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   });
 }
 
-// Receives all chunks, which blocks of earlier launches have sent. The grid is one block of
-// kTreeLanes threads, which has an SM to itself.
+// Receives the values of all chunks, which blocks of earlier launches have sent. The grid is one
+// block of kTreeLanes threads, which has an SM to itself.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
   constexpr int kPairs = kMailPairs<typename C::Wide>;
@@ -178,9 +179,9 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
   if (threadIdx.x == 0) C::Finish(value, op, n, mirror, result);
 }
 
-// FoldTree for aligned operands and one chunk of up to kShortRows rows per block, with at most as
-// many chunks as lanes. It reduces the latency, which bounds short arrays: a chunk's rows are
-// loaded together, and indices have 32 bits.
+// Like FoldTree, for aligned operands, one chunk of up to kShortRows rows per block, and at most as
+// many chunks as lanes. It reduces the latency, which determines the time of short arrays: a
+// chunk's rows are loaded together, and indices have 32 bits.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)
     FoldShort(const TreeOperands<C> in, const TreeWork work) {

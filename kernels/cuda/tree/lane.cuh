@@ -1,14 +1,14 @@
-// Folds one lane of a chunk of the tree of kernels/same_bits/fixed_tree.h. A thread loads the
-// vectors of its columns and folds them.
+// Folds one lane of a chunk of the tree that kernels/same_bits/fixed_tree.h defines. A thread loads
+// the vectors of its columns and folds them.
 //
-// A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
-// vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,
-// kBatchVectors) before it uses the first. 1024 threads per SM then have 64 KiB in flight, where
-// latency times bandwidth require about 48 KiB on an H200. If an operand is not aligned to 16
-// bytes, a thread loads the two aligned vectors that its vector straddles, and shifts. Its
-// neighbour loads one of them as well, so that one comes from the L1 cache. There are no scalar
-// loads, whatever the offset. Two operands with the same misalignment need neither the second load
-// nor the shift: see FoldLane.
+// In a row, a lane's columns are one 16-byte vector. Adjacent lanes have adjacent vectors, so a
+// warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,
+// kBatchVectors) before it uses the first. 1024 threads per SM then have 64 KiB in flight; an
+// H200's memory requires about 48 KiB (latency times bandwidth). If an operand is not aligned to 16
+// bytes, a thread loads the two aligned vectors that its vector straddles and shifts them. An
+// adjacent thread loads one of these two as well, so one of the loads hits the L1 cache. There are
+// no scalar loads, for any offset. Two operands with the same misalignment need neither the second
+// load nor the shift (see FoldLane).
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-// The arguments of the kernel besides the operands.
+// The kernel's arguments other than the operands.
 struct TreeWork {
   Tree tree;
   ReduceOp op;
@@ -33,7 +33,7 @@ struct TreeWork {
   Mailbox mailbox;
   Scalar* result;
   std::int64_t first, end;  // the chunks of this launch
-  unsigned last_ticket;     // the receiver's: one less than the blocks of all launches
+  unsigned last_ticket;     // the receiver's: one less than the number of blocks in all launches
 };
 
 template <class C>
@@ -49,7 +49,7 @@ struct alignas(kTreeVectorBytes) TreeVectorOf {
 };
 
 // The data loaded for one vector: the vector itself or, unless kAligned, the two aligned vectors
-// that it straddles. These hold up to 15 bytes that do not belong to it, before or after it.
+// that it straddles. These also contain bytes before and after the vector.
 template <bool kAligned>
 struct Loaded {
   uint4 part[kAligned ? 1 : 2];
@@ -89,8 +89,8 @@ __device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperand
   }
 }
 
-// Folds the elements [rest, end) of a lane's last vector, which is incomplete. row: its row in the
-// segment.
+// Folds the elements [rest, end) of a lane's last vector, which is incomplete. row: the vector's
+// row within the segment.
 template <class C>
 __device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
                          typename C::Column (&column)[kTreeVector<typename C::Element>],
@@ -107,8 +107,8 @@ __device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
   }
 }
 
-// The value of a lane's columns of one segment. The first column begins at element `first`, and the
-// segment ends before `end`.
+// Returns the value of a lane's columns in one segment. The first column begins at element `first`,
+// and the segment ends before `end`.
 template <class C>
 __device__ typename C::Wide FoldColumns(
     const typename C::Column (&column)[kTreeVector<typename C::Element>], std::int64_t first,
@@ -124,15 +124,16 @@ __device__ typename C::Wide FoldColumns(
   return wide[0];
 }
 
-// The addresses of operands: multiples of 16 bytes, all with the same remainder modulo 16, or any.
+// How the operands are aligned: all to 16 bytes, all with the same remainder modulo 16, or in any
+// way.
 enum class Placement { kAligned, kAlike, kAny };
 
-// The value of one lane of the chunk [begin, end).
+// Returns the value of one lane of the chunk [begin, end).
 //
-// kAlike: every load is still of an aligned vector. It begins `ahead` elements before the lane's
-// own vector, so the first `ahead` columns that a thread folds belong to the previous lane. At the
-// end of a segment the threads exchange these columns. The elements before a row's first column are
-// the end of the row above, so lane 0 folds the last columns one row late.
+// kAlike: every load still reads an aligned vector. That vector begins `ahead` elements before the
+// lane's own vector, so the first `ahead` columns that a thread folds belong to the previous lane.
+// At the end of a segment the threads exchange these columns. The elements before a row's first
+// column are the end of the previous row, so lane 0 folds the last `ahead` columns one row late.
 //
 //   ahead 1    lane 0            lane 1           lane 255
 //   row 0      .   0  1  2       3  4  5  6  ...  1019 .. 1022
@@ -156,11 +157,12 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
                            : 0;
   const int late = lane == 0 ? ahead : 0;  // columns that are one row late
   const std::int64_t first = begin - ahead + lane * V;
-  // Vectors that the lane can load whole. With kAny a vector needs another one behind it, so that a
-  // load reads beyond the array only within 16 bytes that hold some of it.
+  // The last element at which the lane can load a whole vector. With kAny, the array must continue
+  // for another vector, because a load also reads the next aligned vector. Outside the array it
+  // then reads only bytes of a 16-byte vector that also holds elements of the array.
   const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
   const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
-  // At most one vector is left, and not all of its elements need exist. They are taken one by one.
+  // At most one vector is left, and it may be incomplete. Its elements are loaded one by one.
   const std::int64_t rest = first + std::int64_t{rows} * kRow;
   const int all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (rest < end);
 
@@ -184,9 +186,9 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         if (k < late) column[k] = C::Start(T{});
     };
     const int bottom = min(rows, top + kTreeSegmentRows);
-    // No branch between the loads of a batch and their use: with one, the compiler would move the
-    // loads behind it, where each waits for the previous one (VARIANCE of f32 took 1.8 times as
-    // long).
+    // There must be no branch between the loads of a batch and their use. Otherwise the compiler
+    // moves the loads past the branch, where each load waits for the previous one (VARIANCE of f32
+    // took 1.8 times as long).
     const auto fold_rows = [&](int row, auto count) {
       constexpr int kCount = decltype(count)::value;
       Loaded<kWhole> batch[kCount][O];
@@ -244,12 +246,12 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 
 // --- Short chunks ---
 
-// The largest number of rows of a chunk for which FoldShort has registers.
+// The largest number of rows in a chunk for which FoldShort has enough registers.
 inline constexpr int kShortRows = 8;
 static_assert(kShortRows <= kTreeSegmentRows);
 
-// FoldLane for chunk `number` of up to kRows rows. All of its loads are under way before the first
-// is used. Operands are aligned, and each thread has one lane.
+// Like FoldLane, for chunk `number` with up to kRows rows. All loads are issued before the first is
+// used. Operands are aligned, and each thread has one lane.
 template <class C, int kRows = kShortRows>
 __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work,
                                           int number) {

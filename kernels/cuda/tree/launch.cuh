@@ -1,10 +1,10 @@
-// The launches behind tree.h, for files that instantiate them for some types.
+// The launches that tree.h declares, for files that instantiate them for certain element types.
 //
 // Operands that are not contiguous are copied to scratch memory in pieces of several chunks. The
-// values of a map are written there as well, unless a kernel computes them where it folds them
-// (mapped.cuh). Each piece is a launch. Tickets continue from launch to launch, so the receiver is
-// the last block to start in the last launch. Until then the mailbox holds the values that the
-// other blocks have sent.
+// values of a map are written to scratch memory as well, unless the kernel that folds them also
+// computes them (mapped.cuh). Each piece has its own launch. Ticket numbers continue from launch to
+// launch, so the receiver is the last block to start in the last launch. Until then the mailbox
+// holds the values that the other blocks have sent.
 #pragma once
 
 #include <algorithm>
@@ -47,16 +47,17 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
   CUDA_CHECK_LAUNCH(FoldTree);
 }
 
-// Bytes of a piece of an operand that is not contiguous: enough that the work takes longer than its
-// launches.
+// The number of bytes in a piece of an operand that is not contiguous. A piece is large enough that
+// the work takes longer than its launches.
 inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 
-// A ticket that no block gets, so that no block receives.
+// A ticket that no block gets, for launches in which no block receives.
 inline constexpr unsigned kNoTicket = ~0u;
 
 // Launches the chunks of the work. One block receives all of them unless the work's last_ticket is
-// kNoTicket. views: the operands that are not contiguous, null for the others. map: computes the
-// only operand, or null. Returns false if the stream was stopped before all chunks were launched.
+// kNoTicket. views: the views of the operands that are not contiguous, null for the others. map:
+// the map that computes the only operand, or null. Returns false if the stream was stopped before
+// all chunks were launched.
 template <class C>
 bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
                     const MapProblem* map, TreeWork work, const TreeLaunch& launch,
@@ -68,13 +69,13 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
   };
   const std::int64_t last = work.end, chunks = last - work.first;
-  // The address of the tree's element 0 in an operand whose element `at` is at x. Chunks are
-  // multiples of 16 bytes.
+  // Returns the address that the tree's element 0 would have in an operand whose element `at` is at
+  // x. Chunks are multiples of 16 bytes, so the alignment does not change.
   const auto moved = [](const T* x, std::int64_t at) {
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
   };
-  // Chunks of a piece.
+  // The number of chunks in a piece.
   std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;
@@ -96,7 +97,7 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
 
   T* copy[C::kOperands] = {};
   for (int o = 0; o < C::kOperands; ++o) {
-    // If another operand is not aligned, the bytes behind a vector are loaded with it.
+    // If another operand is not aligned, the load of a vector also reads the bytes after it.
     if (views[o] != nullptr || map != nullptr)
       copy[o] = static_cast<T*>(stream.Scratch(
           static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
@@ -137,9 +138,9 @@ void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperan
   }
 }
 
-// launch_share(work, stream) launches the chunks of a share like LaunchTreeWork. All GPUs send to
-// the mailbox of `own`. They reach each other's memory, because the division of the operand among
-// them has opened it.
+// launch_share(work, stream) launches the chunks of a share, like LaunchTreeWork. All GPUs send to
+// the mailbox of `own`. They can access each other's memory, because that was set up when the
+// operand was divided among them.
 template <class C, class LaunchShare>
 void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
                       std::span<const TeamShare> shares, CudaStream& own,
@@ -150,8 +151,8 @@ void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
     const Mailbox mailbox = {stream.mailbox().ticket, own.mailbox().slots};
     return TreeWork{launch.tree, op, IsMirrored(op), mailbox, result, first, end, kNoTicket};
   };
-  // No value may remain for later work. Errors here are ignored, because the failure that led here
-  // is already reported.
+  // No value may remain in the mailbox for later work. Errors here are ignored, because the failure
+  // that led here is already reported.
   const auto clear = [&] {
     const auto quietly = [](Stream& stream, const auto& f) {
       try {
@@ -198,10 +199,10 @@ void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                       });
 }
 
-// Enqueues Reduce of a map's values in one launch that reads only the map's operands. Returns false
-// and launches nothing if the map is no chain of elements of such a type
-// (kernels/cuda/map/chain.cuh), or if there is no kernel for the operation. mapped.cuh defines it
-// for every T but I64. shares: empty if the stream folds all chunks.
+// Enqueues a Reduce of a map's values in one launch that reads only the map's operands. Returns
+// false and launches nothing if the map is not a chain over elements of a suitable type
+// (kernels/cuda/map/chain.cuh), or if there is no kernel for the operation. mapped.cuh defines the
+// function for every T except I64. shares: empty if the stream folds all chunks.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);

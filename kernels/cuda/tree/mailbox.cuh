@@ -1,13 +1,15 @@
 // The blocks of one launch send their values to the last block that starts.
 //
-// A block leaves the value of a chunk in the chunk's slot of the stream's mailbox. The last block
-// to *start* receives all slots in index order. (A block takes a ticket first, while its loads are
-// under way.) Every block that it waits for has started and waits for no other, so the wait ends on
-// any device, however many blocks fit on it. A word in a slot is stored with its flag in one 64-bit
-// store, so that neither side needs a fence: value and flag arrive together (the LL protocol of
-// NVIDIA's NCCL). Compared with "store, fence, count, last one loads" that saves two trips to the
-// L2 cache, about a microsecond. The receiver zeroes the slots that it has received, and the next
-// launch on the stream finds the mailbox empty.
+// A block stores the value of a chunk in the chunk's slot of the stream's mailbox. The last block
+// to *start* receives all slots in index order. (To find out which block is the last, each block
+// takes a ticket before it does anything else; the loads of its operands overlap with that.) Every
+// block that the receiver waits for has already started and waits for no other block, so the wait
+// ends on any device, no matter how many blocks fit on it. A word in a slot is stored together with
+// its flag in one 64-bit store, so value and flag arrive together and neither side needs a fence
+// (the LL protocol of NVIDIA's NCCL). The usual scheme is to store, fence and count, and the last
+// block to count loads the values. Compared with that, the mailbox saves two trips to the L2 cache,
+// about a microsecond. The receiver zeroes the slots that it has received, so the next launch on
+// the stream finds the mailbox empty.
 //
 //   block 0 ---- chunk 0 ----> slot 0 --.
 //   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
@@ -22,10 +24,11 @@
 
 namespace tessera {
 
-// The number of blocks of the launch that have taken a ticket before this one. The assembly is
-// volatile like the loads of operands, so that the request comes before them. It then overlaps with
-// them, and it brings the mailbox's page into the SM's translation buffer (TLB). A block that first
-// meets that page when it sends or receives waits for it alone, about a microsecond.
+// Returns the number of blocks of the launch that have taken a ticket before this one. The assembly
+// is volatile, like the loads of operands, so that the request is issued before these loads and
+// overlaps with them. It also brings the mailbox's page into the SM's translation buffer (TLB). A
+// block that first touches this page when it sends or receives would wait about a microsecond for
+// the translation.
 __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
   unsigned ticket;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
@@ -35,8 +38,8 @@ __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
   return ticket;
 }
 
-// A value is sent in 64-bit words: 32 bits of value and 32 of flag. One 16-byte access moves a pair
-// of words, and each half of it is atomic.
+// A value is sent in 64-bit words, each with 32 bits of the value and a 32-bit flag. One 16-byte
+// access moves two words, and each half of the access is atomic.
 template <class W>
 inline constexpr int kMailPairs = (sizeof(W) + 7) / 8;
 
@@ -70,7 +73,7 @@ __device__ inline ulonglong2 Peek(const ulonglong2* pair) {
 }
 
 // Waits for the values of chunks first, first + kTreeLanes, ..., folds them in order and zeroes
-// their slots. It loads kAtOnce of them together.
+// their slots. Loads kAtOnce values at a time.
 template <class C, int kAtOnce>
 __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
                                     std::int64_t chunks) {

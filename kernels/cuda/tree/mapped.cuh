@@ -1,11 +1,11 @@
 // The tree of kernels/same_bits/fixed_tree.h over the values of an expression. A thread loads the
-// vectors of all operands for some rows and runs the steps of the chain on them
-// (kernels/cuda/map/chain.cuh). It folds the values into its columns as FoldLane does. Operands
-// pass through memory once, and nothing else does. The bits are those of Map and a reduction of its
-// result: values are rounded to the type that the array between them would have.
+// vectors of all operands for some rows, runs the steps of the chain on them
+// (kernels/cuda/map/chain.cuh) and folds the values into its columns as FoldLane does. The only
+// memory traffic is one read of each operand. The bits are the same as those of a Map followed by a
+// reduction of its result: values are rounded to the type that the intermediate array would have.
 //
-// A step is decoded once for all values that a thread has at a time, which are kRows vectors. In
-// the meantime the loads of the next kRows vectors are under way.
+// A step is decoded once for the kRows vectors of values that a thread computes at a time. In the
+// meantime the loads of the next kRows vectors are under way.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace tessera {
 
-// The shape of a kernel. kRows: rows that a thread takes at a time. kBlocks: blocks per SM, as in
-// TreeBlocks.
+// The shape of a kernel. kRows: the number of rows that a thread processes at a time. kBlocks:
+// blocks per SM, as in TreeBlocks.
 template <int kRowsOf, int kBlocksOf>
 struct MappedShape {
   static constexpr int kRows = kRowsOf;
@@ -31,8 +31,8 @@ constexpr auto MappedShapeOf() {
   return MappedShape < 2, kBytes >= 32 ? 3 : 4 > {};
 }
 
-// The value of one lane of the chunk [begin, end): the fold C of the values that the chain computes
-// from operands of T. Elements of T and of C have the same size.
+// Returns the value of one lane of the chunk [begin, end): the fold C of the values that the chain
+// computes from operands of type T. T and the element type of C have the same size.
 //
 // loaded: shared memory for two batches of rows.
 template <class C, class T, bool kSaves, class Shape>
@@ -48,7 +48,8 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
   constexpr int kRows = Shape::kRows;
   static_assert(kTreeSegmentRows % kRows == 0);
   const std::int64_t first = begin + lane * V;
-  // Rows with an element of this lane, and rows with all V of its elements.
+  // The number of rows with an element of this lane, and the number of rows with all V of its
+  // elements.
   const int rows = first >= end ? 0 : static_cast<int>((end - 1 - first) / kRow) + 1;
   const int whole = end - first < V ? 0 : static_cast<int>((end - V - first) / kRow) + 1;
 
@@ -57,7 +58,7 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
     return Batch{reinterpret_cast<chained::Group<T>*>(loaded) +
                  i * chain.inputs * kRows * chained::kMostThreads + threadIdx.x};
   };
-  // Groups that begin behind the end are not loaded.
+  // Groups that begin at or after the end are not loaded.
   const auto load = [&](int row, const Batch& to) {
     const std::int64_t at = first + std::int64_t{row} * kRow;
     const bool full = row + kRows <= whole;
@@ -191,8 +192,8 @@ constexpr bool kIsMapped = [] {
   }
 }();
 
-// Handles sums, norms and extremes of floating-point numbers. It also counts the elements of F32
-// that pass a comparison: sums of truth values, which are folded as I32.
+// Handles sums, norms and extremes of floating-point numbers. It also handles sums of truth values,
+// which are folded as I32: these count the F32 elements that pass a comparison.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream) {

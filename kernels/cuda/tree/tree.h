@@ -1,5 +1,6 @@
 // Folds along the tree of kernels/same_bits/fixed_tree.h on a GPU, for the strategies single_pass,
-// fixed_tree and compensated: the parameters of their launches, and the chunks of single_pass.
+// fixed_tree and compensated. This file has the parameters of their launches and the chunks of
+// single_pass.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +13,11 @@
 
 namespace tessera {
 
-// Vectors that a thread has in flight, for all operands together.
+// The number of vectors that a thread has in flight, for all operands together.
 inline constexpr int kBatchVectors = 4;
 
-// The parameters of a strategy's launch. grid 0: a block for each chunk. block 0: 256 threads.
+// The parameters of a strategy's launch. A grid of 0 means one block per chunk, and a block of 0
+// means 256 threads.
 struct TreeLaunch {
   Tree tree;
   std::uint32_t grid = 0;
@@ -25,13 +27,14 @@ struct TreeLaunch {
 // Block sizes that the strategies accept. The lanes are divided among the threads of a block.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The largest number of chunks of single_pass.
+// The largest number of chunks in a tree of single_pass.
 inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
 
-// The tree of single_pass. It has launch.grid_size chunks if that is set. Otherwise it has as many
-// chunks as `multiprocessors` SMs hold blocks at the same time, times 7 for long arrays, which
-// evens out the end of the launch. A chunk has at least as many rows as a thread loads at a time.
-// No device has fewer chunks than `multiprocessors` = 0 gives.
+// Returns the tree of single_pass. If launch.grid_size is set, the tree has that many chunks.
+// Otherwise it has one chunk for each block that `multiprocessors` SMs hold at the same time, and
+// up to 7 times as many for long arrays, which evens out the end of the launch. A chunk has at
+// least as many rows as a thread loads at a time. With `multiprocessors` = 0 the tree has the
+// smallest number of chunks on any device.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
   constexpr std::int64_t kLeast = 32, kMost = kSinglePassChunks / 4;
@@ -46,8 +49,9 @@ inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& laun
   return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
 }
 
-// A tree with at least the additions of single_pass on any device: as many within a chunk as with
-// the fewest chunks, and as many between chunks as with the most.
+// Returns a tree with at least as many additions as single_pass has on any device. Within a chunk
+// it has as many additions as with the smallest number of chunks, and between chunks as many as
+// with the largest.
 inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
   Tree tree = SinglePassTree(n, size, launch, 0);
   if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kSinglePassChunks;

@@ -1,19 +1,20 @@
 // WindowSum from running sums that restart in every segment. It takes a handful of additions per
-// element, whatever the radius.
+// element, for any radius.
 //
-// Compared with `shared`, the additions do not grow with the radius. The tempting way is one
-// running sum over the whole array and the difference of two of its values: window = sum[end] -
-// sum[begin]. Then, however, every earlier element leaves its rounding error in every later window,
-// and after one large value nothing is left of small ones. For this reason nothing is subtracted
-// here. Put `radius` zeros before the array and cut it into segments as wide as a window, w = 2
-// radius + 1. Result i is the sum of positions i to i + w - 1, which are the end of one segment and
-// the beginning of the next (van Herk, 1992, and Gil and Werman, 1993, for maxima):
+// Compared with `shared`, the number of additions does not grow with the radius. The obvious method
+// is one running sum over the whole array and the difference of two of its values: window =
+// sum[end] - sum[begin]. Then, however, every element would leave its rounding error in all later
+// windows, and after one large value nothing would be left of small ones. For this reason nothing
+// is subtracted here. Instead, put `radius` zeros before the array and cut it into segments as wide
+// as a window, w = 2 radius + 1. Result i is the sum of positions i to i + w - 1, which are the end
+// of one segment and the beginning of the next (van Herk, 1992, and Gil and Werman, 1993, for
+// maxima):
 //
 //     segments   |. . . . . . .|. . . . . . .|. . . . . . .|
 //     window            |<--------- w ------>|
 //                        suffix | prefix
 //
-//     out[i] = suffix[i] + prefix[i + w - 1],    or, where the window is a segment, prefix alone
+//     out[i] = suffix[i] + prefix[i + w - 1],    or, where the window is a segment, only the prefix
 //
 // Suffixes and prefixes are scans that restart in each segment, one from the right and one from the
 // left. Segments may be one element long or longer than any block can hold, so blocks take chunks
@@ -26,19 +27,19 @@
 //    one block for each direction, because there are few chunks.
 // 3. ScanChunks, from the right, computes every position's suffix.
 // 4. ScanChunks, from the left, computes every position's prefix and adds the suffix from step 3.
-// Each kernel starts while the previous one still runs, and reads the array until that has ended.
-// Within a block the scan first covers the kItems positions of a thread, then a warp, then the
-// block. Each level tests how far back the segment reaches, so that no flags accompany the values
-// (ScanSegments).
+// Each kernel starts while the previous kernel is still running, and only reads the array until the
+// previous kernel has ended. Within a block, the scan first covers the kItems positions of a
+// thread, then a warp, then the block. Each level tests how far back the segment reaches, so the
+// values need no flags (ScanSegments).
 //
 // Cost at n = 2^20, radius 8, f32: 12 MiB read, 8 MiB written, 256 chunks, about 8 * 2^20
 // additions; 4 launches; depth under 100. At n = 2^28 the traffic is 5.4 to 7.5 GB, depending on
 // the radius, because step 1 reads long segments twice more. That takes 1.2 to 1.8 ms at 4.3 TB/s.
 //
-// The kernels are correct for any n and radius: positions beyond the array count as zeros and
-// continue without end, so that all chunks have the same length. They are correct for any
-// alignment, because loads are scalar. All sums are Fold::Wide. Suffixes are kept as Fold::Acc, in
-// the result itself if that is as wide.
+// The kernels are correct for any n and radius: positions outside the array count as zeros and
+// continue without end, so all chunks have the same length. They are correct for any alignment,
+// because loads are scalar. All sums are Fold::Wide. Suffixes are kept as Fold::Acc, in the result
+// itself if its elements have that width.
 #include <algorithm>
 
 #include "kernels/cuda/runtime/cuda.h"
@@ -51,10 +52,10 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kItems = 8;  // positions per thread
 constexpr int kChunk = kThreads * kItems;
-constexpr int kScanThreads = 1024;  // of the block that scans totals
+constexpr int kScanThreads = 1024;  // threads of the block that scans totals
 
 // The positions in the order of a scan, from the left or from the right. length is a multiple of
-// width, so that segments begin at multiples of width in both directions.
+// width, so segments begin at multiples of width in both directions.
 template <class T>
 struct Positions {
   const T* x;
@@ -69,8 +70,8 @@ struct Positions {
   }
 };
 
-// The chunks of a scan for the requested results. It scans chunks [begin, end), and totals cross
-// into them from chunk `lead` at the earliest.
+// The chunks that a scan needs for the requested results. It scans chunks [begin, end). The totals
+// that cross into these chunks come from chunk `lead` at the earliest.
 struct Chunks {
   std::int64_t lead, begin, end;
 };
@@ -79,8 +80,8 @@ struct BothWays {
   Chunks left, right;
 };
 
-// Computes the required totals, with a block for each. totals has those of all chunks from the
-// left, followed by those from the right.
+// Computes the required totals, with one block per total. `totals` holds one total per chunk for
+// the scan from the left, followed by one per chunk for the scan from the right.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ChunkTotals(Positions<T> positions, BothWays needed, std::int64_t chunks, WideOf<T>* totals) {
@@ -105,15 +106,16 @@ struct WarpValues {
   int reaches[kWarpSize];
 };
 
-// How far back a segment reaches, capped at the positions that a block scans.
+// Returns how far back a segment reaches, capped at just above the number of positions that a block
+// scans.
 __device__ int Reach(std::int64_t positions) {
   return static_cast<int>(min(positions, std::int64_t{kScanThreads} * kChunk + 1));
 }
 
-// Adds to a thread's value those of earlier threads, as far back as the thread's segment goes. A
-// value stands for `unit` positions. reach: the number of positions of the segment up to the last
-// of these. A sum over d threads grows by the value that ends d threads earlier if and only if the
-// segment is longer than d units:
+// Adds the values of earlier threads to a thread's value, as far back as the thread's segment goes.
+// A value stands for `unit` positions. reach: the number of positions from the beginning of the
+// segment to the last of these positions. A sum over d threads is extended by the sum that ends d
+// threads earlier if and only if the segment is longer than d units:
 //
 //     thread          t-3       t-2       t-1        t
 //     positions    . . . .|. . . .|. . | . .|. . . .      unit 4; a segment begins at |
@@ -153,9 +155,9 @@ __device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
   return value;
 }
 
-// totals[c] becomes the sum that crosses from chunk c into the next, if that depends only on the
-// totals from `lead` on. Block 0 does the scan from the left, and block 1 does the one from the
-// right.
+// Replaces totals[c] with the sum that crosses from chunk c into the next, if that sum depends only
+// on the totals from `lead` on. Block 0 does the scan from the left, and block 1 does the scan
+// from the right.
 template <class A>
 __global__ void __launch_bounds__(kScanThreads)
     ScanTotals(std::int64_t width, BothWays needed, std::int64_t chunks, A* totals) {
@@ -181,19 +183,19 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// (offset + distance) % width for an offset below width and a distance within a chunk. A 64-bit
-// division is a routine of many instructions on a GPU, and would be the longest part of a short
-// scan.
+// Returns (offset + distance) % width for an offset below width and a distance within a chunk. A
+// 64-bit division is a routine of many instructions on a GPU, and would be the longest part of a
+// short scan.
 __device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int64_t width) {
   const std::int64_t sum = offset + distance;
   if (width > kChunk) return sum < width ? sum : sum - width;
   return static_cast<std::uint32_t>(sum) % static_cast<std::uint32_t>(width);
 }
 
-// Scans the chunks from first_chunk on and stores the results [begin, end). suffixes and out begin
-// with result `begin`. From the right (kBackward): suffixes[q] is the sum of those positions of the
-// window at q that lie before the end of q's segment, or 0 if the window is the segment. From the
-// left: out = suffix + prefix.
+// Scans the chunks from first_chunk on and stores the results [begin, end). `suffixes` and `out`
+// begin with result `begin`. From the right (kBackward), suffixes[q] becomes the sum of the
+// positions in q's window that are before the end of q's segment, or 0 if the window is the
+// segment. From the left, out becomes suffix + prefix.
 template <bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
     ScanChunks(Positions<T> positions, std::int64_t first_chunk, std::int64_t begin,
@@ -230,13 +232,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int reach = Reach(offset == 0 ? width : offset);
   sum = ScanSegments<Wide>(sum, reach, kItems, shared);
-  WaitForKernelBefore();  // until here only x was read, and none of these kernels writes it
+  WaitForKernelBefore();  // so far only x has been read, and none of these kernels writes it
   const Wide crossing = chunk == 0 ? 0 : crossings[chunk - 1];
   if (reach > (thread + 1) * kItems) sum = WrapAdd(crossing, sum);
   sums[thread] = sum;
-  __syncthreads();  // the sums that cross from all threads are stored
+  __syncthreads();  // the sum that crosses from each thread is stored
 
-  // Scans again for every position, from the sum that crosses into the thread.
+  // Scans again for every position, starting with the sum that crosses into the thread.
   offset = first_offset;
   sum = thread == 0 ? crossing : sums[thread - 1];
 #pragma unroll
@@ -248,8 +250,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();  // the chunk is scanned
 
-  // Places are relative to the first requested result, so that one comparison tells whether a place
-  // is requested.
+  // Places are relative to the first requested result, so one comparison shows whether a place is
+  // requested.
   const std::int64_t place_of_first =
       kBackward ? positions.Mirrored(true, first) - begin : first - (width - 1) - begin;
   const auto places = static_cast<std::uint64_t>(end - begin);
@@ -281,15 +283,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Positions of both scans, a whole number of segments.
+// Returns the number of positions in either scan, which is a whole number of segments.
 std::int64_t Length(const WindowSumProblem& p) {
   const std::int64_t width = WindowWidth(p);
   return CeilDiv(p.n + 2 * p.radius, width) * width;
 }
 
-// The chunks for the results at positions [first, end) of a scan. A segment of `width` positions
-// that reaches into the first of these chunks begins at most 1 + ceil(width / kChunk) chunks before
-// it.
+// Returns the chunks for the results at positions [first, end) of a scan. A segment of `width`
+// positions that reaches into the first of these chunks begins at most 1 + ceil(width / kChunk)
+// chunks earlier.
 Chunks ChunksFor(std::int64_t first, std::int64_t end, std::int64_t width) {
   const std::int64_t begin = first / kChunk;
   return {std::max<std::int64_t>(0, begin - 1 - CeilDiv(width, kChunk)), begin,
@@ -304,7 +306,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
                                   Length(p)};
   const std::int64_t chunks = CeilDiv(positions.length, kChunk);
   const std::int64_t begin = p.first, end = p.results_end();
-  // Positions of the results in either scan.
+  // The positions of the results in either scan.
   const std::int64_t lead = positions.width - 1;
   const BothWays needed = {
       ChunksFor(begin + lead, end + lead, positions.width),
@@ -335,14 +337,14 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
                     stream, positions, needed.left.begin, begin, end, totals, suffixes, out);
 }
 
-// The number of rounds of ScanTotals.
+// Returns the number of rounds of ScanTotals.
 std::int64_t Rounds(const WindowSumProblem& p) {
   return CeilDiv(CeilDiv(Length(p), kChunk), kScanThreads);
 }
 
-// The number of steps that a term goes through: the items of a thread and the fold of a block in
-// ChunkTotals; 11 and the rounds in ScanTotals; twice the items of a thread, 11 and the crossing in
-// ScanChunks; and the sum of suffix and prefix.
+// Returns the number of steps that a term goes through. In ChunkTotals these are the items of a
+// thread and the fold of a block, in ScanTotals 11 and the rounds, and in ScanChunks twice the
+// items of a thread, 11 and the crossing. The last step is the sum of suffix and prefix.
 std::int64_t Steps(const WindowSumProblem& p) {
   return kItems + ShuffleDepth(kThreads) + 11 + Rounds(p) + 2 * kItems + 12 + 1;
 }

@@ -1,29 +1,29 @@
 // WindowSum from shared memory: a block fetches the elements of its windows once and adds them
 // there.
 //
-// Compared with `simple`, the block loads shared elements once. Windows of neighbours overlap in
-// all but two elements, so a block of B threads needs only B + 2 radius elements. Its threads fetch
-// them together, wait for each other, and then read each window from shared memory. That makes 1 +
-// 2 radius / B loads per element from memory instead of 2 radius + 1. The number of additions stays
-// the same.
+// Compared with `simple`, a block loads an element only once even if several of its windows contain
+// it. The windows of adjacent results overlap in all but two elements, so a block of B threads
+// needs only B + 2 radius elements. Its threads fetch these together, wait for each other, and then
+// read each window from shared memory. That takes 1 + 2 radius / B loads from memory per element
+// instead of 2 radius + 1. The number of additions stays the same.
 //
 //     x     ..........[ radius |        B         | radius ]..........
 //     cells           [        |        B         |        ]   B + 2 radius, fetched together
 //     out                      [        B         ]            a window of cells per thread
 //
-// The kernel of the notes is correct only under conditions that it states: the input is padded, 2
-// radius <= B, and n is a multiple of B. Here:
+// The kernel in the notes is correct only under conditions that the notes state: the input is
+// padded, 2 radius <= B, and n is a multiple of B. The kernel here does not need them:
 // - Elements beyond the ends of the array are not fetched, and windows end where the array does.
 // - A thread fetches as many cells as necessary, B apart.
-// - If B + 2 radius elements do not fit in kCellBytes, they are fetched in pieces, one after the
-//   other, and every thread adds the part of its window that lies in the piece.
+// - If B + 2 radius elements do not fit in kCellBytes, they are fetched in pieces, one after
+//   another, and every thread adds the part of its window that is in the piece.
 //
 // Cost at n = 2^20, radius 8, f32, B = 256: 4.25 MiB read, 4 MiB written; 17 * 2^20 additions and
 // as many loads from shared memory; 2 barriers per block; depth 17. Moving 8.25 MiB takes 2 us at
 // 4.3 TB/s.
 //
 // The kernel is correct for any block size, because the number of cells is dynamic. It is correct
-// for any alignment, because loads are scalar. Sums of floats are moved to double every kMaxChain
+// for any alignment, because loads are scalar. Float sums are moved to double every kMaxChain
 // elements and after each piece.
 #include <algorithm>
 
@@ -34,7 +34,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// Shared memory of a block, so that an SM has room for several blocks.
+// The shared memory of a block in bytes. It is small enough for several blocks on an SM.
 constexpr std::int64_t kCellBytes = 32 << 10;
 
 // Positions are relative to the first block's first position. The array is [lowest, end_x), and the
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   if (i >= begin_result && i < end_result) out[i] = F::FinishAxis(sum, end - first);
 }
 
-// The number of cells of a block.
+// Returns the number of cells in a block.
 std::int64_t Capacity(const WindowSumProblem& p, std::uint32_t block_size) {
   return std::min(std::int64_t{block_size} + 2 * p.radius,
                   kCellBytes / static_cast<std::int64_t>(SizeOf(p.dtype)));
@@ -117,8 +117,8 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 extern constexpr Strategy<WindowSumProblem> kWindowSumShared = {
     .name = "shared",
-    .summary = "a block fetches the elements of its windows into shared memory and adds there",
-    .source = "window sum of the notes on hardware acceleration, for every n and radius",
+    .summary = "a block fetches the elements of its windows into shared memory and adds them there",
+    .source = "window sum from the notes on hardware acceleration, for any n and radius",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

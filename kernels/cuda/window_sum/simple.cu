@@ -1,14 +1,14 @@
-// WindowSum by the definition: one thread per element of the result, a loop over its window.
+// WindowSum by the definition: one thread per element of the result, which loops over its window.
 //
-// Neighbouring threads read neighbouring elements in every step of their loops, so that loads
-// coalesce. However, each element is loaded for each of the 2 radius + 1 windows that contain it.
-// The L1 cache serves most of these loads, but each one costs an access.
+// Adjacent threads read adjacent elements in every step of their loops, so loads coalesce. However,
+// each element is loaded for each of the 2 radius + 1 windows that contain it. The L1 cache serves
+// most of these loads, but each load costs an access.
 //
 // Cost at n = 2^20, radius 8, f32: 17 * 2^20 loads, 68 MiB, of which 4 MiB come from memory; 4 MiB
 // written; 17 * 2^20 additions; no barriers; depth 17. Moving 8 MiB takes 2 us at 4.3 TB/s.
 //
 // The kernel is correct for any n and radius: a window ends where the array does. It is correct for
-// any block size and alignment: threads do not communicate, and loads are scalar. Sums of floats
+// any block size and alignment, because threads do not communicate and loads are scalar. Float sums
 // are moved to double every kMaxChain elements.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/window_sum/window.cuh"
@@ -65,8 +65,8 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 extern constexpr Strategy<WindowSumProblem> kWindowSumSimple = {
     .name = "simple",
-    .summary = "one thread per element of the result, a loop over its window",
-    .source = "window sum of the notes on hardware acceleration, first version",
+    .summary = "one thread per element of the result, which loops over its window",
+    .source = "first version of the window sum in the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

@@ -12,10 +12,10 @@ namespace tessera {
 template <class T>
 using WindowFold = Fold<ReduceOp::kSum, T>;
 
-// Elements of a whole window.
+// Returns the number of elements in a whole window.
 constexpr std::int64_t WindowWidth(const WindowSumProblem& p) { return 2 * p.radius + 1; }
 
-// The number of requested results.
+// Returns the number of requested results.
 constexpr std::int64_t WindowResults(const WindowSumProblem& p) {
   return p.results_end() - p.first;
 }
@@ -24,7 +24,7 @@ constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
   return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// The roundoff of a window that one thread adds in FoldThreadInTurn, in `pieces` pieces.
+// Returns the roundoff of a window that one thread adds in FoldThreadInTurn, in `pieces` pieces.
 constexpr double WindowLoopRoundoff(const WindowSumProblem& p, std::int64_t pieces) {
   const std::int64_t width = WindowWidth(p);
   return SumRoundoff(p.dtype,

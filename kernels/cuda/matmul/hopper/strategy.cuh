@@ -12,7 +12,8 @@
 namespace tessera {
 
 inline std::string TensorMissing(const Device& device) {
-  return device.info().compute_capability == 90 ? "" : "compute capability 9.0: no other has wgmma";
+  return device.info().compute_capability == 90 ? ""
+                                                : "compute capability 9.0, the only one with wgmma";
 }
 
 // TMA takes signed 32-bit coordinates.
@@ -24,14 +25,14 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
 // The tensor cores sum the products of one instruction by aligning them and the running sum to the
 // largest term and truncating the lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical
 // behavior of NVIDIA tensor cores", 2021). There are up to 17 terms for 16 products, or 9 for 8.
-// Each costs up to 2 u of the largest, and so does the result.
+// Each term adds an error of up to 2 u times the largest term, and so does the result.
 inline double TensorSumRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }
 
-// Returns the cost of a product with tiles of `columns` columns and operands of `parts` parts,
-// whose elements have `size` bytes. It includes what copies read and write, for c and for operands
-// that need one.
+// Returns the cost of a product with tiles of `columns` columns and with operands in `parts` parts,
+// whose elements have `size` bytes. The cost includes what copies of c and of the operands read and
+// write, if they are needed.
 inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
                        bool copies_a, bool copies_b) {
   const auto copy = [&](bool copies, std::int64_t rows) {
@@ -48,20 +49,22 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   return cost;
 }
 
-// Returns an upper bound of the bytes of sums on their way to c. If TMA cannot write c, these are
-// all sums. If k is cut, they are all sums of each piece; if tiles come in parts, one tile for each
-// SM. GPUs with these units have up to 160 SMs, and the largest tile is 128 x 256.
+// Returns an upper bound on the bytes of sums that go to c through scratch memory. If TMA cannot
+// write c, these are all sums. If k is split, they are all sums of each piece. If tiles are
+// computed in parts, they are the sums of one tile per SM. GPUs with these units have up to 160
+// SMs, and the largest tile is 128 x 256.
 inline std::uint64_t SumsScratch(const MatmulProblem& p) {
   constexpr std::uint64_t kTiles = std::uint64_t{160} * 128 * 256 * sizeof(float);
   const std::uint64_t all = CopyScratch<float>(p.m, p.n);
   const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(SizeOf(p.out_dtype)));
-  // k is cut into pieces of at least 128 steps.
+  // k is split into pieces of at least 128 steps.
   const auto pieces = static_cast<std::uint64_t>(p.k / 128 + 1);
   return std::max(copies_c ? all : 0, all > kTiles / pieces ? kTiles : all * pieces);
 }
 
-// Launches the plan, by way of scratch memory if k is cut or TMA cannot write c. The rows of c are
-// c_pitch elements apart, which differs from p.n only if TMA can write c and k is not cut.
+// Launches the plan. Results go through scratch memory if k is split or TMA cannot write c. The
+// rows of c are c_pitch elements apart, which differs from p.n only if TMA can write c and k is not
+// split.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
@@ -98,7 +101,7 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   run(float{}, float{});
 }
 
-// Launches the plan for operands of 16 bits, each in either layout.
+// Launches the plan for 16-bit operands, each in either layout.
 template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
@@ -114,8 +117,8 @@ void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>
   }
 }
 
-// Returns how many elements of a share a GPU computes at a time, in tiles of rows x columns, one
-// for each SM (see ProductShare). Returns 0, which means all of it, if pieces cannot be written in
+// Returns how many elements of its share a GPU computes at a time, with one tile of rows x columns
+// per SM (see ProductShare). Returns 0, which means the whole share, if pieces cannot be written in
 // place.
 inline std::int64_t RoundOfTiles(const MatmulProblem& p, int multiprocessors, std::int64_t rows,
                                  std::int64_t columns) {

@@ -1,4 +1,4 @@
-// tensor_bf16 and tensor_f16, which differ only in the type of the elements.
+// `tensor_bf16` and `tensor_f16`, which differ only in the element type.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// Returns the operand, copied if it is f32 or if TMA cannot read the array itself. others: see
+// Returns the operand, copied if it is f32 or if TMA cannot read the array in place. others: see
 // PrepareMatrix.
 template <class T>
 TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
@@ -35,7 +35,7 @@ inline Cost TensorCost16(const MatmulProblem& p) {
 
 inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
   const bool rounds = SizeOf(p.dtype) != 2;
-  // Both types of elements have the same size.
+  // Both element types have the same size.
   const auto copy = [&](const void* data, std::int64_t rows, std::int64_t columns,
                         std::int64_t pitch) {
     return rounds || !IsBoxAligned(data, rows, pitch * 2) ? CopyScratch<Half>(rows, columns) : 0;
@@ -74,7 +74,7 @@ void MatmulTensor16(const MatmulProblem& p, Stream& any_stream) {
   MultiplyTensor16(p, a, b, /*whole_tiles=*/false, p.n, stream);
 }
 
-// The Work of LaunchProductShares.
+// The Work type for LaunchProductShares.
 template <class T>
 class TensorWork16 {
  public:

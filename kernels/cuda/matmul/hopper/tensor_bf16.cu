@@ -1,22 +1,24 @@
-// Matmul on Hopper's tensor cores, with operands in bf16 and sums in f32.
+// Matmul on Hopper's tensor cores, with bf16 operands and f32 sums.
 //
-// Compared with `warp_tiled`, other units do the arithmetic. They multiply 64 x 256 x 16 elements
-// per instruction, and the rest of the kernel exists to feed them; gemm.cuh explains how. bf16 has
-// the exponent range of f32 and 8 bits of precision. Its products are exact in f32; sums are
-// rounded to the result's type once, at the end.
+// Unlike in `warp_tiled`, the tensor cores do the arithmetic. One instruction multiplies 64 x 16 by
+// 16 x 256 elements, and the rest of the kernel exists to feed the tensor cores; gemm.cuh explains
+// how. bf16 has the exponent range of f32 and 8 bits of precision. Products of bf16 elements are
+// exact in f32, and sums are rounded to the result's type once, at the end.
 //
 // f32 operands are accepted as well if a request names this strategy. A copy rounds them to bf16
-// first, with an error of up to 2^-8 for each operand. The copies run at memory speed and take 54
-// of 233 us at 4096, and 0.22 of 1.54 ms at 8192. Callers that keep their operands in bf16 avoid
-// them.
+// first, with a relative error of up to 2^-8 in each operand. The copies run at memory speed and
+// take 54 of 233 us at side 4096, and 0.22 of 1.54 ms at side 8192. Callers that keep their
+// operands in bf16 avoid them.
 //
-// Tiles are 128 x 256, in pairs when there are many and k is long, or 128 x 192 when those keep
-// more SMs busy. When there are few, they are 128 x 128 or 64 x 128, in pairs or not, or k is cut
-// into pieces. Cost for 4096 x 4096 x 4096: 2^37 flops, 512 tiles (not quite four for each of 132
-// SMs), 1.5 GiB of loads, nearly all from the L2 (1 GiB with clusters), and 64 k-tiles along k. An
-// H200 takes 177 us, which is 775 TFLOP/s; its power is the limit, not its units. The same is true
-// of cuBLAS and of the best of cublasLt's proposals, which also take 177 us in the same run. For
-// 1024 x 1024 x 1024: 128 tiles of 64 x 128, 48 MiB of loads.
+// Tiles are 128 x 256, or 128 x 192 when those keep more SMs busy. If there are many tiles and k is
+// long, clusters of two blocks compute them in pairs. If there are too few tiles for the SMs, they
+// are 128 x 128 or 64 x 128, in pairs or not, or k is cut into pieces.
+//
+// Cost for 4096 x 4096 x 4096: 2^37 flops, 512 tiles (not quite four for each of 132 SMs), 1.5 GiB
+// of loads, nearly all from the L2 (1 GiB with clusters), and 64 k-tiles along k. An H200 takes 177
+// us, which is 775 TFLOP/s. It is limited by its power, not by its arithmetic units. So are cuBLAS
+// and the best algorithm that cublasLt proposes, which also take 177 us in the same run. Cost for
+// 1024 x 1024 x 1024: 128 tiles of 64 x 128 and 48 MiB of loads.
 //
 // Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero.

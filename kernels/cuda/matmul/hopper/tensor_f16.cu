@@ -1,8 +1,8 @@
-// Matmul on Hopper's tensor cores, with operands in f16 and sums in f32.
+// Matmul on Hopper's tensor cores, with f16 operands and f32 sums.
 //
-// Compared with `tensor_bf16`, there are three more bits of precision and three fewer of exponent.
-// The kernel (gemm.cuh), the instructions and their speed are the same. f32 operands are refused,
-// because values above 65504 or below 2^-14 would be lost, however exact the rest.
+// Compared with `tensor_bf16`, elements have three more bits of precision and three fewer exponent
+// bits. The kernel (gemm.cuh), the instructions and their speed are the same. f32 operands are
+// refused, because values above 65504 would overflow and values below 2^-14 would lose precision.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128 and 48 MiB of loads. Cost for 4096
 // x 4096 x 4096: 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most of them from the L2.

@@ -1,15 +1,15 @@
-// Matmul of f32 on Hopper's tensor cores, no less exact than plain f32.
+// Matmul of f32 on Hopper's tensor cores, no less accurate than plain f32.
 //
 // An f32 has 24 bits of precision; a bf16 has 8 and the same exponent range. So a copy first splits
-// each operand into three bf16 parts whose sum is exactly the f32, and the kernel of `tensor_bf16`
-// multiplies the parts:
+// each operand into three bf16 parts whose sum is exactly the f32 value, and the kernel of
+// `tensor_bf16` multiplies the parts:
 //
 //      x = x0 + x1 + x2,   x0 = bf16(x),   x1 = bf16(x - x0),   x2 = x - x0 - x1
 //
-// Of the nine products of parts, the six that matter are summed (see the source below). The others
-// are below 2^-23 of a term. Six products are six times the arithmetic of bf16, but each part in
-// shared memory is used up to three times, so the tensor cores run at full speed. A sixth of the
-// speed of bf16 is still more than twice that of the f32 units.
+// Of the nine products of parts, only the six largest are summed (see the source below). The other
+// three are below 2^-23 of a term. Six products take six times the arithmetic of bf16. But each
+// part in shared memory is used up to three times, so the tensor cores run at full speed. A sixth
+// of the bf16 speed is still more than twice the speed of the f32 units.
 //
 //              b0    b1    b2
 //        a0    3rd   2nd   1st     This is the order in a k-tile of 32 steps. Small products come
@@ -17,10 +17,10 @@
 //        a2    1st   -     -
 //
 // The tensor cores truncate their f32 sums instead of rounding them, and these errors would
-// accumulate. So they sum only one k-tile, which is then added to a sum in registers. What that
-// addition rounds away becomes the initial value of the next k-tile (MultiplyParts in
-// mainloop.cuh), so that it is not lost. The table has the largest errors over 24 rows of 1024
-// columns, relative to the sum of |terms|, for k = 64, 1024 and 8192, as measured on an H200:
+// accumulate. So they sum only one k-tile at a time, and each of these sums is added to a sum in
+// registers. The rounding error of that addition is not lost, because the sum of the next k-tile
+// starts from it (MultiplyParts in mainloop.cuh). The table shows the largest errors over 24 rows
+// of 1024 columns, relative to the sum of |terms|, measured on an H200 for k = 64, 1024 and 8192:
 //
 //                               tensor_f32x3                 cuBLAS sgemm
 //        normal                 9.1e-8   3.0e-8   1.2e-8     1.2e-7   3.8e-8   2.7e-8
@@ -28,26 +28,27 @@
 //        1e-12 to 1e12          2.6e-7   3.2e-7   2.0e-7     2.4e-7   4.6e-7   3.6e-7
 //        cancelling in pairs    4.8e-9   1.0e-9   4.2e-10    1.6e-8   3.8e-9   1.3e-9
 //
-// In one of the twelve cases its error is larger than the library's, by a tenth.
+// In one of the twelve cases, the error of `tensor_f32x3` is larger than that of cuBLAS, by a
+// tenth.
 //
-// Elements of any magnitude give correct results, which takes two measures:
+// Two measures ensure correct results for elements of any magnitude:
 //
-// - Small elements: a part of an element below 2^-109 would underflow. So elements are multiplied
-//   by 2^23 before they are split, and results by 2^-46. Every f32 is a multiple of 2^-149, so
-//   every part is a multiple of 2^-126, and is zero or a normal number. Terms too small for f32 are
-//   summed, too. A subnormal result is the sum rounded once, or twice where k is cut, whereas plain
-//   f32 rounds each term.
-// - Large elements: the multiplication by 2^23 may overflow for elements from 2^105 on, and so may
-//   results from 2^82 on or terms that cancel. An infinity cannot be split either (inf - inf is
-//   NaN). Each of these cases leaves a value in c that is not finite, which raises a flag. If the
-//   flag is raised, a last kernel computes every tile of c with such an element again in plain f32;
-//   otherwise it ends immediately.
+// - Small elements: the parts of an element below 2^-109 could underflow. So elements are
+//   multiplied by 2^23 before they are split, and results by 2^-46. Every f32 is a multiple of
+//   2^-149, so every part is a multiple of 2^-126, and is zero or a normal number. Even terms that
+//   are too small for f32 are summed. A subnormal result is the sum rounded once, or twice where k
+//   is cut, whereas plain f32 rounds each term.
+// - Large elements: the multiplication by 2^23 may overflow for elements from 2^105 on. Results
+//   from 2^82 on may overflow too, and so may large terms that cancel. An infinity cannot be split
+//   either (inf - inf is NaN). Each of these cases leaves a value in c that is not finite, which
+//   sets a flag. If the flag is set, a last kernel recomputes every tile of c with such an element
+//   in plain f32; otherwise it exits immediately.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, computed as 6 x 2^31; 96 MiB of loads in 128 x 128
-// tiles, 20 MiB for the copies, and 12 MiB of scratch memory, one and a half times the operands.
-// For 4096 x 4096 x 4096, an H200 takes 87 us for the copies, which run at memory speed. Including
-// them, the product takes less than half of cuBLAS's time in f32 (docs/measured). Where no element
-// of c is finite at first, it takes 1.7 times as long as cuBLAS.
+// tiles, 20 MiB for the copies, and 12 MiB of scratch memory, one and a half times the size of the
+// operands. For 4096 x 4096 x 4096, an H200 takes 87 us for the copies, which run at memory speed.
+// Including them, the product takes less than half of cuBLAS's time in f32 (docs/measured). In the
+// worst case, in which no element of c is finite at first, it takes 1.7 times as long as cuBLAS.
 //
 // Correct for any m, n and k, and for all transposes, pitches and alignments: the copies have
 // aligned rows even if the operands do not, and bf16 may have either layout.
@@ -59,8 +60,9 @@ namespace {
 constexpr int kParts = 3;
 using T = BFloat16;
 
-// An operand and the destination of its parts, whose rows are `pitch` and `out_pitch` elements
-// apart. `blocks` is 0 if the parts are already there.
+// An operand, whose rows are `pitch` elements apart, and the destination of its parts, whose rows
+// are `out_pitch` elements apart. `blocks` is the number of thread blocks that split the operand,
+// or 0 if the parts are already there.
 struct Splitting {
   const float* in;
   std::int64_t rows, columns, pitch;
@@ -70,8 +72,8 @@ struct Splitting {
   unsigned blocks;
 };
 
-// Splits both operands: the first blocks split a and the others b. Each thread writes one vector of
-// each part.
+// Splits both operands. The first a.blocks blocks split a, and the others split b. Each thread
+// writes one vector of each part.
 __global__ void __launch_bounds__(256)
     SplitOperands(const __grid_constant__ Splitting a, const __grid_constant__ Splitting b,
                   unsigned* nonfinite) {
@@ -102,8 +104,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Computes again, in plain f32 as in `double_buffered`, every tile of c with an element that is not
-// finite.
+// Recomputes every tile of c that has a nonfinite element, in plain f32 as in `double_buffered`.
 constexpr int kAgainTile = 128, kAgainDepth = 8, kAgainThreads = 256;
 
 __global__ void __launch_bounds__(kAgainThreads, 2)
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
   }
 }
 
-// parts: memory for the parts of at least this many rows and columns.
+// parts: memory for the parts of a matrix of this size or a larger one.
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                       const PreparedMemory& parts) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
@@ -191,7 +192,7 @@ void EnqueueSplit(const Splitting& a, const Splitting& b, unsigned* nonfinite, C
   CUDA_CHECK_LAUNCH(SplitOperands);
 }
 
-// Rows of c are c_pitch elements apart.
+// The rows of c are c_pitch elements apart.
 void EnqueueParts(const MatmulProblem& p, const Splitting& a, const Splitting& b, bool whole_tiles,
                   std::int64_t c_pitch, unsigned* nonfinite, CudaStream& stream) {
   const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
@@ -219,13 +220,14 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   EnqueueAgain(p, nonfinite, stream);
 }
 
-// Returns the bytes of scratch memory for the parts of n columns of b.
+// Returns the number of scratch bytes for the parts of n columns of b.
 std::uint64_t PartsOfB(const MatmulProblem& p, std::int64_t n) {
   return p.transpose_b ? CopyScratch<T>(n, p.k, kParts) : CopyScratch<T>(p.k, n, kParts);
 }
 
-// The Work of LaunchProductShares. a is split once, and b piece by piece in the same memory. Tiles
-// in which values left the range of the parts are computed again at the end.
+// The Work type for LaunchProductShares. a is split once. The pieces of b are split one after
+// another into the same memory. Tiles with values that left the range of the parts are recomputed
+// at the end.
 class PartsWork {
  public:
   explicit PartsWork(const ProductShare& share)
@@ -246,8 +248,8 @@ class PartsWork {
     const MatmulProblem part = ColumnsOf(share_.problem(), piece);
     const Splitting b = part.transpose_b ? SplittingOf(part.b, part.n, part.k, part.ldb, b_parts_)
                                          : SplittingOf(part.b, part.k, part.n, part.ldb, b_parts_);
-    // This launch clears the second flag, because the product's flag has to keep what earlier
-    // pieces raised.
+    // This launch clears the second flag, because the product's flag must stay set if an earlier
+    // piece has set it.
     EnqueueSplit(b, Splitting{}, flags_ + 1, share_.stream());
     EnqueueParts(part, a_, b, /*whole_tiles=*/true, share_.problem().n, nonfinite(),
                  share_.stream());
@@ -263,14 +265,15 @@ class PartsWork {
   const PreparedMemory b_parts_;
 };
 
-// The errors below are in units of 2^-24, relative to the sum of |terms|. The products left out
-// cost 2: two are up to 2^-8 2^-16 of a term, and the third is smaller. In a k-tile of 32 terms,
-// the tensor cores cut off 3 (32 + 16) of the terms and 3 (5 32 + 16) of the five small products,
-// which together are at most 2^-7 of the terms. The additions of k-tiles cost 2, since they lose at
-// most their last bit where a k-tile outweighs all earlier ones. The last addition costs 1, and so
-// does each of the two to k / 128 pieces that k may be cut into. A k-tile begins with what the
-// previous addition rounded away, at most 2^-24 of all earlier terms. Where that outweighs the
-// k-tile's own terms, it is cut off at 2^-23 of itself, which is less than 2^-20 k in all.
+// The errors below are in units of 2^-24, relative to the sum of |terms|. Omitting three of the
+// products costs 2: two of these are up to 2^-8 2^-16 of a term, and the third is smaller. In a
+// k-tile of 32 terms, truncation costs 3 (32 + 16) for the large product of each term, plus 3 (5 32
+// + 16) times 2^-7 for the five small ones, which together are at most 2^-7 of the term. Adding up
+// the k-tiles costs 2, because an addition loses at most its last bit, and only where a k-tile
+// outweighs all earlier ones. The last addition costs 1, and if k is cut into two to k / 128
+// pieces, each of them costs 1 as well. The sum of a k-tile starts from the previous rounding
+// error, at most 2^-24 of all earlier terms. Where that error outweighs the k-tile's own terms, it
+// is truncated by up to 2^-23 of itself, which costs less than 2^-20 k in total.
 double Roundoff(const MatmulProblem& p) {
   return (160 + 0.01 * static_cast<double>(p.k)) * kRoundoffF32;
 }
@@ -287,7 +290,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .name = "tensor_f32x3",
-    .summary = "Hopper's tensor cores on f32 in three parts, as exact as f32",
+    .summary = "Hopper's tensor cores on f32 in three bf16 parts, as accurate as f32",
     .source =
         "G. Henry, P. T. P. Tang and A. Heinecke, Leveraging the bfloat16 artificial "
         "intelligence datatype for higher-precision computations, 2019",

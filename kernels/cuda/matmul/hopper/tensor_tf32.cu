@@ -1,28 +1,29 @@
-// Matmul on Hopper's tensor cores, with sums in f32 and operands in f32 of which 19 bits are used.
+// Matmul on Hopper's tensor cores, with f32 sums and f32 operands, of which 19 bits are used.
 //
-// Unlike in `tensor_bf16`, operands stay as they are. The tensor cores read the sign, 8 bits of
-// exponent and 10 bits of fraction of each element. They cut off the rest, up to 2^-10 of an
-// element and always towards zero. So sums of terms of one sign are too small, by 7e-4 for uniform
-// numbers. The speed is half that of bf16, since a k-tile of the same number of bytes is half as
-// deep. f32 operands are multiplied this way only if a request names the strategy.
+// Unlike in `tensor_bf16`, operands are not converted. The tensor cores read the sign, 8 exponent
+// bits and 10 fraction bits of each element. They cut off the rest, which is up to 2^-10 of the
+// element and always towards zero. So sums of terms with the same sign are too small, by 7e-4 for
+// uniformly distributed numbers. The speed is half that of bf16, since a k-tile of the same number
+// of bytes is half as deep. f32 operands are multiplied this way only if a request names the
+// strategy.
 //
-// wgmma requires f32 operands in shared memory to have k along their rows. A b that is not
+// For f32 operands in shared memory, wgmma requires k to be along the rows. A b that is not
 // transposed, as in the plain product, has k across its rows. So the plain product is computed as
 // its transpose, c' = b' a'. The first operand of wgmma may also come from registers, so a thread
 // loads its elements of b from shared memory in either layout and rounds them to nearest on the way
 // (MultiplyTurned in mainloop.cuh). Results are transposed back as they pass through shared memory.
-// A transposed a is first copied, which also rounds it to nearest. On an idle H200, the speed at
-// 4096 and 8192 is 1.02 and 1.01 times that of cuBLAS in the same run, or 1.01 and 1.00 times with
-// b transposed. With a transposed copy of b instead, it is 0.93 and 0.97 times: the copy alone
-// takes 35 of 402 us.
+// A transposed a is first copied, which also rounds it to nearest. On an otherwise idle H200, the
+// kernel reaches 1.02 times the speed of cuBLAS in the same run at side 4096, and 1.01 times at
+// 8192. With b transposed, the factors are 1.01 and 1.00. A variant that makes a transposed copy of
+// b reaches only 0.93 and 0.97, because the copy alone takes 35 of 402 us.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops and 96 MiB of loads in the tiles of 64 x 128 that are
 // chosen (48 MiB in tiles of 128 x 256). Cost for 4096 x 4096 x 4096: 2^37 flops and 3 GiB of
 // loads, most of them from the L2.
 //
 // Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, with one exception. A NaN whose only fraction bits set are
-// among the 13 that are cut off counts as an infinity, but no arithmetic produces such a NaN.
+// infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all of its
+// set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {

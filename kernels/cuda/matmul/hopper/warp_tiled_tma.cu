@@ -1,51 +1,54 @@
 // Matmul as in `warp_tiled`, with operands fetched by Hopper's TMA and multiply-adds arranged so
 // that the registers keep up.
 //
-// Memory is not what limits `warp_tiled`. A quarter of an SM starts one instruction per cycle, so
-// every other instruction takes the place of a multiply-add. The registers lie in two banks, with
-// even and odd numbers, and each bank seems to deliver one register per cycle. A multiply-add reads
-// three registers: alone it takes two cycles, or three if all are in one bank. If it reads the same
-// register in the same operand position as the previous multiply-add, the value comes from a latch
-// (".reuse" in the machine code). It then takes one cycle if the other two registers lie in
-// different banks. By this count, the inner loop of `warp_tiled` needs 1.42 cycles per
-// multiply-add, and it takes 1.41. Most of some twenty other arrangements were within a tenth of
-// their counts. Hence:
+// `warp_tiled` is limited not by memory but by how fast an SM issues instructions and reads
+// registers. A quarter of an SM issues one instruction per cycle, so each instruction that is not a
+// multiply-add takes the place of one. Even-numbered registers are in one bank and odd-numbered
+// ones in another, and each bank seems to deliver one register per cycle. A multiply-add reads
+// three registers. By itself it takes two cycles, or three if all three registers are in one bank.
+// If it reads the same register in the same operand position as the previous multiply-add, that
+// value comes from a latch (".reuse" in the machine code). It then takes one cycle if the other two
+// registers are in different banks. By this count, the inner loop of `warp_tiled` needs 1.42 cycles
+// per multiply-add; the measured value is 1.41. For most of some twenty other arrangements, too,
+// the measured value was within a tenth of the count. This kernel is therefore arranged as follows:
 //
 // - A thread computes 8 x 16 elements. The 24 operands of a step take 6 loads and serve 128
-//   multiply-adds, and each element of a serves 16 in a row. With 128 sums per thread there is room
-//   for 8 warps per SM. They suffice, since a warp's multiply-adds do not wait for each other.
-// - There are no copies between the multiply-adds. A producer and TMA fetch, as in `tensor_bf16`,
-//   and each consumer (here a warp) waits for them at barriers independently of the others. In a
-//   k-tile of 16 steps, 2048 of 2176 instructions are multiply-adds; in `warp_tiled` they are 1024
-//   of 1183.
+//   multiply-adds, and each element of a serves 16 consecutive ones. With 128 sums per thread,
+//   there are enough registers for 8 warps per SM. That is enough, since a warp's multiply-adds do
+//   not wait for each other.
+// - The multiply-adds are not interleaved with copies. As in `tensor_bf16`, a producer uses TMA to
+//   fetch the operands, and each consumer (here a warp) waits for them at barriers independently of
+//   the others. In a k-tile of 16 steps, 2048 of 2176 instructions are multiply-adds, against 1024
+//   of 1183 in `warp_tiled`.
 // - The rows of a thread's tile are computed alternately from left to right and from right to left,
-//   so that one operand stays the same from the end of a row to the next, too:
+//   so that one operand also stays the same from the end of a row to the beginning of the next:
 //
 //            b0   b1   b2   ..  b15
 //       a0    -------------------->
 //       a1    <--------------------
 //       a2    -------------------->
 //
-// - A sum and the element of b that it is computed with lie in different banks: see StorePartial.
-// - Blocks are persistent, one per SM, and none idles at the end: the tiles that remain after the
-//   last full round are shared out evenly (see stream_k.h). The block that computes the rest of a
-//   tile starts from the sums of its first part, so that each sum stays one chain in order.
+// - A sum and the element of b that it is computed with are in different banks (see StorePartial).
+// - Blocks are persistent, one per SM, and none of them idles at the end, because the tiles that
+//   remain after the last full round are divided evenly (see stream_k.h). The block that computes
+//   the rest of a tile starts from the sums of the tile's first part, so each sum stays one chain
+//   in order.
 //
 // Both operands are fetched with their index i (along m or n) along the rows, because threads read
 // them in this order. An operand that is contiguous along k is first transposed in scratch memory.
-// For a side of 4096 that is 128 MiB of traffic, about 1 % of the time; for larger sides the
-// fraction is smaller. Without the transpose, a thread would load 4 steps of a row together, and
-// the registers of a step would lie in the same bank for all of its rows. That reaches 0.85 to 0.90
-// of the library's speed.
+// For a side of 4096 that is 128 MiB of traffic, about 1 % of the time, and a smaller fraction for
+// larger sides. Without the transpose, a thread would load 4 steps of a row together, and the
+// registers of a step would be in the same bank for all of its rows. Such a kernel reaches 0.85 to
+// 0.90 of the speed of cuBLAS.
 //
 // Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most of them from
 // the L2, and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip
 // with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
 //
 // Correct for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are
-// not stored. Any pitch and alignment works: TMA requires multiples of 16 bytes, and other operands
-// are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds, in the
-// same order as in `naive`.
+// not stored. Also correct for any pitch and alignment: where these are not multiples of 16 bytes,
+// which TMA requires, the operand is copied. Products are computed in full f32: each element of c
+// is one chain of k fused multiply-adds, in the same order as in `naive`.
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
@@ -64,11 +67,11 @@ struct Tile {
   static constexpr int kStages = 8;
   static constexpr int kBytesA = kRows * kDepth * 4, kBytesB = kColumns * kDepth * 4;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kAlignment = 128;  // of a box in shared memory
+  static constexpr int kAlignment = 128;  // required for a box in shared memory
   static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes;
-  static constexpr int kConsumers = 8, kCluster = 1;  // warps
+  static constexpr int kConsumers = 8, kCluster = 1;  // consumers are warps
   static constexpr int kMultiplying = kConsumers * kWarpSize;
-  static constexpr int kThreads = kMultiplying + 128;  // registers move between warpgroups
+  static constexpr int kThreads = kMultiplying + 128;  // plus a warpgroup that fetches
   static constexpr int kGroup = 16;                    // tile rows per group of blocks
 };
 using Pipeline = TensorPipeline<Tile>;
@@ -87,7 +90,7 @@ struct Work {
   bool c_packable;
   float* c;
   float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
-  std::uint32_t* written;  // [blocks], whether a partial is written; 0 before and after
+  std::uint32_t* written;  // [blocks], set once a partial is written; 0 before and after
 };
 
 // --- Which block computes what ---
@@ -103,8 +106,8 @@ __device__ TilePlace PlaceOf(const Work& work, int tile) {
 
 // --- A thread's share of a tile ---
 
-// The load is volatile, so that it stays in order with the waits for barriers, which are volatile,
-// too.
+// The load is volatile, so that it stays in order with the waits for barriers, which are volatile
+// as well.
 __device__ Pack<float> LoadShared(std::uint32_t from) {
   Pack<float> pack;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -132,7 +135,7 @@ struct Operands {
   Fragment<kEachY, kLanesY> a;
   Fragment<kEachX, kLanesX> b;
 
-  // from_a, from_b: the thread's first element in the step's rows of the k-tile.
+  // from_a, from_b: addresses of the thread's first element in the step's rows of the k-tiles.
   __device__ void Load(std::uint32_t from_a, std::uint32_t from_b) {
     a.Load(from_a);
     b.Load(from_b);
@@ -159,9 +162,10 @@ struct Sums {
       }
   }
 
-  // StorePartial and LoadPartial use a block's memory for partial sums. The four registers of a
-  // 16-byte store are neighbours, and the first has an even number, as in a load of b. Neighbours
-  // are swapped here, so that the compiler keeps sum j and b[j] in different banks.
+  // StorePartial and LoadPartial write and read partial sums in a block's memory. The four
+  // registers of a 16-byte store are consecutive, and the first has an even number; the same is
+  // true of a load of b. Adjacent sums are swapped here, so that the compiler keeps sum j and b[j]
+  // in different banks.
   __device__ void StorePartial(float* partial) const {
     auto* to = reinterpret_cast<float4*>(partial) + threadIdx.x;
 #pragma unroll
@@ -181,7 +185,7 @@ struct Sums {
       }
   }
 
-  // row, column: of the thread's first element.
+  // row, column: the position of the thread's first element in c.
   __device__ void Store(const Work& work, std::int64_t row, std::int64_t column) const {
 #pragma unroll
     for (int i = 0; i < kEachY; ++i) {
@@ -213,7 +217,8 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
   }
 }
 
-// Adds the products of `k_tiles` k-tiles. at_a, at_b: the thread's first element in a k-tile.
+// Adds the products of `k_tiles` k-tiles. at_a, at_b: byte offsets of the thread's first element in
+// a k-tile.
 __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::uint32_t at_b,
                                Pipeline& pipeline, Sums& sums) {
   constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;
@@ -242,7 +247,7 @@ __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::u
 }
 
 __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline) {
-  constexpr int kBarrier = 1;  // of the consumers
+  constexpr int kBarrier = 1;  // used by the consumers
   constexpr std::size_t kPartial = Tile::kRows * Tile::kColumns;
   const int y = warp / kWarpsX * kWarpRows + lane / kLanesX * kWidth;
   const int x = warp % kWarpsX * kWarpColumns + lane % kLanesX * kWidth;
@@ -254,7 +259,7 @@ __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline
       sums.Clear();
     } else {
       if (threadIdx.x == 0) WaitForPartial(work.written + blockIdx.x - 1);
-      NamedBarrier(kBarrier, Tile::kMultiplying);  // the partial sums are there
+      NamedBarrier(kBarrier, Tile::kMultiplying);  // the partial sums have been written
       sums.LoadPartial(work.partials + (blockIdx.x - 1) * kPartial);
     }
     MultiplyKTiles(piece.k_tiles, lane, y * 4, x * 4, pipeline, sums);
@@ -293,7 +298,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 // --- Launch ---
 
-// Returns an operand whose index i (see Operand), with `extent` values, is along the rows.
+// Returns the operand with its index i (see Operand) along the rows, transposed or copied if
+// necessary.
 TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaStream& stream) {
   if (operand.k_stride == 1)
     return Transposed<float>(operand.data, k, operand.extent, operand.stride, stream);
@@ -317,7 +323,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 // Returns whether the tiles fill most of the chip and copies are cheap compared with the product.
-// An H200 copies an element in the time of about 64 multiply-adds.
+// An H200 copies an element in about the time of 64 multiply-adds.
 bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
                         (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);

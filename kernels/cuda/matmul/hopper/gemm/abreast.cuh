@@ -1,17 +1,19 @@
-// Keeps the blocks of a launch abreast along k.
+// Keeps the blocks of a launch abreast, that is, at about the same step along k.
 //
-// Blocks that compute tiles of neighbouring rows and columns read the same k-tiles. All but the
-// first find them in the L2, as long as they come soon enough. No block waits for another, though,
-// so that over many long tiles they drift apart, until each reads its operands from device memory
-// itself. For bf16, 32768 x 32768 x 32768, an H200 then takes 147 ms, compared with 106 ms if the
-// blocks stay together (2026-11-26; docs/notebook.md, "Blocks that drift apart").
+// Blocks that compute adjacent tiles read the same k-tiles. The first block to read a k-tile brings
+// it into the L2, where the others find it if they follow soon enough. No block waits for another,
+// though, so over many long tiles the blocks drift apart, until each reads its operands from device
+// memory itself. For a bf16 product of 32768 x 32768 x 32768, an H200 then takes 147 ms, compared
+// with 106 ms if the blocks stay together (2026-11-26; docs/notebook.md, "Blocks that drift
+// apart").
 //
-// So each fetching thread counts its steps, of several k-tiles each, in one counter for all blocks.
-// The previous value, which the addition returns, tells how far all blocks have come on average. A
-// block that is more than kMostLead steps ahead of that average waits. The value is examined one
-// step later, when it has long arrived, so that a block that is not ahead never waits. Since the
-// leads of all blocks add up to 0, few blocks can be far behind if none is far ahead. A block that
-// is far behind reads from device memory again what the others have read before it.
+// To prevent this, each fetching thread counts its steps, of several k-tiles each, in one counter
+// that all blocks share. The addition returns the counter's previous value, which shows how far the
+// blocks have advanced on average. A block that is more than kMostLead steps ahead of that average
+// waits. Each block examines the value only one step later, when the value has long arrived, so a
+// block that is not ahead never waits. Since the leads of all blocks add up to 0, few blocks can be
+// far behind if none is far ahead. A block that is far behind has to read from device memory again
+// what the others have already read.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +22,16 @@
 
 namespace tessera {
 
-// Counts the steps of one block, on behalf of its fetching thread.
+// Counts the steps of one block. Used by the block's fetching thread.
 class Abreast {
  public:
   Abreast() = default;
-  // counter: the launch's counter, which is 0 before the launch and once all blocks have left.
-  // steps: the number of steps of each block, or 0 if the blocks are not kept abreast.
+  // counter: the launch's counter, which is 0 before the launch and after all blocks have called
+  // Leave. steps: the number of steps per block, or 0 if the blocks are not kept abreast.
   __device__ Abreast(std::uint32_t* counter, int steps)
       : counter_(counter), steps_(static_cast<unsigned>(steps)) {}
 
-  // Called before every step. Steps after the last are not counted.
+  // Called before every step. Only the first `steps` calls count.
   __device__ void Step() {
     if (done_ == steps_) return;
     if (done_ > kMostLead && waits_) WaitForOthers((done_ - kMostLead) * gridDim.x);
@@ -43,8 +45,9 @@ class Abreast {
 
  private:
   static constexpr unsigned kMostLead = 1;
-  // About half a millisecond. Blocks wait only to be faster, and a block may be missing because
-  // another kernel occupies its SM. So a block that has waited in vain does not wait again.
+  // About half a millisecond. Waiting is only an optimization, and a block may not be running
+  // because another kernel occupies its SM. So a block whose wait has timed out does not wait
+  // again.
   static constexpr long long kMostCycles = 1 << 20;
 
   __device__ void WaitForOthers(std::uint32_t steps_of_all) {
@@ -60,7 +63,7 @@ class Abreast {
 
   std::uint32_t* counter_ = nullptr;
   unsigned steps_ = 0, done_ = 0;
-  std::uint32_t before_ = 0;  // the counter as this block began its last step, or later
+  std::uint32_t before_ = 0;  // the counter when this block began its last step, or later
   bool waits_ = true;
 };
 

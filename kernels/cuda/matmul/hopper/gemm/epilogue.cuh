@@ -1,4 +1,4 @@
-// The epilogue of the tensor kernel: moves sums from registers through shared memory to c.
+// The epilogue of the tensor kernel, which moves sums from registers through shared memory to c.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ __device__ std::uint32_t PackPair(float low, float high) {
   return bits;
 }
 
-// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. thread: its index in
-// the warpgroup.
+// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. thread: the calling
+// thread's index in its warpgroup.
 template <class O>
 __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
@@ -54,9 +54,9 @@ __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
   }
 }
 
-// Like StageBox, for two adjacent boxes of c and the sums of MultiplyTurned for 64 columns. A
-// warp's 16 rows are columns of one of the boxes. Half of its lanes process pairs of rows of c in
-// reverse order, so that the accesses cover all banks.
+// Like StageBox, but copies the sums of MultiplyTurned for 64 columns to two adjacent boxes of c.
+// The 16 rows of a warp's sums are columns of one of the boxes. Half of the warp's lanes process
+// pairs of rows of c in reverse order, so that the accesses cover all banks.
 template <int kBoxBytes>
 __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize, half = lane / 16;
@@ -73,9 +73,9 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
   }
 }
 
-// Writes the part of a consumer's 64 rows of results, at [row, column], that lies inside c. The
+// Writes a consumer's 64 rows of results at [row, column] to c, except for the part outside c. The
 // results go through shared memory, a few boxes with rows of 128 bytes at a time, and TMA writes
-// whole lines from there. O: float or C::T. kTurn: the results are those of MultiplyTurned and
+// whole lines from there. O: float or C::T. kTurn: whether the results come from MultiplyTurned and
 // belong at [column, row] of c.
 template <class C, class O, bool kTurn, int kCount>
 __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, std::uint32_t staging,
@@ -84,7 +84,8 @@ __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, st
   constexpr int kWidth = 128 / kSize;  // columns of a box
   constexpr int kAll = C::kColumns / kWidth;
   constexpr int kBoxSums = kCount / kAll;
-  // Boxes lie side by side. The boxes of a turned tile lie in pairs, with one pair below the other.
+  // The boxes of a tile are side by side. The boxes of a turned tile form pairs, each below the
+  // previous one.
   static_assert(!kTurn || (kSize == 4 && C::kBoxes == 2));
   const auto box_row = [&](int box) { return kTurn ? column + box / 2 * C::kGroupRows : row; };
   const auto box_column = [&](int box) {

@@ -1,20 +1,20 @@
 // Matmul on Hopper's tensor cores: the kernel of the strategies `tensor_bf16`, `tensor_f16`,
 // `tensor_tf32` and `tensor_f32x3`, the preparation of its operands, and the division of the work.
-// ptx.cuh and wgmma.cuh have the individual instructions.
+// ptx.cuh and wgmma.cuh contain the individual instructions.
 //
-// It differs from `warp_tiled`, in which every thread alternates between loading, multiplying and
-// waiting, as follows:
+// In `warp_tiled`, every thread alternates between loading, multiplying and waiting. This kernel
+// differs as follows:
 //
-// - The warps of a block are specialized. One warpgroup fetches: a single thread of it tells TMA
-//   which boxes of a and b to load. The other warpgroups, one for each 64 rows of the tile,
-//   multiply. wgmma reads both operands from shared memory directly, so that no operand passes
-//   through registers. Almost all registers hold sums: a 64 x 256 piece takes 128 registers of each
-//   thread. Since a fetching thread needs few registers and a multiplying thread many, the former
-//   give theirs away.
-// - They synchronize at two barriers for each of kStages k-tiles: "full", which the arriving bytes
-//   complete, and "empty", at which consumers arrive when wgmma has read the k-tile. So up to
-//   kStages k-tiles are in flight, including those of the block's next tile while this tile's
-//   results are being written.
+// - The warps of a block are specialized. One warpgroup, the producer, fetches: one of its threads
+//   tells TMA which boxes of a and b to load. The other warpgroups, the consumers, multiply; there
+//   is one for every 64 rows of the tile. wgmma reads both operands from shared memory directly, so
+//   they do not pass through registers. Almost all registers hold sums: 64 x 256 sums take 128
+//   registers per thread. Since a fetching thread needs few registers and a multiplying thread
+//   many, the producer gives some of its registers to the consumers.
+// - Producer and consumers synchronize at two barriers for each of the kStages stages. The arriving
+//   bytes complete the "full" barrier, and consumers arrive at the "empty" barrier when wgmma has
+//   read the k-tile. So up to kStages k-tiles are in flight. While the results of one tile are
+//   being written, k-tiles of the block's next tile are already being fetched.
 //
 //      producer   wait empty[s], fetch k-tile s --+                  +--> next round
 //                                               v                  |
@@ -23,21 +23,21 @@
 // - A k-tile is 128 bytes deep, and the 16-byte vectors of each row are swizzled. TMA and tensor
 //   cores use the same pattern, which costs nothing and avoids all bank conflicts.
 // - 16-bit operands may have either layout in shared memory, with k along the rows or across them,
-//   so that transposes cost nothing. For f32, k has to go along the rows, except that one operand
-//   may come through registers instead (MultiplyTurned).
-// - Blocks are persistent: there are as many as SMs, and each computes tile after tile, in the
-//   order of `warp_tiled`'s picture, so that tiles computed at the same time share rows and
-//   columns. The path to the first multiplication is short, since a small product takes little
-//   longer than that.
+//   so transposes cost nothing. For f32, k has to go along the rows, unless the operand comes
+//   through registers, which is possible for one of the two (MultiplyTurned).
+// - Blocks are persistent: there is one per SM, and each computes tile after tile. The order is the
+//   one shown in warp_tiled.cu, in which tiles computed at the same time share rows and columns.
+//   The path to the first multiplication is short, since a small product takes little longer than
+//   that.
 // - Two blocks, one below the other, can form a cluster, in which each fetches half of the columns
 //   of b for both.
-// - Results return through shared memory, box by box for each consumer, and TMA writes whole lines
-//   from there.
-// - If there are too few tiles for the SMs, the tiles are made smaller, or k is cut into pieces
-//   whose sums a second kernel adds, always in the same order. If there are many tiles, but not a
-//   multiple of the number of SMs, some of them are cut in two (see stream_k.h).
+// - Each consumer copies its results to shared memory box by box, and TMA writes whole lines from
+//   there.
+// - If there are too few tiles for the SMs, the tiles are made smaller, or k is split into pieces
+//   whose sums a second kernel adds, always in the same order. If there are many tiles, but their
+//   number is not a multiple of the number of SMs, some tiles are split in two (see stream_k.h).
 //
-// Correct for any m, n and k: TMA reads zeros outside a matrix, and writes nothing outside c. It
+// Correct for any m, n and k: TMA reads zeros outside a matrix, and writes nothing outside c. TMA
 // requires addresses and pitches that are multiples of 16 bytes. Other operands and results go
 // through scratch memory.
 #pragma once
@@ -73,9 +73,8 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   const int cluster = static_cast<int>(blockIdx.x) / C::kCluster;
   const int clusters = static_cast<int>(gridDim.x) / C::kCluster;
 
-  // One warp initializes the barriers. At the same time, the others compute where the block begins.
-  // That takes nearly a thousand cycles, since no cache has the parameters yet, and would otherwise
-  // delay the block.
+  // While one warp initializes the barriers, the others determine the block's first piece of work.
+  // This takes nearly a thousand cycles, because the parameters are not in any cache yet.
   if (threadIdx.x == C::kThreads - kWarpSize) {
     PrefetchMap(&a_map);
     PrefetchMap(&b_map);
@@ -151,9 +150,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
 
 // --- Launch ---
 
-// Returns how many clusters of `blocks` blocks run on a GPU at the same time, for a kernel of which
-// each block occupies a whole SM. The blocks of a cluster run in one of the groups of SMs that a
-// GPU consists of, and these groups differ in size.
+// Returns how many clusters of `blocks` blocks can run on the GPU at the same time, for a kernel
+// whose blocks each occupy a whole SM. A GPU consists of groups of SMs of different sizes, and a
+// cluster has to fit into one group.
 template <class... Parameters>
 int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
                     int blocks, const CudaStream& stream) {
@@ -172,8 +171,8 @@ int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t
   return count;
 }
 
-// A division of the work: its tile, the number of pieces that k is cut into, and whether tiles are
-// cut into parts for two clusters.
+// A division of the work: the tile, the number of pieces that k is split into, and whether some
+// tiles are split between two clusters.
 struct TensorPlan {
   int tile = 0;  // an index into the strategy's tiles
   int splits = 1;
@@ -181,7 +180,7 @@ struct TensorPlan {
   double time = std::numeric_limits<double>::infinity();
 };
 
-// c: [splits, m, pitch] elements of O.
+// c: an array [splits, m, pitch].
 template <class C, bool kMnA, bool kMnB, class O>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,

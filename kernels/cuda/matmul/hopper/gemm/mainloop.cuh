@@ -16,7 +16,7 @@ struct TensorKTile {
   static constexpr int kSteps = C::kRowBytes / C::kStepBytes;
   static constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
   static constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
-  // Bytes of a consumer's 64 rows of a.
+  // The size in bytes of a consumer's 64 rows of a.
   static constexpr int kGroupA = kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes;
   static constexpr std::uint64_t Descriptor(bool mn_major) {
     return mn_major ? MatrixDescriptor(128, C::kMnBytes, 8 * 128)
@@ -29,8 +29,8 @@ struct TensorKTile {
       : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
         b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
 
-  // Computes d = part_a of a times part_b of b over the k-tile, or adds that to d if add.
-  // Descriptors count in vectors of 16 bytes.
+  // Computes the product of part part_a of a and part part_b of b over the k-tile, and either sets
+  // d to it or, if `add`, adds it to d. Addresses in descriptors are in units of 16 bytes.
   template <class D, int kCount>
   __device__ void Multiply(int part_a, int part_b, bool add, D (&d)[kCount]) const {
 #pragma unroll
@@ -41,8 +41,8 @@ struct TensorKTile {
   }
 };
 
-// Called by a consumer: d = the product of one piece of work. While a k-tile is multiplied, the
-// previous one is released.
+// Called by a consumer. Sets d to the product of one piece of work. Each k-tile is released while
+// the next one is being multiplied.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                                float (&d)[kCount]) {
@@ -61,15 +61,15 @@ __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipe
   pipeline.Release(last, thread);
 }
 
-// Like MultiplyKTiles, for f32 whose k goes across the rows of a. wgmma cannot read that layout
-// from shared memory, so a's fragments come through registers, and those of the next k-tile are
-// loaded while this one is multiplied. Any row of a may become any row of the product. With this
-// order, a load of a warp covers all banks. Let w be the warp. Row 16 w + r of a consumer's 64 is
-// index
+// Like MultiplyKTiles, but for f32 with k across the rows of a. wgmma cannot read that layout from
+// shared memory, so the fragments of a come through registers. The fragments of the next k-tile are
+// loaded while the current one is being multiplied. The rows of a may be multiplied in any order,
+// and in the following order each load of a warp covers all banks. In warp w, row 16 w + r of the
+// consumer's 64 rows is index
 //
 //      32 (w / 2) + 16 (r / 4 % 2) + 8 (w % 2) + 4 (r / 8) + r % 4
 //
-// Rounds a to nearest.
+// Elements of a are rounded to the nearest TF32 value.
 template <class C, int kCount>
 __device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                                float (&d)[kCount]) {
@@ -123,12 +123,13 @@ __device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipe
   pipeline.Release(last, thread);
 }
 
-// Like MultiplyKTiles, for operands in several parts, the coarsest first. The tensor cores truncate
-// sums where f32 would round, so the sums are kept short: after every k-tile, d is added to `sums`
-// in f32, and then restarts as the rounding error of that addition (Dekker's fast two-sum, 1971).
-// In a k-tile the products of fine parts come first, while d is small. The consumers take turns, so
-// that one adds while the other's k-tile is multiplied. Otherwise they would fall into step, and
-// the tensor cores would wait for both.
+// Like MultiplyKTiles, but for operands in several parts, of which the coarsest comes first. The
+// tensor cores truncate sums where f32 arithmetic would round, so the sums in d are kept short.
+// After every k-tile, d is added to `sums` in f32, and is then set to the rounding error of that
+// addition (Dekker's fast two-sum, 1971). In each k-tile the products of the finest parts come
+// first, while d is small. The consumers alternate, so that one adds while the other's k-tile is
+// being multiplied. Otherwise they would run in lockstep, and the tensor cores would be idle while
+// both add.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {

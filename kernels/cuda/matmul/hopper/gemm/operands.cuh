@@ -31,7 +31,7 @@ __device__ Out Rounded(In x) {
 }
 
 // Loads a vector of elements from a row that ends at `columns`, with zeros beyond the end.
-// packable: rows are aligned to vectors.
+// packable: whether rows are aligned to vectors.
 template <class In, int kWidth>
 __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
                         In (&x)[kWidth]) {
@@ -48,9 +48,9 @@ __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns
   }
 }
 
-// Computes out[row][column] = in[row][column]. The rows of in are `pitch` apart, and those of out
-// are `out_pitch` apart, a multiple of the vector. Each thread writes one vector. Elements between
-// columns and out_pitch are never read.
+// Copies a matrix: out[row][column] = in[row][column]. The rows of `in` are `pitch` apart. The rows
+// of `out` are `out_pitch` apart, which is a multiple of the vector width. Each thread writes one
+// vector. The elements of `out` between columns and out_pitch are never read.
 template <class In, class Out>
 __global__ void __launch_bounds__(256)
     CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(256)
   StorePack(out + row * out_pitch + column, pack);
 }
 
-// Computes the transpose, out[row][column] = in[column][row]. A block moves a square of side
-// kSquare through shared memory, where an odd pitch spreads columns over the banks.
+// Transposes a matrix: out[row][column] = in[column][row]. A block moves a square of side kSquare
+// through shared memory, where an odd pitch spreads columns over the banks.
 inline constexpr int kSquare = 64;
 
 template <class In, class Out>
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. The rows of sums
-// are `pitch` apart, and those of c are n apart. A block takes kFinishedRows x kFinishedColumns
-// elements, and a warp one row of them. A warp issues all its loads before it writes.
+// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. The rows of
+// `sums` are `pitch` apart, and the rows of c are n apart. A block processes kFinishedRows x
+// kFinishedColumns elements, one row per warp. A warp issues all its loads before it writes.
 constexpr int kFinishedRows = 8, kFinishedColumns = 256;
 
 template <class S, class O>
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kFinishedRows* kWarpSize)
 }
 
 // A matrix in a form that TMA can read. Its rows are `pitch` elements apart, and the first
-// `columns` elements of each are used. k goes along the rows or, if mn_major, across them. The
-// parts of a matrix follow each other in memory.
+// `columns` elements of each row are used. k goes along the rows or, if mn_major, across them. If a
+// matrix has several parts, they are consecutive in memory.
 template <class T>
 struct TensorOperand {
   const T* data;
@@ -147,19 +147,19 @@ struct TensorOperand {
   bool mn_major;
 };
 
-// Returns the bytes of scratch memory for a copy of a matrix in several parts.
+// Returns the number of bytes of scratch memory that a copy of a matrix in `parts` parts takes.
 template <class T>
 std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1) {
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
 }
 
-// With this many rows or columns of the other operand, splitting f32 into parts takes a tenth of
-// the product's time.
+// If the other operand has this many rows or columns, splitting f32 into parts takes a tenth of the
+// product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
-// Returns CopyScratch bytes of memory for a prepared copy of a matrix. The copy may be kept
-// (Stream::Prepare) if the other operand of the product has so few rows or columns, `others`, that
-// the time of making it matters. how: see Preparation.
+// Returns CopyScratch bytes of memory for a prepared copy of a matrix. others: the number of rows
+// or columns of the product's other operand. If that number is so small that the time to make the
+// copy matters, the copy may be kept (Stream::Prepare). how: see Preparation.
 template <class T>
 PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype, std::int64_t rows,
                              std::int64_t columns, std::int64_t pitch, int parts,
@@ -169,7 +169,8 @@ PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype
   return stream.Prepare({how, {data, dtype, {2, {rows, columns}}, {pitch, 1}}}, bytes);
 }
 
-// Returns the matrix in a form that TMA can read, copied to `memory` unless it is ready there.
+// Returns the matrix in a form that TMA can read. Copies it to `memory` unless the copy is already
+// there.
 template <class Out, class In>
 TensorOperand<Out> CopiedTo(const PreparedMemory& memory, const In* data, std::int64_t rows,
                             std::int64_t columns, std::int64_t pitch, bool mn_major,
@@ -194,7 +195,8 @@ TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t column
                        mn_major, stream);
 }
 
-// Returns a copy, with k along the rows, of a matrix [columns, rows] with k across its rows.
+// Returns a transposed copy of a matrix [columns, rows]. k goes across the rows of the matrix and
+// along the rows of the copy.
 template <class Out, class In>
 TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
                               std::int64_t pitch, CudaStream& stream) {

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-// One thread's position in the k-tiles in shared memory.
+// One thread's position in the ring of k-tiles in shared memory.
 template <class C>
 class TensorPipeline {
  public:
   // k_tiles: the address of kStages k-tiles. barriers: the address of kStages "full" barriers,
-  // which kStages "empty" ones follow.
+  // followed by kStages "empty" barriers.
   __device__ TensorPipeline(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 
@@ -31,12 +31,13 @@ class TensorPipeline {
     }
     BarrierInitFence();
   }
-  // A new barrier is in the phase of parity 0, so that the first round waits for full but not for
-  // empty.
+  // A new barrier is in the phase of parity 0, so in the first round threads wait until stages are
+  // full, but not until they are empty.
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
   __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
-  // Called by a consumer that is done with the k-tile. The producer waits for all consumers that
-  // read it, in every block that it is copied to. thread: its index in the warpgroup.
+  // Called by a consumer that is done with the k-tile. It arrives at the "empty" barrier in every
+  // block of the cluster, because the producer of each block copies part of the k-tile to all of
+  // them. thread: the calling thread's index in its warpgroup.
   __device__ void Release(int stage, int thread) const {
     if constexpr (C::kCluster == 1) {
       if (thread == 0) BarrierArrive(empty(stage));
@@ -57,7 +58,7 @@ class TensorPipeline {
   unsigned parity_ = 0;
 };
 
-// Called by the fetching thread: fetches the k-tiles of one piece of work. rank: that of the block
+// Called by the fetching thread. Fetches the k-tiles of one piece of work. rank: the block's rank
 // in its cluster.
 template <class C, bool kMnA, bool kMnB>
 __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
@@ -71,15 +72,15 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   const int first_part = C::kBatch ? place.split : 0;
   const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
   const int column = place.column_tile * C::kColumns;
-  // Boxes outside a matrix are not fetched: TMA takes longer to write zeros than to fetch elements,
-  // and results computed from the stale elements are not stored. With several parts all boxes are
-  // fetched, since all results are checked for infinities.
+  // Boxes outside a matrix are not fetched, because TMA takes longer to write zeros than to fetch
+  // elements. Results computed from the stale elements are not stored. With several parts all boxes
+  // are fetched, since all results are checked for infinities.
   const auto inside = [](int boxes, int width, int first, int extent) {
     return max(0, min(boxes, (extent - first + width - 1) / width));
   };
   const int boxes_a = inside(kBoxesA, kWidthA, row, work.rows);
   const int boxes_b = inside(kBoxesB, kWidthB, column, work.columns);
-  // all: fetch every box, without a check.
+  // all: whether to fetch every box without a check.
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
@@ -115,8 +116,9 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
       }
     }
   };
-  // Checks whether the last boxes begin inside. It does not compare the counts, because nvcc 13.0
-  // merges max(0, min(x, 4)) == 4 into a minimum with a comparison that tests x <= 4.
+  // Checks whether the last boxes begin inside the matrices. The counts of boxes cannot be compared
+  // instead, because nvcc 13.0 compiles max(0, min(x, 4)) == 4 wrongly, into a minimum and a test
+  // of x <= 4.
   if (C::kParts > 1 ||
       (row + C::kRows - kWidthA < work.rows && column + C::kColumns - kWidthB < work.columns)) {
     fetch(std::true_type());

@@ -1,5 +1,5 @@
-// Chooses the tile of a product and how its work is divided, by a model of the time with constants
-// measured on one H200.
+// Chooses a product's tile and the division of its work, with a model of the time whose constants
+// were measured on one H200.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,20 @@
 
 namespace tessera {
 
-// A product as the model of plans sees it: a, [m, k], and b, [k, n], as they are fetched.
+// A product as the planning model sees it. a is [m, k] and b is [k, n], in the form in which they
+// are fetched.
 struct TensorProduct {
   std::int64_t m, n, k;
   double a_row, b_row;  // see FetchTime
   int multiprocessors;
-  // Set if one block must compute each tile from the first step along k to the last, so that the
+  // Whether one block must compute each tile from the first step along k to the last, so that the
   // bits of an element do not depend on the number of tiles.
   bool whole_tiles = false;
 };
 
-// Returns the time to fetch a row of a box of the operand, in the model's units, or 0 where the
-// rates of tiles account for it. If the row's 128 bytes lie across two lines of the L2, TMA reads
-// both.
+// Returns the time to fetch a row of a box of the operand, in the model's unit, or 0 if the rates
+// of the tiles already include it. If the row's 128 bytes span two lines of the L2, TMA reads both
+// lines.
 template <class T>
 double FetchTime(const TensorOperand<T>& x) {
   const std::uintptr_t bits =
@@ -38,14 +39,15 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
   return {m, n, k, FetchTime(a), FetchTime(b), stream.device().info().multiprocessors};
 }
 
-// Returns the better of `best` and the best plan with this tile, by a model of the time. The time
-// is in 16-bit multiply-adds that one SM could do, 3.9e6 per microsecond. A plan takes rounds of
-// pieces of work, each of which fills the pipeline and writes the tile. rate: roughly the fraction
-// of the tensor cores' 16-bit speed that the tile reaches in its main loop.
+// Returns `best` or the best plan with this tile, whichever takes less time in the model. The unit
+// of time is what a 16-bit multiply-add takes on one SM at full speed; a microsecond has 3.9e6
+// units. A plan runs in rounds. In each round a cluster computes one piece of work, for which it
+// fills the pipeline and writes the tile. rate: roughly the fraction of the tensor cores' 16-bit
+// speed that the tile reaches in its main loop.
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
   constexpr double kStart = C::kCluster == 1 ? tuning::kStart : tuning::kStartOfPair;
-  // At least one of each, because the models also plan empty products.
+  // At least one tile and one k-tile, because empty products are also planned.
   const std::int64_t tiles =
       std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
   const std::int64_t slots = p.multiprocessors / C::kCluster;
@@ -55,7 +57,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
                C::kParts * (C::kRows * p.a_row + C::kColumns / C::kCluster * p.b_row));
   const auto try_splits = [&](std::int64_t splits) {
     const std::int64_t split_k_tiles = CeilDiv(k_tiles, splits);
-    // Sums are written and read again in f32, at 10 bytes per clock and SM.
+    // The sums are written and read back in f32, at 10 bytes per clock cycle and SM.
     const double added = splits == 1
                              ? 0
                              : tuning::kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
@@ -69,10 +71,10 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   try_splits(1);
   if (p.whole_tiles) return best;
   if (tiles > slots && tiles % slots != 0) {
-    // For each cluster, the last tile and a fraction of another come in parts. The parts cost
-    // another start and end, and their sums pass through memory. During them, clusters are at
-    // different steps along k and find less in the L2. This effect grows with the number of tiles
-    // left over.
+    // Each cluster computes its last tile and a fraction of another in parts. The parts cost an
+    // additional start and end, and their sums pass through memory. While parts are computed,
+    // clusters are at different steps along k and find less in the L2. This effect grows with the
+    // number of tiles left over.
     const auto rounds = static_cast<double>(tiles / slots);
     const double left = static_cast<double>(tiles % slots) / static_cast<double>(slots);
     const double time = (rounds - 1 + (1 + left) * (1 + tuning::kApart * left)) *

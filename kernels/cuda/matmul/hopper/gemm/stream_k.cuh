@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// Called by one thread: waits until another worker has set the flag, and clears it for the next
+// Called by one thread. Waits until another worker has set the flag, and clears it for the next
 // launch.
 __device__ inline void WaitForPartial(std::uint32_t* written) {
   std::uint32_t set = 0;
@@ -19,16 +19,16 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
 }
 
-// The threads of a consumer and its messenger, which synchronize at named barriers. The messenger
-// is a warp of the fetching warpgroup. It tells other blocks that sums are stored, or waits for
-// theirs, so that the consumer need not wait for memory. At each barrier one side arrives and the
-// other waits, since bar.sync requires all threads that wait at a barrier to be at the same
-// instruction.
+// The number of threads in a consumer and its messenger, which synchronize at named barriers. The
+// messenger is a warp of the fetching warpgroup. It announces to other blocks that the consumer's
+// sums are stored, or waits until another block's sums are stored, so the consumer does not have to
+// wait for memory. At each barrier one side arrives and the other waits, since bar.sync requires
+// all threads that wait at a barrier to be at the same instruction.
 template <class C>
 inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;
 
-// Returns the place of a thread's sums among the partial results of a block's consumer, as vectors
-// kWarpgroup apart.
+// Returns the address of a thread's first vector of sums among the partial results of a block's
+// consumer. The thread's vectors are kWarpgroup vectors apart.
 template <class C>
 __device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
   constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
@@ -60,7 +60,7 @@ __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consu
   }
 }
 
-// Called by a messenger: announces sums and waits for sums, in the order of its consumer's pieces.
+// Called by a messenger. Announces sums and waits for sums, in the order of its consumer's pieces.
 template <class C>
 __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
   const bool speaks = threadIdx.x % kWarpSize == 0;

@@ -1,22 +1,24 @@
-// Persistent workers, which are blocks or clusters, share the tiles of c so that none idles at the
-// end. The tiles that do not make up a whole round, and one more tile per worker, are divided
-// evenly. A worker computes the first steps along k of a tile and stores its sums, and the next
-// worker computes the rest of that tile (after Stream-K, Osama, Merrill, Cecka, Garland and Owens,
-// 2023).
+// Persistent workers, which are blocks or clusters, share the tiles of c so that none is idle at
+// the end. The tiles that do not make up a whole round, and one more tile per worker, are divided
+// evenly. One worker computes the first steps along k of such a tile and stores its sums, and the
+// next worker computes the rest of the tile (after Stream-K, Osama, Merrill, Cecka, Garland and
+// Owens, 2023).
 //
 //     8 tiles, 3 workers
 //     worker 0   tile 0 | first part of 4 | tile 3
 //     worker 1   tile 1 | first part of 6 | tile 5 | rest of 4
 //     worker 2   tile 2 |                   tile 7 | rest of 6
 //
-// No worker waits for long, because first parts are done before the rests begin. No worker waits
-// for one that has yet to start, because first parts wait for nothing and workers start in order.
-// The blocks of a grid have started in order on every GPU so far, though CUDA does not promise it.
-// Whole tiles come first, since workers at the same steps along k find each other's operands in the
-// L2. Workers that began with parts of different lengths would be at different steps:
-// 8192 x 8192 x 8192 in bf16 took 1.53 ms with first parts first, and takes 1.34 ms in this order.
+// No worker waits for long, because the first parts are done before the rests begin. No worker
+// waits for a worker that has yet to start: first parts wait for nothing, a rest waits only for the
+// previous worker, and workers start in order. CUDA does not promise that order, but the blocks of
+// a grid have started in order on every GPU so far. Whole tiles come first, because workers that
+// are at the same step along k find each other's operands in the L2. Workers that begin with parts
+// of different lengths are at different steps: in bf16, 8192 x 8192 x 8192 takes 1.53 ms if the
+// first parts come first, and 1.34 ms in this order.
 //
-// Over many long tiles workers drift apart all the same, so StepsAbreast keeps them abreast.
+// Over many long tiles, workers still drift apart. abreast.cuh prevents this for the number of
+// steps that StepsAbreast returns.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +28,9 @@
 
 namespace tessera {
 
-// A number to divide by, as a multiplication with its reciprocal. A block has to wait until the
-// position of its tile is computed, and GPUs have no instruction for integer division (Lemire,
-// Kaser and Kurz, "Faster remainder by direct computation", 2019).
+// Divides by a constant through multiplication by its reciprocal (Lemire, Kaser and Kurz, "Faster
+// remainder by direct computation", 2019). GPUs have no instruction for integer division, and a
+// block has to wait until the position of its tile is computed.
 class Divisor {
  public:
   Divisor() = default;
@@ -38,7 +40,7 @@ class Divisor {
 
   TESSERA_HD int value() const { return value_; }
   // Returns x / value(), for x >= 0. The reciprocal is too large by at most 2^-63, and the product
-  // by less than 1 / value(), so that it does not reach the next integer.
+  // by less than 1 / value(), so the product does not reach the next integer.
   TESSERA_HD int Quotient(int x) const {
     const std::uint64_t twice = static_cast<std::uint64_t>(x) * 2;
     const std::uint64_t low = twice * static_cast<std::uint32_t>(reciprocal_) >> 32;
@@ -54,11 +56,11 @@ struct Sharing {
   int tiles;
   int k_tiles;      // per tile
   int rounds;       // whole tiles per worker
-  int shared;       // tiles that workers share after those: 0, or more than there are workers
+  int shared;       // tiles that are shared after the whole ones: 0, or more than there are workers
   int each, extra;  // shared k-tiles per worker; `extra` workers have one more
 };
 
-// Gives every worker whole tiles only.
+// Divides the work so that every worker computes only whole tiles.
 inline Sharing WholeTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t workers) {
   return {.tiles = static_cast<int>(tiles),
           .k_tiles = static_cast<int>(k_tiles),
@@ -68,7 +70,7 @@ inline Sharing WholeTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t
           .extra = 0};
 }
 
-// Like WholeTiles, but the workers share the last tiles. REQUIRES: tiles >= workers.
+// Like WholeTiles, but workers share the last tiles. REQUIRES: tiles >= workers.
 inline Sharing ShareTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t workers) {
   Sharing sharing = WholeTiles(tiles, k_tiles, workers);
   const std::int64_t shared = workers + tiles % workers, all = shared * k_tiles;
@@ -80,15 +82,14 @@ inline Sharing ShareTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t
   return sharing;
 }
 
-// k-tiles [first, first + k_tiles) of a tile; k_tiles is 0 if there is no such piece. starts, ends:
-// whether the piece has the first and the last k-tile of its tile.
+// The k-tiles [first, first + k_tiles) of a tile. k_tiles is 0 if there is no such piece. starts,
+// ends: whether the piece contains the first and the last k-tile of its tile.
 struct Piece {
   int tile, first, k_tiles;
   bool starts, ends;
 };
 
-// Returns piece i = 0, 1, ... of a worker. It depends on i alone, so that a worker keeps no other
-// state from one piece to the next.
+// Returns piece i of a worker, for i = 0, 1, ... A worker needs only i to find its next piece.
 TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers, int i) {
   const int k_tiles = sharing.k_tiles;
   if (sharing.shared == 0) {
@@ -97,8 +98,8 @@ TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers,
   }
   if (i < sharing.rounds) return {i * workers + worker, 0, k_tiles, true, true};
   i -= sharing.rounds;
-  // The worker's k-tiles of the shared tiles. They make up at least one tile, so that no tile has
-  // three parts.
+  // [begin, end) are the worker's k-tiles among all shared k-tiles. There are at least as many as
+  // in one tile, so no tile has three parts.
   const int begin = worker * sharing.each + (worker < sharing.extra ? worker : sharing.extra);
   const int end = begin + sharing.each + (worker < sharing.extra ? 1 : 0);
   const int first_shared = sharing.rounds * workers;
@@ -114,13 +115,13 @@ TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers,
 
 inline constexpr int kStepKTiles = 16;
 inline constexpr std::int64_t kLeastSteps = 400;
-// Returns the number of steps, of kStepKTiles k-tiles each, that workers take abreast
-// (abreast.cuh). The steps cover the whole tiles that every worker has before the shared ones. If
-// they are too few for workers to drift apart, the number is 0.
+// Returns for how many steps, of kStepKTiles k-tiles each, workers are kept abreast (abreast.cuh).
+// These steps cover the whole tiles that every worker computes before the shared ones. Returns 0 if
+// there are too few steps for workers to drift apart.
 inline int StepsAbreast(const Sharing& sharing, std::int64_t workers) {
   const std::int64_t whole = sharing.shared != 0 ? sharing.rounds : sharing.tiles / workers;
   const std::int64_t steps = whole * ((sharing.k_tiles + kStepKTiles - 1) / kStepKTiles);
-  // A 32-bit counter holds the steps of all blocks, and one more per block.
+  // A 32-bit counter has to hold the steps of all blocks, and one more per block.
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / (4 * workers);
   return steps < kLeastSteps || steps > most ? 0 : static_cast<int>(steps);
 }

@@ -1,5 +1,5 @@
-// The tile of a block of the tensor kernel: its shape, its k-tiles in shared memory, and the
-// parameters of a launch.
+// A block's tile in the tensor kernel: its shape, its k-tiles in shared memory, and the parameters
+// of a launch.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-// The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t. kCluster_
-// blocks, one below the other, share the columns of b that they load. kParts_: the number of
-// matrices that an operand is split into (see `tensor_f32x3`). kBatch_: instead of pieces of k, a
-// launch computes that many products, of matrices that follow each other in memory (see
-// `ozaki_f64`).
+// The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t.
+// kCluster_: the number of blocks, one below the other, that share the columns of b that they load.
+// kParts_: the number of matrices that an operand is split into (see `tensor_f32x3`). kBatch_:
+// whether the pieces of a launch are products of consecutive matrices in memory (see `ozaki_f64`)
+// instead of pieces of k.
 template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
           int kParts_ = 1, bool kBatch_ = false>
 struct TensorTile {
@@ -29,10 +29,10 @@ struct TensorTile {
   static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
   static constexpr int kConsumers = kRows / kGroupRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // Bytes of a row of a k-tile in shared memory, and its elements along k.
+  // Bytes per row of a k-tile in shared memory, and elements along k per k-tile.
   static constexpr int kRowBytes = kParts == 1 ? 128 : 64;
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(T));
-  static constexpr int kStepBytes = 32;  // bytes along k of one wgmma
+  static constexpr int kStepBytes = 32;  // bytes along k per wgmma
   static constexpr int kPartA = kRows * kRowBytes, kPartB = kColumns * kRowBytes;
   static constexpr int kBytesA = kParts * kPartA, kBytesB = kParts * kPartB;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -53,16 +53,16 @@ struct TensorTile {
 };
 
 // Operands in several parts are multiplied by this scale, and the result is divided by its square.
-// The last bit of the smallest f32, 2^-149, becomes the smallest normal bf16, so that no part
-// underflows.
+// With this scale, the last bit of the smallest f32, 2^-149, becomes the smallest normal bf16, so
+// no part underflows.
 inline constexpr float kPartsScale = 0x1p23f;
 
-// Whether the tile is the transpose of a tile of c (see MultiplyTurned), as for f32 whose k goes
-// across the rows of a.
+// Whether the tile is the transpose of a tile of c (see MultiplyTurned). This is the case for f32
+// with k across the rows of a.
 template <class C, bool kMnA>
 inline constexpr bool kIsTurned = std::is_same_v<typename C::T, Tf32>&& kMnA;
 
-// Named barriers of a block, one of each kind for every consumer; barrier 0 is __syncthreads.
+// Named barriers of a block: one of each kind for every consumer. Barrier 0 is __syncthreads.
 enum class Meeting { kStaging, kSumsStored, kMayLoad, kTurn, kCount };
 
 template <class C>
@@ -71,25 +71,25 @@ __device__ int BarrierOf(Meeting meeting, int consumer) {
   return 1 + static_cast<int>(meeting) * C::kConsumers + consumer;
 }
 
-// The parameters of the blocks of a launch.
+// The launch parameters that all blocks receive.
 struct TensorWork {
   int rows, columns;  // of c, or of its transpose if that is computed
-  // Tiles here are those of clusters, kCluster kRows x kColumns. A group consists of several rows
+  // Tiles here are cluster tiles, of kCluster * kRows x kColumns. A group consists of several rows
   // of tiles.
   int row_tiles;
-  Divisor tiles, group_tiles;     // tiles of c, and of a group
+  Divisor tiles, group_tiles;     // tiles in c, and tiles in a group
   Divisor group_rows, last_rows;  // rows of tiles in a group, and in the last group
-  Sharing sharing;                // of tiles, or of the pieces of k of all tiles, among clusters
+  Sharing sharing;                // how clusters divide the tiles, or the pieces of k of all tiles
   int k_tiles;                    // along k
   float* partials;                // [blocks, kRows * kColumns], see PassMessages
   std::uint32_t* written;         // [blocks, kConsumers], flags for partials; 0 between launches
-  int steps;                      // that every block takes abreast of the others, see abreast.cuh
+  int steps;                      // steps in which blocks are kept abreast, see abreast.cuh
   std::uint32_t* steps_of_all;    // the counter of these steps
   bool floats;                    // whether results are stored as f32, not as T
   unsigned* nonfinite;            // for several parts: set if an element of c is an infinity or NaN
 };
 
-// The place of one piece of work: the tile of a cluster, and its k-tiles.
+// The position of one piece of work: the cluster's tile, and its k-tiles.
 struct TensorPlace {
   int row_tile, column_tile, split, first_k_tile, k_tiles;
 

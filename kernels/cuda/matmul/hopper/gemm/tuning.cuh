@@ -1,7 +1,8 @@
 // All parameters that were tuned for Hopper: the tiles that each strategy chooses among, and the
-// constants of the model that chooses (plan.cuh). The model with these rates and constants prefers
-// what was faster on one H200 (CUDA 13.0, November 2026). For 16 bits, 75 shapes were measured with
-// each tile: whole, in parts and with k cut. Another GPU needs its own values.
+// constants of the model that makes the choice (plan.cuh). With these rates and constants, the
+// model prefers what was faster on one H200 (CUDA 13.0, November 2026). For 16-bit types, 75 shapes
+// were measured with each tile: with whole tiles, with tiles in parts, and with k split. Another
+// GPU needs its own values.
 #pragma once
 
 #include <tuple>
@@ -18,8 +19,8 @@ struct RatedTile {
 
 namespace tuning {
 
-// Pairs of blocks share the boxes that they fetch, which matters for many tiles, and for small
-// tiles along a long k. The arguments are rows, columns, blocks per cluster, and stages.
+// Clusters of two blocks share the boxes that they fetch. That pays off for many tiles, and for
+// small tiles with a long k. The arguments are rows, columns, blocks per cluster, and stages.
 template <class T>
 inline constexpr std::tuple kTiles16{RatedTile<TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>>{0.8},
                                      RatedTile<TensorTile<T, 128, 256, 1, 4>>{0.785},
@@ -35,19 +36,21 @@ inline constexpr std::tuple kTilesTf32{RatedTile<TensorTile<Tf32, 128, 256, 2, 4
 inline constexpr std::tuple kTilesF32x3{
     RatedTile<TensorTile<BFloat16, 128, 128, 1, 4, 2, /*kParts=*/3>>{0.78}};
 
-// Rows of c in a group of tiles: blocks that run at the same time then cover about a square of c.
+// Rows of c per group of tiles. With this many, blocks that run at the same time cover about a
+// square of c.
 inline constexpr int kGroupedRows = 2048;
 
-// The unit of time is the 16-bit multiply-adds that one SM could do, 3.9e6 per microsecond. kStart
-// and kStartOfPair are the time to start and end a piece of work, for one block and for a pair.
-// kAdd is the time of another kernel, about 3 us. kPass is the fixed extra cost of tiles in parts.
-// kApart is their relative one, which is multiplied by the fraction of the last round that is left
-// over.
+// The unit of time is what a 16-bit multiply-add takes on one SM at full speed; a microsecond has
+// 3.9e6 units. kStart and kStartOfPair are the times to start and end a piece of work, for one
+// block and for a cluster of two. kAdd is the time of another kernel, about 3 us. kPass is the
+// fixed extra cost of tiles in parts. kApart is their relative extra cost, which is multiplied by
+// the fraction of the last round that is left over.
 inline constexpr double kStart = 1e7, kStartOfPair = 1.4e7, kAdd = 1e7, kPass = 1e7, kApart = 0.2;
-// A plan has to be predicted to be better by this factor, because the model is no more accurate.
+// Tiles in parts are used only if the predicted time falls below this fraction of the best other
+// time, because smaller gains are within the error of the model.
 inline constexpr double kGain = 0.995;
-// The cost of a row of a box that lies across two lines of the L2: 2 ns, or 2.8 ns if it also cuts
-// sectors of 32 bytes.
+// The time to fetch a row of a box that spans two lines of the L2: 2 ns, or 2.8 ns if the row also
+// begins inside a 32-byte sector.
 inline constexpr double kCutLine = 7.6e3, kCutSector = 1.1e4;
 
 }  // namespace tuning

@@ -1,5 +1,5 @@
 // The arithmetic of `ozaki_f64` on one element, identical on host and device: rows as integers,
-// their residues, and the Chinese remainder theorem. Standard library only.
+// their residues, and the Chinese remainder theorem. Uses only the standard library.
 #pragma once
 
 #include <bit>
@@ -14,11 +14,11 @@ namespace tessera::ozaki {
 
 __extension__ using Integer128 = unsigned __int128;
 
-// The number of moduli. Each is the largest number up to 256 that is coprime to those before it, so
-// that residues fit a signed byte. Their product is 2^110.2.
+// The number of moduli. Each modulus is the largest number up to 256 that is coprime to all
+// previous ones, so residues fit in a signed byte. The product of the moduli is 2^110.2.
 inline constexpr int kModuli = 14;
 
-// Bits of the limbs in which elements are converted to residues, and of the parts of a weight.
+// Bits per limb of an element that is converted to residues, and bits per part of a weight.
 inline constexpr int kLimbBits = 20, kWeightBits = 37;
 
 struct Modulus {
@@ -27,7 +27,7 @@ struct Modulus {
   std::int32_t middle, high;  // residues of 2^20 and 2^40
 };
 
-// The constants that kernels take as a parameter. An integer is split into three parts, as
+// The constants that kernels take as a parameter. Large integers are split into three parts, as
 // w[0] 2^74 + w[1] 2^37 + w[2].
 struct Table {
   Modulus moduli[kModuli];
@@ -43,14 +43,14 @@ constexpr Integer128 ProductOfModuli(const Table& table) {
 }
 
 // Returns the residue of x that is nearest to 0, for |x| <= 2^30 + 2^7. The quotient is off by less
-// than 2^-8 before it is rounded, so that for an odd modulus, at most 255, the residue is within
-// 127. For 256 it may be 128, which as a byte is -128.
+// than 2^-8 before it is rounded. An odd modulus is at most 255, so its residue is between -127 and
+// 127. For 256 the residue may be 128, which is -128 as a byte.
 TESSERA_HD constexpr std::int32_t Residue(std::int32_t x, const Modulus& p) {
   const std::int64_t quotient = (std::int64_t{x} * p.reciprocal + (std::int64_t{1} << 37)) >> 38;
   return x - static_cast<std::int32_t>(quotient) * p.value;
 }
 
-// An integer of at most 55 bits and a sign, in limbs of 20 bits, the highest of which has the sign.
+// An integer of at most 55 bits and a sign, in limbs of 20 bits. The highest limb has the sign.
 struct Limbs {
   std::int32_t low, middle, high;
 };
@@ -59,7 +59,7 @@ TESSERA_HD constexpr Limbs LimbsOf(std::int64_t x) {
   return {static_cast<std::int32_t>(x & kMask), static_cast<std::int32_t>(x >> kLimbBits & kMask),
           static_cast<std::int32_t>(x >> 2 * kLimbBits)};
 }
-// Before it is reduced, the sum is within 2^20 + 2^27 + 2^22.
+// The magnitude of the sum before its reduction is at most 2^20 + 2^27 + 2^22.
 TESSERA_HD constexpr std::int32_t Residue(const Limbs& x, const Modulus& p) {
   return Residue(x.low + x.middle * p.middle + x.high * p.high, p);
 }
@@ -99,18 +99,19 @@ static_assert(kTable.moduli[0].value == 256 && kTable.moduli[kModuli - 1].value 
 
 // --- Rows as integers ---
 
-// The bound that each row of a and each column of b, of k elements, has to meet.
+// The conditions that each row of a and each column of b has to meet, for a given k.
 struct Bound {
-  double room;   // the largest norm of a scaled row
-  double ratio;  // the least ratio of the squared sum of magnitudes to the sum of squares
+  double room;   // the largest allowed norm of a scaled row
+  double ratio;  // the least allowed ratio of the squared sum of magnitudes to the sum of squares
 };
 
-// Returns the bound, which ozaki_f64.cu derives. Up to k = 2 no row meets it.
+// Returns the bound that ozaki_f64.cu derives. For k <= 2 no row meets it.
 inline Bound BoundOf(std::int64_t k) {
   if (k <= 2) return {0, std::numeric_limits<double>::infinity()};
   const auto steps = static_cast<double>(k);
-  // Smaller than the root of half the product by at least 2^35, a margin for the error of the
-  // reconstruction and for what rounding adds to a norm, which is at most sqrt(k) / 2.
+  // This is at least 2^35 less than the square root of half the product of the moduli. This margin
+  // covers the error of the reconstruction and the amount by which rounding increases a norm, at
+  // most sqrt(k) / 2.
   const double room = std::sqrt(static_cast<double>(ProductOfModuli(kTable)) / 2) * (1 - 0x1p-19);
   const double cosine =
       (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) / ((steps - 2) * 0x1p-53 * room * room);
@@ -121,14 +122,14 @@ inline bool MayMeet(const Bound& bound, std::int64_t k) {
   return bound.ratio < static_cast<double>(k);
 }
 
-// Sums over a row, whose elements may be added in any order.
+// Sums over the elements of a row, which may be added in any order.
 struct RowSums {
   double squares, magnitudes;
 };
 
-// Returns whether the row meets the bound. If so, *exponent is that of the power of two that scales
-// the row. Rows with an infinity or NaN, or with a norm below 2^-450 or above 2^450, do not meet
-// it, so that no scale and no result leaves the range of normal numbers.
+// Returns whether the row meets the bound. If it does, the row is to be scaled by 2^*exponent. Rows
+// with an infinity or NaN, or with a nonzero norm below 2^-450 or above 2^450, do not meet the
+// bound, so all scales and results are in the range of normal numbers.
 TESSERA_HD inline bool ScaleRow(const RowSums& sums, const Bound& bound, std::int32_t* exponent) {
   *exponent = 0;
   if (sums.magnitudes == 0) return true;
@@ -155,7 +156,7 @@ TESSERA_HD inline std::int64_t Nearest(double x) {
 
 // --- The Chinese remainder theorem ---
 
-// The sum of residues times weights. Each part is exact, an integer below 2^49.
+// A sum of residues times weights. Each part is an exact integer below 2^49.
 struct WeightedSum {
   double high = 0, middle = 0, low = 0;
 
@@ -166,10 +167,10 @@ struct WeightedSum {
     low += r * weight[2];
   }
 
-  // Returns the integer with these residues that is nearest to 0. It has to be below half of the
-  // product by at least 2^-30 of the product. The result is rounded at most twice, and is exact
-  // below 2^53. After the carries, the two low parts are at most 2^36 each, so that cancellation is
-  // exact.
+  // Returns the integer nearest to 0 that has these residues. REQUIRES: its magnitude is below half
+  // of the product of the moduli by at least 2^-30 of that product. The result is rounded at most
+  // twice, and is exact below 2^53. After the carries, the two low parts are at most 2^36 each, so
+  // cancellation is exact.
   TESSERA_HD double Value(const Table& table) const {
     const double quotient = std::rint((high + middle * 0x1p-37) * table.inverse);
     double h = high - quotient * table.product[0];

@@ -1,53 +1,56 @@
-// Matmul of f64 in integers on the tensor cores of Hopper, within the error bound of plain f64.
+// Matmul of f64 in integer arithmetic on Hopper's tensor cores, within the error bound of plain
+// f64.
 //
-// The tensor cores multiply signed bytes exactly, and at thirty times the rate of the f64 that
-// `tensor_f64` uses (1979 against 67 tera-operations a second in the H200's data sheet). So rows of
-// a and columns of b become integers, and those become residues modulo 14 small numbers, whose
-// products are computed in bytes (the second scheme of Ozaki, Uchino and Imamura). The product of
-// the moduli is 2^110. The Chinese remainder theorem finds the one integer below half of that
-// product that has the residues of the 14 results:
+// The tensor cores multiply signed bytes exactly, and at thirty times the rate of the f64
+// arithmetic that `tensor_f64` uses (1979 compared with 67 tera-operations per second in the H200's
+// data sheet). So rows of a and columns of b are converted to integers, and the integers to
+// residues modulo 14 small numbers. The products of the residues are computed in bytes (the second
+// scheme of Ozaki, Uchino and Imamura). The product of the moduli is about 2^110. For each element
+// of c, the Chinese remainder theorem finds the one integer that has the residues of the 14 results
+// and whose magnitude is below half of that product:
 //
 //      a ── 2^e, round ──> integers ──> residues ─┐
 //                                                 ├─ 14 products, residues ──> 2^-(e+f) integer = c
 //      b ── 2^f, round ──> integers ──> residues ─┘
 //
-// At these rates, 14 products of bytes take half the time of one product of f64. Only the rounding
-// to integers and the final rounding to f64 are inexact, so that the order of sums, tiles and SMs
-// does not affect the bits of a result.
+// At these rates, 14 products of byte matrices take half the time of one product of f64 matrices.
+// Only the rounding to integers and the final rounding to f64 are inexact, so the order of sums,
+// tiles and SMs does not affect the bits of a result.
 //
 // The size of the integers: let P be the product of the moduli. Rows of a and columns of b are
-// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum exceeds P / 2
-// (Cauchy and Schwarz). The exponent is the largest for which the norm fits, so that a scaled row
-// is longer than R / 2. Its elements are about 2^54 / sqrt(k).
+// scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum exceeds P / 2 (by
+// the Cauchy-Schwarz inequality). The exponent is the largest for which the norm fits, so the norm
+// of a scaled row is greater than R / 2. The elements of the row are about 2^54 / sqrt(k).
 //
-// The cost of rounding: let x and y be a scaled row and column, and let d and f be what rounding
-// removes from their elements, at most 1/2 each. Then the integer is off by
+// The error of rounding: let x and y be a scaled row and column, and let d and f be the amounts
+// that rounding removes from their elements, at most 1/2 each. Then the integer result is off by
 //
 //      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
 //
-// where s and t are their norms. This error does not shrink with the terms, while plain f64 is off
-// by at most k u sum |x y|, with u = 2^-53. If one large element of x meets a zero of y, the error
-// may exceed all other terms. So this strategy examines its operands first. The vectors |x| and
-// (1, ..., 1) form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and
-// |y| is at most the sum of the angles of both. Where each cosine is at least g, and g^2 >= 1/2,
+// where s and t are the norms of x and y. This error does not shrink with the terms, whereas plain
+// f64 is off by at most k u sum |x y|, with u = 2^-53. If a large element of x is multiplied by a
+// zero of y, the error may exceed the sum of all other terms. So this strategy examines its
+// operands first. The vectors |x| and (1, ..., 1) form an angle whose cosine is |x|_1 / (sqrt(k)
+// |x|_2). The same holds for |y|, and the angle between |x| and |y| is at most the sum of these two
+// angles. If both cosines are at least g, and g^2 >= 1/2, then
 //
 //      sum |x y|  >=  s t (2 g^2 - 1)
 //
-// The error is the largest fraction of this sum where s and t are R / 2. So if
-// (2 g^2 - 1) R^2 (k - 2) u >= 2 sqrt(k) R + k, the result is within the bound of plain f64,
-// k u sum |x y|, of which 2 u are left for the rounding of the reconstruction. That requires g^2 to
-// be at least 0.543 for k = 64, 0.511 for 1024, and 0.503 for 16384. Normally distributed numbers
-// have 2 / pi = 0.64, and uniform ones 0.75.
+// Relative to this sum, the error is largest if s and t are R / 2. So if (2 g^2 - 1) R^2 (k - 2) u
+// >= 2 sqrt(k) R + k, the result is within the bound of plain f64, k u sum |x y|. The difference
+// between k and k - 2 is left for the rounding of the reconstruction. The condition requires g^2 to
+// be at least 0.543 for k = 64, 0.511 for 1024, and 0.503 for 16384. For normally distributed
+// numbers g^2 is 2 / pi = 0.64, and for uniform ones it is 0.75.
 //
-// `tensor_f64` computes the whole product if any row of a or column of b has less, contains an
-// infinity or NaN, or has a norm above 2^450 or below 2^-450. A row has less if, for example, a
-// third of its uniform numbers are zeros, or its elements are of very different sizes. The device
-// decides, by a flag that every kernel checks; a product that is computed this way takes one more
-// pass over the operands. Rows of zeros are exact.
+// `tensor_f64` computes the whole product if any row of a or column of b has a smaller g^2,
+// contains an infinity or NaN, or has a norm above 2^450 or below 2^-450. For example, g^2 is
+// smaller if a third of a row's uniform numbers are replaced by zeros, or if its elements are of
+// very different sizes. The device decides, with a flag that every kernel checks. A product that is
+// computed this way takes an additional pass over the operands. Rows of zeros are exact.
 //
-// The expected error is also below that of plain f64. The table shows the root mean square of the
-// error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for a chain
-// of fused multiply-adds:
+// The expected error is also smaller than that of plain f64. The table shows the root mean square
+// of the error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for
+// a chain of fused multiply-adds:
 //
 //                                     this strategy             plain f64
 //        k                            1024        16384         1024        16384
@@ -55,18 +58,18 @@
 //        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
 //        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
 //
-// The kernels of residue_rows.cuh compute residues of the operands, and the kernel of
+// The kernels of residue_rows.cuh compute the residues of the operands, and the kernel of
 // residue_products.cuh multiplies them. Reconstruct adds up residues times weights, in three f64
-// parts so that nothing is rounded, and subtracts the multiple of P. Residues take 14 bytes per
+// parts so that nothing is rounded, and subtracts a multiple of P. Residues take 14 bytes per
 // element. In each pass they are computed for as many columns of b and rows of a as fit in 6 GB,
-// and for at least 256 of each (BandsOf).
+// but for at least 256 of each (BandsOf).
 //
-// Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
+// Cost for 4096 x 4096 x 4096: 14 products of 2^37 byte operations, 0.97 ms at the data sheet's
 // rate. The operands, 0.27 GB, are read for the sums and again for the conversion, which writes
-// 0.47 GB of residues. The residues of the results, 0.23 GB, are written and read, and the results
-// are 0.13 GB. Scratch memory is 0.7 GB, and 5.6 GB for side 16384.
+// 0.47 GB of residues. The residues of the results, 0.23 GB, are written and read back, and the
+// results take 0.13 GB. The scratch memory is 0.7 GB, or 5.6 GB for side 16384.
 //
-// Correct for any m, n and k, all transposes, pitches and alignments.
+// Correct for any m, n and k, and for all transposes, pitches and alignments.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -87,7 +90,7 @@ using namespace ozaki;
 // --- Results ---
 
 // Computes c[rows, columns], with rows `pitch` apart, from the residues that MultiplyResidues has
-// written. A thread takes a vector of each modulus, which has eight elements of each of two rows.
+// written. A thread reads one vector per modulus, with eight elements from each of two rows.
 __global__ void __launch_bounds__(kThreads)
     Reconstruct(const uint4* residues, std::int64_t row_tiles, std::int64_t column_tiles,
                 const std::int32_t* row_exponents, const std::int32_t* column_exponents,
@@ -144,8 +147,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Launch ---
 
-// The numbers of rows of a and columns of b whose residues are in memory at a time, in whole tiles:
-// up to 2^28 elements of b, up to 2^26 of a and of c, and at least one tile of each.
+// The number of rows of a and the number of columns of b whose residues are in memory at a time.
+// Both make up whole tiles, at least one. They are limited to 2^28 elements of b, and to 2^26
+// elements of a and of c.
 struct Bands {
   std::int64_t rows, columns;
 };
@@ -187,7 +191,7 @@ Places PlacesOf(const MatmulProblem& p) {
   return places;
 }
 
-// A product whose operands are scaled once the stream gets there.
+// A product for which the scaling of the operands has been enqueued.
 struct ScaledProduct {
   MatmulProblem p;
   Places places;
@@ -226,7 +230,7 @@ void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
     const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
     for (std::int64_t row = 0; row < p.m; row += bands.rows) {
       const std::int64_t rows = std::min(bands.rows, p.m - row);
-      // If there is room for all rows of a, they are converted only once.
+      // If all rows of a fit in one band, they are converted only once.
       if (column == 0 || rows < p.m)
         a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
       EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
@@ -260,8 +264,8 @@ __global__ void AnyOf(unsigned* flags, int count) {
   flags[0] = any;
 }
 
-// If a row of one share does not meet the bound, `tensor_f64` computes all shares, so that the bits
-// do not depend on which share has which rows. So one GPU combines all flags before any GPU
+// If a row of any share does not meet the bound, `tensor_f64` computes all shares. Otherwise the
+// bits would depend on which share has which rows. So one GPU combines all flags before any GPU
 // continues.
 void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare> shares,
                 CudaStream& own) {
@@ -282,8 +286,8 @@ void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare
   }
 }
 
-// Each GPU multiplies its rows by all of b, which it fetches first: the sums of b's columns are
-// needed before any column is multiplied.
+// Each GPU multiplies its rows by all of b, which it fetches first, because the sums of b's columns
+// are needed before any column is multiplied.
 void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_stream) {
   CudaStream& own = Cuda(any_stream);
   std::vector<std::unique_ptr<ProductShare>> parts(shares.size());
@@ -294,7 +298,8 @@ void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, St
   const bool may_meet = MayMeet(BoundOf(p.k), p.k);
   std::vector<void*> memory(shares.size());
   for_all([&](std::size_t i, CudaStream& stream) {
-    // Allocated before the copy of b, which may take all remaining memory and is optional.
+    // The scratch memory is allocated before the copy of b, which is optional and may take all
+    // remaining memory.
     if (may_meet) memory[i] = stream.Scratch(ScratchOf(RowsOf(p, shares[i])));
     parts[i] =
         std::make_unique<ProductShare>(p, shares[i], /*round=*/0, /*rate=*/1, i, shares.size());
@@ -322,8 +327,8 @@ Cost CostOf(const MatmulProblem& p) {
   const Bands bands = BandsOf(p);
   const auto times_a =
       static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
-  // Operands are read for the sums and again for the conversion. a is converted for every band of
-  // columns, unless there is room for all of its rows.
+  // Operands are read for the sums and again for the conversion. a is converted once for every band
+  // of columns, unless all of its rows fit in one band.
   Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
   cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
                            MatmulTileLoads(p, kClusterRows, kTileColumns));
@@ -335,7 +340,7 @@ Cost CostOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
     .name = "ozaki_f64",
-    .summary = "f64 in integers: 14 products of bytes on Hopper's tensor cores, as accurate as f64",
+    .summary = "f64 in integers: 14 byte products on Hopper's tensor cores, as accurate as f64",
     .source =
         "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
         "floating-point matrix multiplication using an integer modular technique, 2025",

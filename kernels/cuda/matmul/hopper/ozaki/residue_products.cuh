@@ -1,12 +1,12 @@
-// Products of matrices of signed bytes on Hopper's tensor cores, one for each modulus, of which
-// only the residues are kept. `ozaki_f64` spends most of its time here.
+// Products of matrices of signed bytes on Hopper's tensor cores, one product per modulus. Only the
+// residues of the products are kept. `ozaki_f64` spends most of its time here.
 //
-// The kernel is that of gemm.cuh, with two differences. First, sums have 32 bits and are exact,
-// since 2^16 products of two residues are at most 2^30. After that many steps along k, the sums are
-// replaced by their residues. Second, a consumer's results, one byte each, do not go through shared
-// memory. They are read only by a kernel that accepts any order. So each thread writes the results
-// that it holds, 16 bytes at a time, next to those of its neighbours. The shared memory that this
-// frees holds another pipeline stage.
+// The kernel differs from the one in gemm.cuh in two ways. First, sums have 32 bits and are exact,
+// since a sum of 2^16 products of two residues is at most 2^30. After that many steps along k, the
+// sums are replaced by their residues. Second, a consumer's results, one byte each, do not go
+// through shared memory, because the only kernel that reads them accepts any order. Each thread
+// writes the results that it holds, 16 bytes at a time, and adjacent threads write adjacent
+// vectors. The shared memory that this saves holds another pipeline stage.
 #pragma once
 
 #include <algorithm>
@@ -33,13 +33,13 @@ struct Residues {
 };
 
 // Residues of a product are stored in vectors of 16. A tile of c has [2 consumers, 8, 128 threads]
-// vectors. Byte 4 j + i of a thread's vector v is its sum d[16 v + 4 j + i], whose place in the
-// tile is described in wgmma.cuh. There are [kModuli, row tiles, column tiles] tiles; the row tiles
-// are those of blocks.
+// vectors. Byte 4 j + i of a thread's vector v is the residue of its sum d[16 v + 4 j + i];
+// wgmma.cuh describes the position of that sum in the tile. There are [kModuli, row tiles, column
+// tiles] tiles, and a row tile has the rows of one block.
 inline constexpr int kVectors = kTileColumns / 2 / 16;
 inline constexpr int kTileVectors = ByteTile::kConsumers * kVectors * ByteTile::kWarpgroup;
 
-// Called by a consumer: d = the residues of the product of one piece of work.
+// Called by a consumer. Sets d to the residues of the product of one piece of work.
 __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, const Modulus& modulus,
                                      TensorPipeline<ByteTile>& pipeline, std::int32_t (&d)[128]) {
   for (int first = 0; first < k_tiles; first += kExactTiles) {
@@ -59,7 +59,7 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
     pipeline.Release(last, thread);
 #pragma unroll
     for (std::int32_t& sum : d) sum = Residue(sum, modulus);
-    SumsAreComplete(d);  // before a product adds to them
+    SumsAreComplete(d);  // before the next product adds to them
   }
 }
 
@@ -69,8 +69,8 @@ __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   return __byte_perm(low, high, 0x5410);
 }
 
-// work.k_tiles counts the k-tiles of all moduli, as if k were cut into kModuli pieces. plain: if it
-// is set, nothing is computed.
+// work.k_tiles counts the k-tiles of all moduli, as if k were split into kModuli pieces. plain: a
+// flag; if it is set, nothing is computed.
 __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(ByteTile::kThreads, 1)
     MultiplyResidues(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
@@ -130,8 +130,8 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
   ClusterBarrier();
 }
 
-// Enqueues the products of residues. out: room for the residues of the product's tiles. a, b:
-// residues of matrices whose rows are the rows and the columns of c, and whose columns are k.
+// Enqueues the products of residues. a, b: the residues of the operands; the rows of a are rows of
+// c, and the rows of b are columns of c. out: memory for the residues of the product's tiles.
 inline void EnqueueResidueProducts(const Residues& a, const Residues& b, std::int64_t k,
                                    const unsigned* plain, uint4* out, CudaStream& stream) {
   using C = ByteTile;

@@ -2,8 +2,8 @@
 //
 // RowSumsOf computes |x|_1 and |x|_2^2 of all rows, in pieces of kPiece steps along k. ScaleRows
 // computes exponents, and sets the flag if a row does not meet the bound. ConvertRows writes
-// residues with k along the rows, whatever the transposes, since the tensor cores require that
-// layout for bytes.
+// residues with k along the rows for any transposes, since the tensor cores require that layout for
+// bytes.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,13 @@
 
 namespace tessera::ozaki {
 
-// Rows of a, or columns of b, per block, and the block's threads and warps.
+// Rows of a, or columns of b, per block, and threads and warps per block.
 inline constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
 // Steps along k per sum of RowSumsOf, per tile of ConvertRows, and per thread of such a tile.
 inline constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
 
-// Computes sums of rows, in pieces of k: [pieces, rows]. kAlongK: k goes along the operand's rows.
+// Computes sums over rows, one per piece of k: [pieces, rows]. kAlongK: whether k goes along the
+// operand's rows.
 template <bool kAlongK>
 __global__ void __launch_bounds__(kThreads)
     RowSumsOf(Operand<double> x, std::int64_t k, RowSums* sums) {
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!ScaleRow(s, bound, exponents + row)) *plain = 1;
 }
 
-// Computes the residues of rows. A block takes kBlockRows x kTileSteps elements. Operands with k
+// Computes the residues of rows. A block converts kBlockRows x kTileSteps elements. Operands with k
 // across the rows go through shared memory, where a gap follows every eight steps along k, so that
 // lanes eight steps apart access different banks.
 template <bool kAlongK>

@@ -1,10 +1,11 @@
-// Hopper's matrix instructions as functions: instructions that PTX has only for compute capability
-// 9.0 and that CUDA C++ does not expose. Each function wraps one instruction; gemm.cuh explains how
-// they are used. The semantics are those of the PTX ISA, 8.0, "mbarrier", "cp.async.bulk.tensor",
-// "wgmma" and "setmaxnreg".
+// Functions for Hopper's matrix instructions, which PTX has only for compute capability 9.0 and
+// CUDA C++ does not expose. Each function wraps one instruction; gemm.cuh explains how they are
+// used. For their semantics, see "mbarrier", "cp.async.bulk.tensor", "wgmma" and "setmaxnreg" in
+// the PTX ISA, 8.0.
 //
-// A file that uses wgmma or setmaxnreg must be compiled for sm_90a (CMakeLists.txt); the rest needs
-// sm_90. For older GPUs a file compiles only if its code for them uses none of these functions.
+// A file that uses wgmma or setmaxnreg must be compiled for sm_90a (CMakeLists.txt). The other
+// functions need sm_90. For older GPUs, a file compiles only if its code for them uses none of
+// these functions.
 #pragma once
 
 #include <cuda.h>  // for the type CUtensorMap; nothing links against the driver
@@ -17,7 +18,7 @@
 namespace tessera {
 
 // The 19 bits of an f32 that the tensor cores multiply (the sign, 8 bits of the exponent, and 10 of
-// the fraction), in a word of 32 bits. The tensor cores ignore the low 13 bits.
+// the fraction), in a 32-bit word. The tensor cores ignore the low 13 bits.
 struct Tf32 {
   std::uint32_t bits;
 };
@@ -42,7 +43,7 @@ __device__ inline void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives, and announces `bytes` bytes for this phase.
+// Arrives, and adds `bytes` to the bytes that TMA has to deliver in this phase.
 __device__ inline void BarrierExpect(std::uint32_t barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -79,13 +80,13 @@ __device__ inline void BarrierWait(std::uint32_t barrier, unsigned parity) {
   }
 }
 
-// Waits at one of the block's 16 barriers until `threads` threads have arrived; barrier 0 is
-// __syncthreads.
+// Waits at named barrier `id`, one of the block's 16, until `threads` threads have arrived. Barrier
+// 0 is __syncthreads.
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives at such a barrier without waiting for the others.
+// Arrives at named barrier `id` without waiting for the other threads.
 __device__ inline void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -104,7 +105,7 @@ __device__ inline unsigned ClusterSize() {
   return blocks;
 }
 
-// A barrier of all threads of all blocks of the cluster, in two halves.
+// A barrier for all threads of the cluster, in two halves.
 __device__ inline void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
@@ -114,7 +115,7 @@ __device__ inline void ClusterBarrier() {
   ClusterWait();
 }
 
-// Stores at the same offset in the shared memory of another block of the cluster.
+// Stores a value at the same offset in the shared memory of another block of the cluster.
 __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float value) {
   asm volatile(
       "{\n"
@@ -129,8 +130,8 @@ __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float val
 // --- TMA ---
 //
 // A tensor map describes matrices in global memory, and the shape of the box that an instruction
-// copies. x counts elements along the contiguous dimension, y along the other. The part of a box
-// outside the matrix reads as zeros, and is not written.
+// copies. x counts elements along the contiguous dimension, and y counts along the other. The part
+// of a box outside the matrix reads as zeros, and is not written.
 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -146,8 +147,8 @@ __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// Copies the box to every block of the cluster whose bit is set. Its bytes count toward the barrier
-// of each.
+// Copies the box to every block of the cluster whose bit in `blocks` is set. Its bytes count toward
+// the barrier of each of these blocks.
 __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
                                         int z, std::uint32_t barrier, unsigned blocks) {
   asm volatile(
@@ -167,7 +168,7 @@ __device__ inline void StoreBox(const CUtensorMap* map, int x, int y, int z, std
 
 __device__ inline void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until the thread's stores have read their shared memory.
+// Waits until the thread's TMA stores have read the shared memory that they copy from.
 __device__ inline void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -205,8 +206,8 @@ __device__ inline void StorePair(std::uint32_t to, float low, float high) {
 }
 
 // Stores four 8 x 8 matrices of 16-bit elements from a warp's registers to shared memory. Lane l
-// holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each. to: the address of the 16 bytes
-// of row l % 8 of matrix l / 8.
+// holds elements 2 (l % 4) and 2 (l % 4) + 1 in row l / 4 of each matrix. to: in lane l, the
+// address of the 16 bytes for row l % 8 of matrix l / 8.
 __device__ inline void StoreMatrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1,
                                      std::uint32_t m2, std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),

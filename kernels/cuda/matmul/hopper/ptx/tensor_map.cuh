@@ -1,5 +1,4 @@
-// The requirements of Hopper's TMA on matrices, and the driver's function that describes a matrix
-// to it.
+// What Hopper's TMA requires of matrices, and the tensor maps that describe matrices to it.
 #pragma once
 
 #include <cuda.h>  // for its types; nothing links against the driver
@@ -18,8 +17,8 @@ namespace tessera {
 constexpr std::int64_t kBoxAlignment = 16;
 
 // Returns a pitch that TMA accepts, for copies and single rows. Rows of at least 1 KiB are padded
-// to whole lines of the L2, by at most an eighth. Otherwise the 128-byte rows of a box would lie
-// across two lines.
+// to whole lines of the L2, by at most an eighth. Without the padding, the 128-byte rows of a box
+// would span two lines.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {
   constexpr std::int64_t kLine = 128, kSize = sizeof(T);
@@ -32,8 +31,8 @@ inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch
          (rows == 1 || pitch_bytes % kBoxAlignment == 0);
 }
 
-// Returns whether TMA can write contiguous rows. It writes whole vectors of 16 bytes even if a
-// matrix ends within one, so that the length of a single row matters as well.
+// Returns whether TMA can write contiguous rows. TMA writes whole vectors of 16 bytes even if a
+// matrix ends within one, so the length of a single row matters as well.
 inline bool IsBoxWritable(const void* data, std::int64_t row_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
          row_bytes % kBoxAlignment == 0;
@@ -47,8 +46,8 @@ constexpr CUtensorMapDataType kMapType =
     : std::is_same_v<T, std::int8_t> ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-// Returns the driver's function that makes tensor maps. It is looked up once through the runtime,
-// so that nothing links against the driver.
+// Returns the driver function that makes tensor maps. It is looked up once through the runtime, so
+// that nothing links against the driver.
 inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   static const auto encoder = [] {
     void* function = nullptr;
@@ -62,9 +61,9 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   return encoder;
 }
 
-// Returns a map of `matrices` consecutive matrices, in boxes whose rows take row_bytes in shared
-// memory. The vectors of rows of 32, 64 or 128 bytes are swizzled if `permuted`. Longer rows, of up
-// to 256 elements, are not swizzled.
+// Returns a map of `matrices` consecutive matrices. The rows of their boxes take row_bytes bytes in
+// shared memory. If `permuted`, the vectors of rows of 32, 64 or 128 bytes are swizzled. Longer
+// rows, of up to 256 elements, are never swizzled.
 template <class T>
 CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
                           std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes,

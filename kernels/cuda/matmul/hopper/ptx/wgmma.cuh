@@ -1,4 +1,4 @@
-// The tensor cores of Hopper: wgmma, as functions.
+// Functions for wgmma, the instruction of Hopper's tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@ namespace tessera {
 
 // --- The tensor cores (wgmma) ---
 //
-// A warpgroup, four warps, multiplies 64 x kStep by kStep x n elements in the background, with the
-// operands in shared memory and the sums in its registers. Let w be the warp in the group and l the
-// lane. The thread's sums d[4 j] and d[4 j + 1] are in row 16 w + l / 4, in columns 8 j + 2 (l % 4)
-// and the next. Its sums d[4 j + 2] and d[4 j + 3] are in the same columns, 8 rows further down.
+// A warpgroup of four warps multiplies 64 x kStep by kStep x n elements in the background, with the
+// operands in shared memory and the sums in its registers. In lane l of the group's warp w, the
+// sums d[4 j] and d[4 j + 1] are in row 16 w + l / 4, in column 8 j + 2 (l % 4) and the next
+// column. The sums d[4 j + 2] and d[4 j + 3] are in the same columns, 8 rows further down.
 
-// Returns the description of an operand in shared memory for one instruction. Its rows have
-// row_bytes, 64 or 128, and their 16-byte vectors are swizzled as by TMA, so that neither engine
-// has bank conflicts: vector p of row r is at place p ^ r % 8, or p ^ r / 2 % 4 with 64 bytes.
-//   k along the rows: a row is one index of the other dimension. `stride` is the distance from 8
-//     rows to the next 8, which is 8 row_bytes; `lead` is ignored.
+// Returns the descriptor of an operand in shared memory for one instruction. A row has row_bytes
+// (64 or 128) bytes, and its 16-byte vectors are swizzled as by TMA to avoid bank conflicts: vector
+// p of row r is in slot p ^ r % 8, or in slot p ^ r / 2 % 4 if rows have 64 bytes.
+//   k along the rows: a row is one index of the other dimension. `stride` is the distance in bytes
+//     from 8 rows to the next 8, which is 8 row_bytes. `lead` is ignored.
 //   k across the rows (16-bit elements only): a row has 64 indices of the other dimension. `stride`
-//     is the distance in bytes from 8 values of k to the next 8, and `lead` that from 64 indices to
-//     the next.
+//     is the distance in bytes from 8 values of k to the next 8, and `lead` is the distance from 64
+//     indices to the next 64.
 constexpr std::uint64_t MatrixDescriptor(int row_bytes, int lead, int stride) {
   const std::uint64_t swizzle = row_bytes == 128 ? 1 : 2;
   return swizzle << 62 | static_cast<std::uint64_t>(stride / 16) << 32 |
@@ -43,7 +43,7 @@ template <int kPending>
 __device__ void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Called after the wait: keeps the compiler from reading the sums before it.
+// Called after WaitForProducts. Keeps the compiler from reading the sums before the wait.
 template <int kCount>
 __device__ void SumsAreComplete(float (&d)[kCount]) {
 #pragma unroll
@@ -54,14 +54,15 @@ __device__ void SumsAreComplete(std::int32_t (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
-// Called after the wait: keeps the compiler from reusing the operands' registers before it.
+// Called after WaitForProducts. Keeps the compiler from reusing the operands' registers before the
+// wait.
 template <int kCount>
 __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// The operands' numbers in the instructions' text, and the registers they stand for.
+// The operand numbers in the text of the instructions, and the registers that they stand for.
 #define TESSERA_NAMES_32                                                   \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -82,7 +83,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
   "%111, "                                                                                     \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
-// V: "+f" or "+r", the constraint of the sums.
+// V: "+f" or "+r", the asm constraint of the sums.
 #define TESSERA_SUMS_4(V, i) V(d[i]), V(d[i + 1]), V(d[i + 2]), V(d[i + 3])
 #define TESSERA_SUMS_16(V, i)                                               \
   TESSERA_SUMS_4(V, i), TESSERA_SUMS_4(V, i + 4), TESSERA_SUMS_4(V, i + 8), \
@@ -92,7 +93,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #define TESSERA_SUMS_96(V) TESSERA_SUMS_64(V), TESSERA_SUMS_16(V, 64), TESSERA_SUMS_16(V, 80)
 #define TESSERA_SUMS_128(V) TESSERA_SUMS_96(V), TESSERA_SUMS_16(V, 96), TESSERA_SUMS_16(V, 112)
 
-// N columns take R = N / 2 registers per thread; A, B, P, X and Y are R to R + 4.
+// N columns take R = N / 2 registers per thread. A, B, P, X and Y are operand numbers, R to R + 4.
 #define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                          \
                ", 0;\n"                                                                         \
@@ -103,18 +104,18 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #define TESSERA_PRODUCT_16(N, R, TYPES, A, B, P, X, Y)                                           \
   TESSERA_PRODUCT(N, R, "k16", TYPES, A, B, P, ", %" #X ", %" #Y, , "n"(static_cast<int>(kMnA)), \
                   "n"(static_cast<int>(kMnB)))
-#define TESSERA_PRODUCT_ALL(N, R, A, B, P, X, Y)                     \
-  if constexpr (std::is_same_v<T, BFloat16>) {                       \
-    TESSERA_PRODUCT_16(N, R, "bf16.bf16", A, B, P, X, Y);            \
-  } else if constexpr (std::is_same_v<T, Half>) {                    \
-    TESSERA_PRODUCT_16(N, R, "f16.f16", A, B, P, X, Y);              \
-  } else {                                                           \
-    static_assert(!kMnA && !kMnB, "only 16 bits can be transposed"); \
-    TESSERA_PRODUCT(N, R, "k8", "tf32.tf32", A, B, P, "");           \
+#define TESSERA_PRODUCT_ALL(N, R, A, B, P, X, Y)                          \
+  if constexpr (std::is_same_v<T, BFloat16>) {                            \
+    TESSERA_PRODUCT_16(N, R, "bf16.bf16", A, B, P, X, Y);                 \
+  } else if constexpr (std::is_same_v<T, Half>) {                         \
+    TESSERA_PRODUCT_16(N, R, "f16.f16", A, B, P, X, Y);                   \
+  } else {                                                                \
+    static_assert(!kMnA && !kMnB, "only 16-bit types can be transposed"); \
+    TESSERA_PRODUCT(N, R, "k8", "tf32.tf32", A, B, P, "");                \
   }
 
-// Computes d = a b, or d += a b if add, for 2 kCount columns. kMnA, kMnB: k goes across the rows of
-// the operand.
+// Computes d = a b, or d += a b if `add`, for 2 kCount columns. kMnA, kMnB: whether k goes across
+// the rows of a and of b.
 template <class T, bool kMnA, bool kMnB, int kCount>
 __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add) {
   if constexpr (kCount == 128) {
@@ -129,7 +130,7 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   }
 }
 
-// Like the first Product, for signed bytes and 256 columns; exact as long as the sums fit in 32
+// Like the first Product, but for signed bytes and 256 columns. Exact as long as the sums fit in 32
 // bits.
 template <class T, bool kMnA, bool kMnB>
 __device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b, bool add) {
@@ -149,8 +150,9 @@ __device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b
                : TESSERA_SUMS_##R("+f")                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 
-// Like Product, in tf32 and with 64 x 8 elements of a in registers. A thread holds those in row 16
-// w + l / 4 and in the row 8 further down, first at k = l % 4 and then at k = l % 4 + 4.
+// Like Product, but in TF32 and with 64 x 8 elements of a in registers. A thread holds two elements
+// at k = l % 4, in row 16 w + l / 4 and 8 rows further down, followed by two at k = l % 4 + 4 in
+// the same rows.
 template <int kCount>
 __device__ void ProductOfRegisters(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b,
                                    bool add) {

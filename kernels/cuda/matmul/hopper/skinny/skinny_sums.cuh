@@ -101,7 +101,7 @@ struct TensorSums {
     const int warp_row = warp * C::kWarpRows;
 #pragma unroll
     for (int l = 0; l < C::kDepth / 16; ++l) {
-      // Two vectors of 16 bytes have 16 steps; a row of a box has 64.
+      // Two 16-byte vectors hold 16 steps, and a row of a box holds 64.
       const int box = l / 4, place = l % 4 * 2;
       unsigned a[kTiles][4];
 #pragma unroll
@@ -127,7 +127,7 @@ struct TensorSums {
                                   (((place + lane / 8 % 2) ^ lane % 8) << 4),
                               b);
         } else {
-          // 128 bytes hold several rows, whose vectors TMA swizzles in the same way.
+          // Every 128 bytes hold several rows, whose vectors TMA swizzles in the same way.
           constexpr int kRow = C::kThinBoxRowBytes;
           const int k = l * 16 + lane / 8 % 2 * 8 + lane % 8;
           LoadMatrices<true>(

@@ -1,5 +1,5 @@
-// The tile of a block of `skinny_tma`: its shape, its k-tiles in shared memory, and the parameters
-// of a launch.
+// A block's tile in `skinny_tma`: its shape, its k-tiles in shared memory, and the parameters of a
+// launch.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@ namespace tessera::skinny_tma {
 
 inline constexpr int kMostVectors = 32;
 inline constexpr int kMostBlocks = 8;  // per cluster
-inline constexpr int kBoxRow = 128;    // bytes of a row of a box whose vectors TMA swizzles
-inline constexpr int kSteps = 4;  // along k that a lane multiplies at a time without tensor cores
+inline constexpr int kBoxRow = 128;    // bytes per row of a box that TMA swizzles
+inline constexpr int kSteps = 4;       // steps along k per lane at a time, without tensor cores
 
-// The tile of a block, and how it is fetched. It has the members that TensorPipeline requires.
+// A block's tile, and how it is fetched. It has the members that TensorPipeline requires.
 template <class T_, int kVectors_, bool kAlongK_, bool kThinAlongK_ = true>
 struct Tile {
   using T = T_;
-  static constexpr int kVectors = kVectors_;  // of the small operand, rounded up
+  static constexpr int kVectors = kVectors_;  // vectors of the small operand, rounded up
   // Whether k is contiguous in the large and in the small operand.
   static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
   static constexpr bool kHalves = sizeof(T) == 2;
@@ -27,8 +27,8 @@ struct Tile {
   static constexpr int kWide = 128;
   static constexpr int kBytesA = 32 * 1024;
   static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
-  // A box has kBoxRow bytes per row. The exception is f32 with k across the rows: it needs no
-  // swizzle, so that one box with longer rows is enough.
+  // A box has kBoxRow bytes per row, except for f32 with k across the rows. That layout needs no
+  // swizzle, so one box with longer rows is enough.
   static constexpr bool kOneBox = !kAlongK && !kHalves;
   static constexpr int kWideBoxes =
       kOneBox ? 1 : (kAlongK ? kDepth : kWide) * int{sizeof(T)} / kBoxRow;
@@ -59,14 +59,14 @@ struct Tile {
   // Cells in which warps that divide a k-tile along k add up their sums, a few vectors at a time.
   static constexpr int kAtOnce = std::min(kVectors, 4);
   static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
-  // Sums of a tile that a block receives from its cluster.
+  // The number of results in a tile. A block receives about as many sums from its cluster.
   static constexpr int kResults = kVectors * kWide;
   static constexpr int kExtraBytes = kAlignment + kCellBytes + (kResults + kMostBlocks) * 4;
   static constexpr int kStages = std::min(8, (226 * 1024 - kExtraBytes) / kStageBytes);
   static constexpr int kSharedBytes = kExtraBytes + kStages * kStageBytes;
 };
 
-// The parameters of the blocks of a launch.
+// The launch parameters that all blocks receive.
 template <class Out>
 struct Work {
   int tiles, k_tiles;  // k_tiles is per tile

@@ -1,38 +1,42 @@
-// Matmul with few rows or few columns as in `skinny`, but fetched by Hopper's TMA.
+// Matmul with few rows or few columns as in `skinny`, but with operands fetched by Hopper's TMA.
 //
-// In `skinny` every warp copies, waits for the k-tile and multiplies. After each k-tile of 8 or
-// 16 KiB the whole block meets at a barrier, and in the meantime no thread starts a load. Here one
-// thread keeps TMA busy with k-tiles of 32 KiB, as many as shared memory holds. The warps that
-// multiply synchronize with it at the k-tiles' own barriers, each warp independently (see
-// gemm.cuh). About 200 KiB are in flight to an SM at any time, whatever its warps are doing.
+// In `skinny` every warp copies, waits for the k-tile and multiplies. After each k-tile of 8 or 16
+// KiB, all threads of the block wait at a barrier, and none starts a load until the last has
+// arrived. Here one thread keeps TMA busy with k-tiles of 32 KiB, as many as fit in shared memory.
+// Each warp that multiplies synchronizes with that thread independently, at barriers that belong to
+// the k-tiles (see gemm.cuh). So about 200 KiB are in flight to an SM at any time, no matter what
+// its warps are doing.
 //
-// - The large operand is cut into tiles of 128 of its elements by all vectors, and each tile is cut
-//   along k into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly. A
+// - A tile is the product of 128 rows of the large operand and all vectors of the small one. Each
+//   tile is divided along k into k-tiles, which the blocks of a cluster, up to 8, share evenly. A
 //   cluster has as many blocks as it takes to give all SMs the same amount of work:
 //
 //         k ->
 //       | block 0  | block 1  |   tile 0
 //       | block 2  | block 3  |   tile 1
 //
-//   Then each block adds up one part of the tile's results: the others store their sums of that
-//   part in its shared memory, and it adds them in the order of k. Nothing goes through global
-//   memory, and no second kernel has to start after the first has ended.
-// - Blocks are persistent: they fetch further tiles while the results of one are being added.
-// - Without tensor cores, for f32, a warp takes 128 elements of the large operand, 4 per lane, and
-//   a part of the k-tile's steps. For 4 steps along k, a lane reads 4 vectors of 16 bytes of the
-//   large operand. It also reads one of each of the small operand's vectors, the same for all
-//   lanes. With 16 of those, there are 20 reads for 256 multiply-adds, whatever the layout of
-//   either operand. The warps' sums are added at the end of a tile.
-// - With tensor cores, for 16 bits, a warp has 16 rows of the tile, and all steps of the k-tile.
+//   Then each block adds up one part of the tile's results: the other blocks store their sums for
+//   that part in its shared memory, and it adds them in the order of k. No sums go through global
+//   memory, and no second kernel is needed to add them.
+// - Blocks are persistent: they fetch the next tile while the results of the current one are being
+//   added.
+// - For f32, without tensor cores, a warp takes 128 rows of the tile, 4 per lane, and some of the
+//   k-tile's steps. For 4 steps along k, a lane needs 4 reads of 16 bytes for its rows of the large
+//   operand, and one read per vector of the small operand, the same for all lanes. With 16 vectors,
+//   there are 20 reads for 256 multiply-adds, for any layout of the operands. The warps' sums are
+//   added at the end of a tile.
+// - For 16-bit types, with tensor cores, a warp takes 16 rows of the tile, and all steps of the
+//   k-tile.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, and 256 MiB that are read once, in 58 us at 4.6 TB/s.
-// There are 64 tiles of 128 k-tiles, and each block takes half a tile. The small operand is read
-// again for every tile, from the L2; with 16 vectors that is an eighth of the traffic.
+// There are 64 tiles of 128 k-tiles, and each block computes half a tile. The small operand is read
+// again from the L2 for every tile, which adds an eighth to the traffic with 16 vectors.
 //
 // Correct for any m, n and k with m or n of at most 32: TMA reads zeros outside a matrix, and
-// results beyond the edges are not stored. A large operand whose address or pitch is not a multiple
-// of 16 bytes is left to `skinny`, and a small one is copied. The shape and the device determine
-// the order in which the sums of an element are added.
+// results beyond the edges are not stored. If the address or pitch of the large operand is not a
+// multiple of 16 bytes, `skinny` computes the product. A small operand with such an address or
+// pitch is copied. The shape and the device determine the order in which the sums of an element are
+// added.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -76,8 +80,8 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
   }
 }
 
-// Run by the warpgroup of the fetching thread. It has to take part in every barrier of the cluster,
-// but does so late: it first requests the k-tiles of another tile.
+// Runs in the warpgroup of the fetching thread. The warpgroup has to take part in every barrier of
+// the cluster, but it first requests the k-tiles of another tile.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
@@ -86,16 +90,16 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
     if (threadIdx.x == C::kMultiplying) FetchTile<C>(wide_map, thin_map, share, tile, pipeline);
     __syncwarp();
     if (tile != share.tile) {
-      ClusterWait();  // the sums of the previous tile are there
+      ClusterWait();  // the sums of the previous tile have arrived
       ClusterArrive();
     }
-    ClusterWait();  // the cluster runs, or has read the sums of the previous tile
+    ClusterWait();  // all blocks run, or have read the sums of the previous tile
     ClusterArrive();
   }
   ClusterWait();
 }
 
-// Calls f(std::integral_constant) for 0, kStep, ... below kEnd.
+// Calls f with std::integral_constant for 0, kStep, ... below kEnd.
 template <int kStep, int kEnd, int kAt = 0, class F>
 __device__ void ForEachOf(F&& f) {
   if constexpr (kAt < kEnd) {
@@ -107,7 +111,7 @@ __device__ void ForEachOf(F&& f) {
 template <class C, class Out>
 __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> pipeline) {
   using Sums = std::conditional_t<C::kHalves, TensorSums<C>, VectorSums<C>>;
-  constexpr int kBarrier = 1;  // of the consumers
+  constexpr int kBarrier = 1;  // the consumers' named barrier
   const Share share(work);
   const int thread = static_cast<int>(threadIdx.x);
   // The shuffle tells the compiler that the value is uniform in each warp.
@@ -142,9 +146,9 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
     } else {
       ForEachOf<C::kAtOnce, C::kVectors>([&](auto first) {
         if (first >= work.vectors) return;
-        NamedBarrier(kBarrier, C::kMultiplying);  // the old sums in the cells are read
+        NamedBarrier(kBarrier, C::kMultiplying);  // the old sums in the cells have been read
         sums.template Put<first>(cells, warp, lane);
-        NamedBarrier(kBarrier, C::kMultiplying);  // all warps' sums are there
+        NamedBarrier(kBarrier, C::kMultiplying);  // the sums of all warps are in the cells
         for (int e = thread; e < C::kAtOnce * C::kWide; e += C::kMultiplying) {
           float sum = cells[e];
 #pragma unroll
@@ -155,7 +159,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
       });
     }
     ClusterArrive();
-    ClusterWait();  // all sums are there
+    ClusterWait();  // all sums have arrived
     for (int e = thread; e < results; e += C::kMultiplying) {
       float sum = received[e];
       for (int block = 1; block < share.blocks; ++block) sum += received[block * results + e];
@@ -163,7 +167,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
       if (result >= C::kResults) break;
       work.Store(std::int64_t{tile} * C::kWide + result % C::kWide, result / C::kWide, sum);
     }
-    if (tile + share.step < work.tiles) ClusterArrive();  // the sums are read
+    if (tile + share.step < work.tiles) ClusterArrive();  // the sums have been read
   }
 }
 
@@ -191,20 +195,20 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     Multiply<C>(work, cells, pipeline);
   } else {
     if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
-    WaitForKernelBefore();  // it may have copied an operand
+    WaitForKernelBefore();  // the kernel before may have copied an operand
     Fetch<C>(wide_map, thin_map, work, pipeline);
   }
 }
 
 // --- Launch ---
 
-// The number of blocks that share a tile, and the number of such clusters to launch.
+// The number of blocks in a cluster, which share a tile, and the number of clusters to launch.
 struct Clusters {
   int blocks, count;
 };
 
-// Returns the clusters whose busiest block ends first. fitting: the number of clusters of a given
-// size that run at the same time, which differs from the number that the SMs would hold.
+// Returns the clusters with which the busiest block finishes earliest. fitting: returns how many
+// clusters of a given size can run at the same time, which may be fewer than the SMs could hold.
 template <class Fitting>
 Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
                         Fitting fitting) {
@@ -272,8 +276,8 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
   const CUtensorMap thin_map =
       MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
                        C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
-  // A single block is launched as a cluster, too. Without a cluster, ClusterWait waits until all
-  // threads of the block wait, and the fetching thread does so last.
+  // Even a single block is launched as a cluster. Without a cluster, ClusterWait would return only
+  // when all threads of the block wait there, and the fetching thread is the last to do so.
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
                      C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
@@ -335,8 +339,8 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .name = "skinny_tma",
-    .summary = "skinny, fetched by Hopper's TMA, tiles shared by the blocks of a cluster",
-    .source = "warp-specialized kernels as in CUTLASS, one operand a few vectors wide",
+    .summary = "skinny, with operands fetched by Hopper's TMA and tiles shared within a cluster",
+    .source = "warp-specialized kernels as in CUTLASS, with one operand a few vectors wide",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
     .min_compute_capability = 90,
