@@ -20,49 +20,17 @@ void AsyncCall::Cancel() const {
   if (const std::shared_ptr<AsyncCallBase> call = call_.lock()) call->Cancel();
 }
 
-AsyncCall AsyncClient::Dot(const Operand& a, const Operand& b, const OperationOptions& options,
-                           Callback<v1::DotResponse> done) {
-  return Begin(*connection_, DotRequest(a, b, options), options.timeout, std::move(done));
+template <class Request>
+AsyncCall AsyncClient::Send(const Request& request, const OperationOptions& options,
+                            Callback<OperationResponse<Request>> done) {
+  return Begin(*connection_, request, options.timeout, std::move(done));
 }
-
-AsyncCall AsyncClient::Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes,
-                              bool keep_dims, const OperationOptions& options,
-                              Callback<v1::ReduceResponse> done) {
-  return Begin(*connection_, ReduceRequest(op, x, axes, keep_dims, options), options.timeout,
-               std::move(done));
-}
-
-AsyncCall AsyncClient::Matmul(const Operand& a, const Operand& b, bool transpose_a,
-                              bool transpose_b, std::optional<DType> out_dtype,
-                              const OperationOptions& options, Callback<v1::MatmulResponse> done) {
-  return Begin(*connection_, MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
-               options.timeout, std::move(done));
-}
-
-AsyncCall AsyncClient::Add(const Operand& a, const Operand& b, const OperationOptions& options,
-                           Callback<v1::AddResponse> done) {
-  return Begin(*connection_, AddRequest(a, b, options), options.timeout, std::move(done));
-}
-
-AsyncCall AsyncClient::WindowSum(const Operand& x, std::int64_t radius,
-                                 const OperationOptions& options,
-                                 Callback<v1::WindowSumResponse> done) {
-  return Begin(*connection_, WindowSumRequest(x, radius, options), options.timeout,
-               std::move(done));
-}
-
-AsyncCall AsyncClient::TopK(const Operand& x, std::int64_t k, bool smallest,
-                            std::optional<int> axis, const OperationOptions& options,
-                            Callback<v1::TopKResponse> done) {
-  return Begin(*connection_, TopKRequest(x, k, smallest, axis, options), options.timeout,
-               std::move(done));
-}
-
-AsyncCall AsyncClient::Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-                           const OperationOptions& options, Callback<v1::MapResponse> done) {
-  return Begin(*connection_, MapRequest(operands, expression, options), options.timeout,
-               std::move(done));
-}
+#define TESSERA_SEND(Name, field)                                        \
+  template AsyncCall AsyncClient::Send(const v1::Name##Request& request, \
+                                       const OperationOptions& options,  \
+                                       Callback<v1::Name##Response> done);
+TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+#undef TESSERA_SEND
 
 AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,
                                Callback<v1::ExecuteResponse> done) {

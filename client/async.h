@@ -88,21 +88,6 @@ class AsyncClient {
  public:
   explicit AsyncClient(Connection* connection) : connection_(connection) {}
 
-  AsyncCall Dot(const Operand& a, const Operand& b, const OperationOptions& options,
-                Callback<v1::DotResponse> done);
-  AsyncCall Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes, bool keep_dims,
-                   const OperationOptions& options, Callback<v1::ReduceResponse> done);
-  AsyncCall Matmul(const Operand& a, const Operand& b, bool transpose_a, bool transpose_b,
-                   std::optional<DType> out_dtype, const OperationOptions& options,
-                   Callback<v1::MatmulResponse> done);
-  AsyncCall Add(const Operand& a, const Operand& b, const OperationOptions& options,
-                Callback<v1::AddResponse> done);
-  AsyncCall WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options,
-                      Callback<v1::WindowSumResponse> done);
-  AsyncCall TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
-                 const OperationOptions& options, Callback<v1::TopKResponse> done);
-  AsyncCall Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-                const OperationOptions& options, Callback<v1::MapResponse> done);
   AsyncCall Execute(const Program& program, const CallOptions& call,
                     Callback<v1::ExecuteResponse> done);
   AsyncCall GetBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
@@ -117,47 +102,6 @@ class AsyncClient {
                          Callback<v1::DeleteBufferResponse> done);
   AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);
 
-  Future<v1::DotResponse> Dot(const Operand& a, const Operand& b,
-                              const OperationOptions& options = {}) {
-    return Promise<v1::DotResponse>([&](auto done) { return Dot(a, b, options, std::move(done)); });
-  }
-  Future<v1::ReduceResponse> Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
-                                    bool keep_dims = false, const OperationOptions& options = {}) {
-    return Promise<v1::ReduceResponse>(
-        [&](auto done) { return Reduce(op, x, axes, keep_dims, options, std::move(done)); });
-  }
-  Future<v1::MatmulResponse> Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
-                                    bool transpose_b = false,
-                                    std::optional<DType> out_dtype = std::nullopt,
-                                    const OperationOptions& options = {}) {
-    return Promise<v1::MatmulResponse>([&](auto done) {
-      return Matmul(a, b, transpose_a, transpose_b, out_dtype, options, std::move(done));
-    });
-  }
-  Future<v1::AddResponse> Add(const Operand& a, const Operand& b,
-                              const OperationOptions& options = {}) {
-    return Promise<v1::AddResponse>([&](auto done) { return Add(a, b, options, std::move(done)); });
-  }
-  Future<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
-                                          const OperationOptions& options = {}) {
-    return Promise<v1::WindowSumResponse>(
-        [&](auto done) { return WindowSum(x, radius, options, std::move(done)); });
-  }
-  Future<v1::TopKResponse> TopK(const Operand& x, std::int64_t k, bool smallest = false,
-                                std::optional<int> axis = std::nullopt,
-                                const OperationOptions& options = {}) {
-    return Promise<v1::TopKResponse>(
-        [&](auto done) { return TopK(x, k, smallest, axis, options, std::move(done)); });
-  }
-  Future<v1::MapResponse> Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-                              const OperationOptions& options = {}) {
-    return Promise<v1::MapResponse>(
-        [&](auto done) { return Map(operands, expression, options, std::move(done)); });
-  }
-  Future<v1::MapResponse> Map(const std::vector<Operand>& operands, const Expr& expression,
-                              const OperationOptions& options = {}) {
-    return Map(operands, expression.ToMessage(), options);
-  }
   Future<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {}) {
     return Promise<v1::ExecuteResponse>(
         [&](auto done) { return Execute(program, call, std::move(done)); });
@@ -186,6 +130,16 @@ class AsyncClient {
   }
 
  private:
+  friend class Operations<AsyncClient>;
+  template <class Request>
+  AsyncCall Send(const Request& request, const OperationOptions& options,
+                 Callback<OperationResponse<Request>> done);
+  template <class Request>
+  Future<OperationResponse<Request>> Send(const Request& request, const OperationOptions& options) {
+    return Promise<OperationResponse<Request>>(
+        [&](auto done) { return Send<Request>(request, options, std::move(done)); });
+  }
+
   template <class Response, class Begin>
   static Future<Response> Promise(Begin&& begin) {
     auto promise = std::make_shared<std::promise<absl::StatusOr<Response>>>();

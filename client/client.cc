@@ -913,54 +913,16 @@ absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
 
 // --- Operations ----------------------------------------------------------------------------------
 
-namespace {
-
-CallOptions CallOf(const OperationOptions& options) {
-  return {.timeout = options.timeout, .cancel = options.cancel};
-}
-
-}  // namespace
-
-absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
-                                            const OperationOptions& options) {
-  return impl().Call(DotRequest(a, b, options), CallOf(options));
-}
-
-absl::StatusOr<v1::ReduceResponse> Client::Reduce(ReduceOp op, const Operand& x,
-                                                  absl::Span<const int> axes, bool keep_dims,
-                                                  const OperationOptions& options) {
-  return impl().Call(ReduceRequest(op, x, axes, keep_dims, options), CallOf(options));
-}
-
-absl::StatusOr<v1::MatmulResponse> Client::Matmul(const Operand& a, const Operand& b,
-                                                  bool transpose_a, bool transpose_b,
-                                                  std::optional<DType> out_dtype,
-                                                  const OperationOptions& options) {
-  return impl().Call(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
-                     CallOf(options));
-}
-
-absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
-                                            const OperationOptions& options) {
-  return impl().Call(AddRequest(a, b, options), CallOf(options));
-}
-
-absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::int64_t radius,
+template <class Request>
+absl::StatusOr<OperationResponse<Request>> Client::Send(const Request& request,
                                                         const OperationOptions& options) {
-  return impl().Call(WindowSumRequest(x, radius, options), CallOf(options));
+  return impl().Call(request, {.timeout = options.timeout, .cancel = options.cancel});
 }
-
-absl::StatusOr<v1::TopKResponse> Client::TopK(const Operand& x, std::int64_t k, bool smallest,
-                                              std::optional<int> axis,
-                                              const OperationOptions& options) {
-  return impl().Call(TopKRequest(x, k, smallest, axis, options), CallOf(options));
-}
-
-absl::StatusOr<v1::MapResponse> Client::Map(absl::Span<const Operand> operands,
-                                            const v1::Expression& expression,
-                                            const OperationOptions& options) {
-  return impl().Call(MapRequest(operands, expression, options), CallOf(options));
-}
+#define TESSERA_SEND(Name, field)                                                            \
+  template absl::StatusOr<v1::Name##Response> Client::Send(const v1::Name##Request& request, \
+                                                           const OperationOptions& options);
+TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+#undef TESSERA_SEND
 
 absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
                                                     const CallOptions& call) {

@@ -36,17 +36,15 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/expression.h"
+#include "client/operations.h"
 #include "client/shared_memory.h"
 #include "kernels/base/dtype.h"
-#include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
@@ -112,62 +110,6 @@ struct CallOptions {
   std::stop_token cancel = {};
 };
 
-// Identifies a result of a Program's step by the step's number. TopK has two results: output 0 is
-// the values, and output 1 is the indices.
-struct ProgramStep {
-  std::uint32_t number = 0;
-  std::uint32_t output = 0;
-
-  // Returns the result with the positions of TopK's values.
-  ProgramStep indices() const { return {number, 1}; }
-};
-
-// The input of an operation: a resident buffer by name, a small inline array or, in a program, the
-// result of an earlier step. The operation reads all of it, or only a view.
-struct Operand {
-  Operand(std::string buffer) : source(std::move(buffer)) {}  // NOLINT(google-explicit-constructor)
-  Operand(const char* buffer) : source(buffer) {}             // NOLINT(google-explicit-constructor)
-  Operand(v1::Tensor tensor) : source(std::move(tensor)) {}   // NOLINT(google-explicit-constructor)
-  Operand(ProgramStep step) : source(step) {}                 // NOLINT(google-explicit-constructor)
-
-  std::variant<std::string, v1::Tensor, ProgramStep> source;
-  std::optional<v1::View> view;
-  std::uint64_t version = 0;  // the version that the buffer must have; 0 means any
-};
-
-// A new resident buffer for an array result.
-struct ResultBuffer {
-  std::string name = {};
-  std::optional<absl::Duration> ttl = {};  // the server's default if absent
-  bool replace = false;
-  // The devices among which the array is divided, or the single entry "all". If empty, the array is
-  // on one device, or a copy is on the devices of its source.
-  std::vector<std::string> placement = {};
-};
-
-struct OperationOptions {
-  std::string strategy = {};  // the fastest correct strategy if empty
-  Launch launch = {};
-  bool timing = false;  // whether the response has kernel_us
-  // Keeps an array result on the device. If absent, the response contains the result, which may
-  // have at most Limits.max_inline_result_bytes.
-  std::optional<ResultBuffer> target = {};
-  // For a program step without a target, keeps an array result on the device for later steps,
-  // without a name.
-  bool scratch = false;
-  // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
-  std::optional<ResultBuffer> indices_target = {};
-  bool indices_scratch = false;
-  // For Reduce, the expression that is folded; its operand 0 is x. For Matmul, the expression that
-  // is applied to the product; its operand 0 is the product. In both, the operands of `with` follow
-  // from number 1 on. Expr::ToMessage() creates this message.
-  std::optional<v1::Expression> expression = {};
-  std::vector<Operand> with = {};
-  // The next two fields are used as in CallOptions. They are ignored in a program.
-  std::optional<absl::Duration> timeout = {};
-  std::stop_token cancel = {};
-};
-
 // Operations that are sent together and run in order (ExecuteRequest). Each method adds a step,
 // takes the arguments of the Client method with the same name, and returns an operand for later
 // steps:
@@ -176,25 +118,8 @@ struct OperationOptions {
 //   const auto scores = program.Matmul("queries", "items", false, true, {}, {.scratch = true});
 //   program.Reduce(tessera::ReduceOp::kArgMax, scores, {1});
 //   absl::StatusOr<tessera::v1::ExecuteResponse> answer = client.Execute(program);
-class Program {
+class Program : public Operations<Program> {
  public:
-  ProgramStep Dot(const Operand& a, const Operand& b, const OperationOptions& options = {});
-  ProgramStep Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
-                     bool keep_dims = false, const OperationOptions& options = {});
-  ProgramStep Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
-                     bool transpose_b = false, std::optional<DType> out_dtype = std::nullopt,
-                     const OperationOptions& options = {});
-  ProgramStep Add(const Operand& a, const Operand& b, const OperationOptions& options = {});
-  ProgramStep WindowSum(const Operand& x, std::int64_t radius,
-                        const OperationOptions& options = {});
-  ProgramStep TopK(const Operand& x, std::int64_t k, bool smallest = false,
-                   std::optional<int> axis = std::nullopt, const OperationOptions& options = {});
-  ProgramStep Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-                  const OperationOptions& options = {});
-  ProgramStep Map(const std::vector<Operand>& operands, const Expr& expression,
-                  const OperationOptions& options = {}) {
-    return Map(operands, expression.ToMessage(), options);
-  }
   // Names a step so that ProgramResults can find its result (client/program_results.h). If a name
   // is used twice, it refers to the later step.
   ProgramStep Name(std::string name, ProgramStep step) {
@@ -211,8 +136,10 @@ class Program {
   bool has_target() const;
 
  private:
-  v1::Step& Next() { return *request_.add_steps(); }
-  ProgramStep Last() const { return {static_cast<std::uint32_t>(request_.steps_size() - 1)}; }
+  friend class Operations<Program>;
+  template <class Request>
+  ProgramStep Send(const Request& request, const OperationOptions& options);
+
   v1::ExecuteRequest request_;
   std::map<std::string, ProgramStep> names_;
 };
@@ -323,7 +250,7 @@ struct Traffic {
 //
 // Where a method takes a version, 0 means any version. Any other value means the buffer or draft
 // with that version.
-class Client {
+class Client : public Operations<Client> {
  public:
   explicit Client(ClientOptions options = {});
   // Every call on a moved-from client fails with FAILED_PRECONDITION / MOVED_FROM. A client must
@@ -414,34 +341,6 @@ class Client {
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});
 
-  absl::StatusOr<v1::DotResponse> Dot(const Operand& a, const Operand& b,
-                                      const OperationOptions& options = {});
-  // Folds the whole operand to a scalar if there are no axes.
-  absl::StatusOr<v1::ReduceResponse> Reduce(ReduceOp op, const Operand& x,
-                                            absl::Span<const int> axes = {}, bool keep_dims = false,
-                                            const OperationOptions& options = {});
-  absl::StatusOr<v1::MatmulResponse> Matmul(const Operand& a, const Operand& b,
-                                            bool transpose_a = false, bool transpose_b = false,
-                                            std::optional<DType> out_dtype = std::nullopt,
-                                            const OperationOptions& options = {});
-  absl::StatusOr<v1::AddResponse> Add(const Operand& a, const Operand& b,
-                                      const OperationOptions& options = {});
-  absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
-                                                  const OperationOptions& options = {});
-  // Returns the k largest elements along an axis (by default the last), in descending order, and
-  // their positions. With `smallest`, returns the k smallest in ascending order.
-  absl::StatusOr<v1::TopKResponse> TopK(const Operand& x, std::int64_t k, bool smallest = false,
-                                        std::optional<int> axis = std::nullopt,
-                                        const OperationOptions& options = {});
-  // Computes the expression for each element of the operands, which are broadcast.
-  absl::StatusOr<v1::MapResponse> Map(absl::Span<const Operand> operands,
-                                      const v1::Expression& expression,
-                                      const OperationOptions& options = {});
-  absl::StatusOr<v1::MapResponse> Map(const std::vector<Operand>& operands, const Expr& expression,
-                                      const OperationOptions& options = {}) {
-    return Map(operands, expression.ToMessage(), options);
-  }
-
   // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
   // returns the error of a step.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
@@ -477,6 +376,11 @@ class Client {
   Traffic traffic() const;
 
  private:
+  friend class Operations<Client>;
+  template <class Request>
+  absl::StatusOr<OperationResponse<Request>> Send(const Request& request,
+                                                  const OperationOptions& options);
+
   class Impl;
   Impl& impl() const;  // after a move, all its calls fail with MOVED_FROM
   void End();

@@ -15,33 +15,32 @@ absl::Status OtherResult(const char* wanted) {
 // not have it.
 template <class F>
 auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
-  const auto of = [&f](const auto& response) {
-    return f(response.has_tensor() ? &response.tensor() : nullptr,
-             response.has_buffer() ? &response.buffer() : nullptr);
+  const auto of = [&](const auto& response) {
+    if constexpr (requires { response.tensor(); }) {
+      return f(response.has_tensor() ? &response.tensor() : nullptr,
+               response.has_buffer() ? &response.buffer() : nullptr);
+    } else if constexpr (requires { response.indices(); }) {
+      if (output != 0) {
+        return f(response.has_indices() ? &response.indices() : nullptr,
+                 response.has_indices_buffer() ? &response.indices_buffer() : nullptr);
+      }
+      return f(response.has_values() ? &response.values() : nullptr,
+               response.has_values_buffer() ? &response.values_buffer() : nullptr);
+    } else {
+      return f(static_cast<const v1::Tensor*>(nullptr), static_cast<const v1::Buffer*>(nullptr));
+    }
   };
   switch (result.result_case()) {
-    case v1::StepResult::kReduce:
-      return of(result.reduce());
-    case v1::StepResult::kMatmul:
-      return of(result.matmul());
-    case v1::StepResult::kAdd:
-      return of(result.add());
-    case v1::StepResult::kWindowSum:
-      return of(result.window_sum());
-    case v1::StepResult::kMap:
-      return of(result.map());
-    case v1::StepResult::kTopK: {
-      const v1::TopKResponse& found = result.top_k();
-      if (output == 0) {
-        return f(found.has_values() ? &found.values() : nullptr,
-                 found.has_values_buffer() ? &found.values_buffer() : nullptr);
-      }
-      return f(found.has_indices() ? &found.indices() : nullptr,
-               found.has_indices_buffer() ? &found.indices_buffer() : nullptr);
-    }
-    default:
-      return of(v1::AddResponse::default_instance());
+#define TESSERA_CASE(Name, field) \
+  case v1::StepResult::k##Name:   \
+    return of(result.field());
+    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
+#undef TESSERA_CASE
+    case v1::StepResult::kError:
+    case v1::StepResult::RESULT_NOT_SET:
+      break;
   }
+  return of(v1::DotResponse::default_instance());
 }
 
 }  // namespace

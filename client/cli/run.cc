@@ -146,40 +146,31 @@ absl::Status ReportTopK(Session& session, const v1::TopKResponse& found) {
 }
 
 absl::Status ReportResult(Session& session, const v1::StepResult& result) {
-  const auto array = [&](const auto& response) {
-    return ReportArray(session, response.has_tensor() ? &response.tensor() : nullptr,
-                       response.has_buffer() ? &response.buffer() : nullptr);
-  };
-  const auto stats = [&](const auto& response) {
+  const auto report = [&](const auto& response) -> absl::Status {
     if (session.json && response.has_stats()) session.document["stats"] = ToJson(response.stats());
+    if constexpr (requires { response.value(); }) {
+      if (response.has_value()) {
+        if constexpr (requires { response.index(); })
+          if (session.json && response.has_index()) session.document["index"] = response.index();
+        ReportScalar(session, response.value());
+        return absl::OkStatus();
+      }
+    }
+    if constexpr (requires { response.tensor(); }) {
+      return ReportArray(session, response.has_tensor() ? &response.tensor() : nullptr,
+                         response.has_buffer() ? &response.buffer() : nullptr);
+    } else if constexpr (requires { response.indices(); }) {
+      return ReportTopK(session, response);
+    } else {
+      return absl::OkStatus();
+    }
   };
   switch (result.result_case()) {
-    case v1::StepResult::kDot:
-      ReportScalar(session, result.dot().value());
-      stats(result.dot());
-      return absl::OkStatus();
-    case v1::StepResult::kReduce:
-      stats(result.reduce());
-      if (!result.reduce().has_value()) return array(result.reduce());
-      if (session.json && result.reduce().has_index())
-        session.document["index"] = result.reduce().index();
-      ReportScalar(session, result.reduce().value());
-      return absl::OkStatus();
-    case v1::StepResult::kMatmul:
-      stats(result.matmul());
-      return array(result.matmul());
-    case v1::StepResult::kAdd:
-      stats(result.add());
-      return array(result.add());
-    case v1::StepResult::kWindowSum:
-      stats(result.window_sum());
-      return array(result.window_sum());
-    case v1::StepResult::kMap:
-      stats(result.map());
-      return array(result.map());
-    case v1::StepResult::kTopK:
-      stats(result.top_k());
-      return ReportTopK(session, result.top_k());
+#define TESSERA_CASE(Name, field) \
+  case v1::StepResult::k##Name:   \
+    return report(result.field());
+    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
+#undef TESSERA_CASE
     case v1::StepResult::kError:
     case v1::StepResult::RESULT_NOT_SET:
       break;

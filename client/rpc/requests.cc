@@ -172,81 +172,51 @@ absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& r
   return absl::InternalError("the server's response does not have a result for every step");
 }
 
+namespace {
+
+// Returns f(request) for the request of the step's operation, or a default if it has none.
+template <class F>
+auto WithRequest(const v1::Step& step, const F& f) {
+  switch (step.operation_case()) {
+#define TESSERA_CASE(Name, field) \
+  case v1::Step::k##Name:         \
+    return f(step.field());
+    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
+#undef TESSERA_CASE
+    case v1::Step::OPERATION_NOT_SET:
+      break;
+  }
+  return decltype(f(step.dot())){};
+}
+
+}  // namespace
+
 bool Stores(const v1::ExecuteRequest& request) {
   return std::any_of(request.steps().begin(), request.steps().end(), [](const v1::Step& step) {
-    return Stores(step.reduce()) || Stores(step.matmul()) || Stores(step.add()) ||
-           Stores(step.window_sum()) || Stores(step.map()) || Stores(step.top_k());
+    return WithRequest(step, [](const auto& operation) { return Stores(operation); });
   });
+}
+
+std::string_view BufferOf(const v1::ExecuteRequest& request) {
+  for (const v1::Step& step : request.steps()) {
+    const std::string_view name =
+        WithRequest(step, [](const auto& operation) { return BufferOf(operation); });
+    if (!name.empty()) return name;
+  }
+  return {};
 }
 
 // --- Programs ---
 
-ProgramStep Program::Dot(const Operand& a, const Operand& b, const OperationOptions& options) {
-  *Next().mutable_dot() = DotRequest(a, b, options);
-  return Last();
-}
-
-ProgramStep Program::Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes,
-                            bool keep_dims, const OperationOptions& options) {
-  *Next().mutable_reduce() = ReduceRequest(op, x, axes, keep_dims, options);
-  return Last();
-}
-
-ProgramStep Program::Matmul(const Operand& a, const Operand& b, bool transpose_a, bool transpose_b,
-                            std::optional<DType> out_dtype, const OperationOptions& options) {
-  *Next().mutable_matmul() = MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options);
-  return Last();
-}
-
-ProgramStep Program::Add(const Operand& a, const Operand& b, const OperationOptions& options) {
-  *Next().mutable_add() = AddRequest(a, b, options);
-  return Last();
-}
-
-ProgramStep Program::WindowSum(const Operand& x, std::int64_t radius,
-                               const OperationOptions& options) {
-  *Next().mutable_window_sum() = WindowSumRequest(x, radius, options);
-  return Last();
-}
-
-ProgramStep Program::TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
-                          const OperationOptions& options) {
-  *Next().mutable_top_k() = TopKRequest(x, k, smallest, axis, options);
-  return Last();
-}
-
-ProgramStep Program::Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-                         const OperationOptions& options) {
-  *Next().mutable_map() = MapRequest(operands, expression, options);
-  return Last();
-}
+#define TESSERA_SEND(Name, field)                                                        \
+  template <>                                                                            \
+  ProgramStep Program::Send(const v1::Name##Request& request, const OperationOptions&) { \
+    *request_.add_steps()->mutable_##field() = request;                                  \
+    return {static_cast<std::uint32_t>(request_.steps_size() - 1)};                      \
+  }
+TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+#undef TESSERA_SEND
 
 bool Program::has_target() const { return Stores(request_); }
-
-std::string_view BufferOf(const v1::ExecuteRequest& request) {
-  const auto of_step = [](const v1::Step& step) -> std::string_view {
-    switch (step.operation_case()) {
-      case v1::Step::kDot:
-        return BufferOf(step.dot());
-      case v1::Step::kReduce:
-        return BufferOf(step.reduce());
-      case v1::Step::kMatmul:
-        return BufferOf(step.matmul());
-      case v1::Step::kAdd:
-        return BufferOf(step.add());
-      case v1::Step::kWindowSum:
-        return BufferOf(step.window_sum());
-      case v1::Step::kMap:
-        return BufferOf(step.map());
-      case v1::Step::kTopK:
-        return BufferOf(step.top_k());
-      default:
-        return {};
-    }
-  };
-  for (const v1::Step& step : request.steps())
-    if (const std::string_view name = of_step(step); !name.empty()) return name;
-  return {};
-}
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Builds the operations' requests from C++ arguments.
+// Builds requests from C++ arguments, and reads them.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,6 @@ namespace tessera {
 inline v1::Dtype ToMessage(DType dtype) { return static_cast<v1::Dtype>(dtype); }
 google::protobuf::Duration ToMessage(absl::Duration duration);
 v1::Operand ToMessage(const Operand& operand);
-
-v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options);
-v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
-                                bool keep_dims, const OperationOptions& options);
-v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
-                                bool transpose_b, std::optional<DType> out_dtype,
-                                const OperationOptions& options);
-v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options);
-v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
-                                      const OperationOptions& options);
-v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
-                            std::optional<int> axis, const OperationOptions& options);
-v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
-                          const OperationOptions& options);
 
 // Returns BAD_OPERAND if the source is not a resident buffer.
 absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
@@ -75,12 +61,15 @@ std::string_view BufferOf(const v1::ExecuteRequest& request);
 
 // Whether the call creates a buffer.
 bool Stores(const v1::ExecuteRequest& request);
-inline bool Stores(const v1::TopKRequest& request) {
-  return request.values().has_buffer() || request.indices().has_buffer();
-}
 template <class Request>
-auto Stores(const Request& request) -> decltype(request.result().has_buffer()) {
-  return request.result().has_buffer();
+bool Stores(const Request& request) {
+  if constexpr (requires { request.result(); }) {
+    return request.result().has_buffer();
+  } else if constexpr (requires { request.indices(); }) {
+    return request.values().has_buffer() || request.indices().has_buffer();
+  } else {
+    return false;
+  }
 }
 
 }  // namespace tessera

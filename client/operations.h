@@ -1,0 +1,179 @@
+// The operations with their operands and options, once for everything that offers them: Client,
+// AsyncClient and Program.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/expression.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/launch.h"
+#include "kernels/base/reduce_op.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// Identifies a result of a Program's step by the step's number. TopK has two results: output 0 is
+// the values, and output 1 is the indices.
+struct ProgramStep {
+  std::uint32_t number = 0;
+  std::uint32_t output = 0;
+
+  // Returns the result with the positions of TopK's values.
+  ProgramStep indices() const { return {number, 1}; }
+};
+
+// The input of an operation: a resident buffer by name, a small inline array or, in a program, the
+// result of an earlier step. The operation reads all of it, or only a view.
+struct Operand {
+  Operand(std::string buffer) : source(std::move(buffer)) {}  // NOLINT(google-explicit-constructor)
+  Operand(const char* buffer) : source(buffer) {}             // NOLINT(google-explicit-constructor)
+  Operand(v1::Tensor tensor) : source(std::move(tensor)) {}   // NOLINT(google-explicit-constructor)
+  Operand(ProgramStep step) : source(step) {}                 // NOLINT(google-explicit-constructor)
+
+  std::variant<std::string, v1::Tensor, ProgramStep> source;
+  std::optional<v1::View> view;
+  std::uint64_t version = 0;  // the version that the buffer must have; 0 means any
+};
+
+// A new resident buffer for an array result.
+struct ResultBuffer {
+  std::string name = {};
+  std::optional<absl::Duration> ttl = {};  // the server's default if absent
+  bool replace = false;
+  // The devices among which the array is divided, or the single entry "all". If empty, the array is
+  // on one device, or a copy is on the devices of its source.
+  std::vector<std::string> placement = {};
+};
+
+struct OperationOptions {
+  std::string strategy = {};  // the fastest correct strategy if empty
+  Launch launch = {};
+  bool timing = false;  // whether the response has kernel_us
+  // Keeps an array result on the device. If absent, the response contains the result, which may
+  // have at most Limits.max_inline_result_bytes.
+  std::optional<ResultBuffer> target = {};
+  // For a program step without a target, keeps an array result on the device for later steps,
+  // without a name.
+  bool scratch = false;
+  // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
+  std::optional<ResultBuffer> indices_target = {};
+  bool indices_scratch = false;
+  // For Reduce, the expression that is folded; its operand 0 is x. For Matmul, the expression that
+  // is applied to the product; its operand 0 is the product. In both, the operands of `with` follow
+  // from number 1 on. Expr::ToMessage() creates this message.
+  std::optional<v1::Expression> expression = {};
+  std::vector<Operand> with = {};
+  // The next two fields are used as in CallOptions. They are ignored in a program.
+  std::optional<absl::Duration> timeout = {};
+  std::stop_token cancel = {};
+};
+
+// THE list of the operations: X(method, field of Step and StepResult).
+#define TESSERA_CLIENT_OPERATIONS(X) \
+  X(Dot, dot)                        \
+  X(Reduce, reduce)                  \
+  X(Matmul, matmul)                  \
+  X(Add, add)                        \
+  X(WindowSum, window_sum)           \
+  X(Map, map)                        \
+  X(TopK, top_k)
+
+template <class Request>
+struct OperationOf;
+#define TESSERA_OPERATION_OF(Name, field) \
+  template <>                             \
+  struct OperationOf<v1::Name##Request> { \
+    using Response = v1::Name##Response;  \
+  };
+TESSERA_CLIENT_OPERATIONS(TESSERA_OPERATION_OF)
+#undef TESSERA_OPERATION_OF
+// The response to an operation's request.
+template <class Request>
+using OperationResponse = typename OperationOf<Request>::Response;
+
+// The requests of the operations.
+v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options);
+v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
+                                bool keep_dims, const OperationOptions& options);
+v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
+                                bool transpose_b, std::optional<DType> out_dtype,
+                                const OperationOptions& options);
+v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options);
+v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
+                                      const OperationOptions& options);
+v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
+                          const OperationOptions& options);
+v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
+                            std::optional<int> axis, const OperationOptions& options);
+
+// The operations as methods. Of Client they return absl::StatusOr<v1::DotResponse> and its like. Of
+// AsyncClient they return Future<v1::DotResponse>, or an AsyncCall if a Callback<v1::DotResponse>
+// is their last argument. Of Program they return the ProgramStep whose result later steps use.
+template <class Self>
+class Operations {
+ public:
+  template <class... Done>
+  auto Dot(const Operand& a, const Operand& b, const OperationOptions& options = {},
+           Done&&... done) {
+    return Send(DotRequest(a, b, options), options, std::forward<Done>(done)...);
+  }
+  // Folds the whole operand to a scalar if there are no axes.
+  template <class... Done>
+  auto Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
+              bool keep_dims = false, const OperationOptions& options = {}, Done&&... done) {
+    return Send(ReduceRequest(op, x, axes, keep_dims, options), options,
+                std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
+              bool transpose_b = false, std::optional<DType> out_dtype = std::nullopt,
+              const OperationOptions& options = {}, Done&&... done) {
+    return Send(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options), options,
+                std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto Add(const Operand& a, const Operand& b, const OperationOptions& options = {},
+           Done&&... done) {
+    return Send(AddRequest(a, b, options), options, std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options = {},
+                 Done&&... done) {
+    return Send(WindowSumRequest(x, radius, options), options, std::forward<Done>(done)...);
+  }
+  // Returns the k largest elements along an axis (by default the last), in descending order, and
+  // their positions. With `smallest`, returns the k smallest in ascending order.
+  template <class... Done>
+  auto TopK(const Operand& x, std::int64_t k, bool smallest = false,
+            std::optional<int> axis = std::nullopt, const OperationOptions& options = {},
+            Done&&... done) {
+    return Send(TopKRequest(x, k, smallest, axis, options), options, std::forward<Done>(done)...);
+  }
+  // Computes the expression for each element of the operands, which are broadcast.
+  template <class... Done>
+  auto Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+           const OperationOptions& options = {}, Done&&... done) {
+    return Send(MapRequest(operands, expression, options), options, std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto Map(const std::vector<Operand>& operands, const Expr& expression,
+           const OperationOptions& options = {}, Done&&... done) {
+    return Map(operands, expression.ToMessage(), options, std::forward<Done>(done)...);
+  }
+
+ private:
+  template <class... Args>
+  auto Send(Args&&... args) {
+    return static_cast<Self&>(*this).Send(std::forward<Args>(args)...);
+  }
+};
+
+}  // namespace tessera
