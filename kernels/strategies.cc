@@ -1,6 +1,6 @@
-// THE list: every strategy of every operation, slowest lesson first. A new strategy needs its own
-// file and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read
-// this list.
+// THE list: every strategy of every operation, roughly from slowest to fastest. A new strategy
+// needs its own file and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and
+// tables all read this list.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -113,7 +113,7 @@
 #define DECLARE(Operation, Row) extern const Strategy<Operation##Problem> k##Operation##Row;
 #define ADDRESS(Operation, Row) &k##Operation##Row,
 
-// The table of one operation.
+// Defines the table of one operation.
 #define TABLE(Operation)                                                 \
   STRATEGIES_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>          \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies() {   \
@@ -166,8 +166,8 @@ const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
 
 }  // namespace
 
-// The strategy has the same name on every device, so that a request that names no strategy gets the
-// same bits everywhere.
+// The default is the fixed tree on every device, so a request that names no strategy gets the same
+// bits everywhere.
 template <>
 const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
   return FirstOf({"fixed_tree"}, problem, device);
@@ -185,7 +185,7 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 namespace {
 
-// Strategies for Hopper's tensor cores.
+// Returns our strategy for Hopper's tensor cores.
 std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   switch (problem.dtype) {
     case DType::kBF16:
@@ -197,10 +197,10 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   }
 }
 
-// Whether the products of bytes in `ozaki_f64` repay its other work for an f64 product, even if the
-// tree for random products suggests otherwise for smaller or thinner ones. On an H200 it takes 0.85
-// of the time of cuBLAS at 3000 per side and for 12288 x 12288 x 1024, and 0.6 from 8192 per side
-// on.
+// Whether `ozaki_f64`, which multiplies 8-bit integers, is worth its overhead for an f64 product.
+// This overrides the tree, because products this large are rare among the random products to which
+// the tree was fitted. On an H200 `ozaki_f64` takes 0.85 times as long as cuBLAS at 3000 per side
+// and for 12288 x 12288 x 1024, and 0.6 times as long from 8192 per side on.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;
@@ -210,11 +210,11 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
-// Returns a strategy for products with few steps along k and few rows or columns, of which the tree
-// has seen few. Their time is that of reading the long operand and writing c. With 400000 columns
-// `outer_product` takes 0.79 of the time of `naive` (median of 30 shapes and types, 0.45 to 1.6).
-// With 400000 rows `naive` takes 0.50 of the time of `outer_product` (median of 18, 0.36 to 0.83;
-// NVIDIA H200, 2026-11-28).
+// Returns a strategy for products with few steps along k and few rows or columns, which are rare
+// among the products to which the tree was fitted. Their time is dominated by reading the long
+// operand and writing c. With 400000 columns `outer_product` takes 0.79 times as long as `naive`
+// (median of 30 shapes and types, 0.45 to 1.6). With 400000 rows `naive` takes 0.50 times as long
+// as `outer_product` (median of 18, 0.36 to 0.83; NVIDIA H200, 2026-11-28).
 std::string_view ThinStrategy(const MatmulProblem& problem) {
   constexpr std::int64_t kFewSteps = 8, kFew = 16, kMany = 1024;
   if (problem.k > kFewSteps) return "";
@@ -222,8 +222,9 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// Returns what the tree says, but not `ozaki_f64` where it takes more than 1 GiB of scratch memory.
-// The amount available differs from GPU to GPU, and its use by other requests must not decide.
+// Returns the tree's choice, except for `ozaki_f64` where it needs more than 1 GiB of scratch
+// memory. The limit is a constant because the choice must depend neither on the size of a GPU's
+// memory nor on how much of it other requests use.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
@@ -234,13 +235,13 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 
 }  // namespace
 
-// On a GPU, except for large f64 products, the choice follows the times of random products
-// (kernels/choose/tuning.h). Its error bound is never larger than that of the library or its
-// replacement: f32 operands are never rounded to a smaller type, and `tensor_tf32` and
-// `tensor_bf16` take them only when named. On a CPU with 16 cores `cpu_cache_tiled` is five times
-// as fast as Debian's OpenBLAS, but on a single core OpenBLAS takes 0.4 to 0.9 of its time. The
-// library therefore gets small products (up to 2^18 multiply-adds), few rows or columns, and every
-// product if there are few cores.
+// On a GPU, except for large f64 products and thin products, the choice follows the measured times
+// of random products (kernels/choose/tuning.h). The chosen strategy's error bound never exceeds
+// that of ChooseInPlace. f32 operands are therefore never rounded to a smaller type: `tensor_tf32`
+// and `tensor_bf16` accept them only when named. On a CPU with 16 cores `cpu_cache_tiled` is five
+// times as fast as Debian's OpenBLAS, but on a single core OpenBLAS takes only 0.4 to 0.9 times as
+// long. The library is therefore chosen for small products (up to 2^18 multiply-adds), for few rows
+// or columns, and always if there are few cores.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
@@ -299,9 +300,9 @@ const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& de
   return FirstOf({"threshold", "radix_select", "cpu_select"}, problem, device);
 }
 
-// The first-level cache serves small windows better than shared memory with its barriers does. From
-// about this radius on, reading whole windows costs more than the passes of running_sum over the
-// array (measured in docs/measured).
+// For small windows the first-level cache is faster than shared memory, which needs barriers. Above
+// about this radius, reading whole windows costs more than the passes of `running_sum` over the
+// array (docs/measured).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
   constexpr std::int64_t kSmallRadius = 24;
@@ -334,7 +335,7 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
       std::string missing = Missing(*strategy, *device);
       info.available |= missing.empty();
       info.chosen |= Choose(reference, *device) == strategy;
-      // A device of the strategy's own kind describes best what is missing.
+      // The best description of what is missing comes from a device of the strategy's backend.
       if (info.needs.empty() || device->info().backend == strategy->backend)
         info.needs = std::move(missing);
     }

@@ -1,4 +1,4 @@
-// Time as the server counts it.
+// The server's clock.
 #pragma once
 
 #include "absl/time/clock.h"

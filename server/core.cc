@@ -25,15 +25,15 @@ constexpr std::chrono::microseconds kSpin{200};
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
 
-// Allocating memory of the CPU device takes about as long as receiving the bytes for it.
+// Allocating memory on the CPU device takes about as long as receiving the bytes for it.
 constexpr int kChoreThreads = 4;
-// Chores of one tenant that may wait. Most take microseconds, so even this many are done quickly,
-// however long the queues of the devices are.
+// How many chores of one tenant may wait. Most chores take microseconds, so even this many are done
+// quickly. The devices' queues do not delay them.
 constexpr std::size_t kWaitingChores = 1024;
 
-// Returns how much memory of a device buffers may use. Devices of the CPU share the host's memory
-// with each other and, where --memory-limit is a percentage, with messages, regions of clients and
-// the rest of the process.
+// Returns how much of a device's memory is available for buffers. CPU devices share the host's
+// memory with each other and, if --memory-limit is a percentage, with messages, clients' regions
+// and the rest of the process.
 std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<Device>>& devices,
                         const Options& options) {
   std::uint64_t free = device.FreeBytes();
@@ -88,7 +88,7 @@ std::function<absl::Status(std::string_view)> Core::Foreign() {
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
-  static_cast<void>(HostMemoryError());  // allocated while there is memory
+  static_cast<void>(HostMemoryError());  // allocated now, while there is memory
   // The loops that are measured here are too small to share among threads.
   for (const std::unique_ptr<Device>& device : devices)
     PrepareThread(*device, /*shares_loops=*/false);

@@ -39,8 +39,8 @@
 
 namespace tessera {
 
-// Devices with their buffers, budgets and workers. Immutable, except for members that guard
-// themselves.
+// The devices, with their buffers, budgets and workers. Immutable, except for members that are
+// thread safe themselves.
 class Core {
  public:
   // devices: at least one, all different, in the order in which they are preferred.
@@ -51,7 +51,7 @@ class Core {
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   Tenants& tenants() { return tenants_; }
   const Tenants& tenants() const { return tenants_; }
-  // Decides who may call, and with which tenant and role.
+  // Decides which callers are admitted, and with which tenant and role.
   Access& access() { return *access_; }
   const Access& access() const { return *access_; }
   Admission& admission() { return admission_; }
@@ -61,46 +61,46 @@ class Core {
   absl::Time start_time() const { return start_time_; }
   // Counts a call, logs it if it failed or was slow, and writes its spans if it is sampled. It is
   // called once for each call of a known caller, before the response is sent. peer: returns the
-  // caller's address, as gRPC gives it.
+  // caller's address in gRPC's form.
   void Conclude(const CallRecord& call, const absl::Status& status,
                 absl::FunctionRef<std::string()> peer);
-  // Writes the spans of calls that have ended, but waits no longer than limit.
+  // Writes the spans of calls that have ended, but waits no longer than `limit`.
   void FlushSpans(absl::Duration limit);
 
   // Runs the operations on a device of devices().
   Executor& compute(const Device& device) { return *states_.at(&device)->compute; }
   // Moves bytes between the wire and a device. Every upload and download has at most one task here,
-  // so their number bounds the queue, and no operation waits behind an upload.
+  // so the number of streams bounds the queue. No operation waits behind an upload.
   Executor& transfers(const Device& device) { return *states_.at(&device)->transfers; }
 
-  // The slots that downloads from a device are sent from.
+  // The slots from which a device's downloads are sent.
   SlotPool& slots(const Device& device) { return *states_.at(&device)->slots; }
-  // Frees slots that have not been used lately. May wait for the devices' work.
+  // Frees slots that have not been used recently. May wait for the devices' work.
   void TrimSlots();
 
   // A device's stream for calls that run on another device. The caller owns it while it holds the
-  // lock, and may have to wait for the lock. There is no deadlock: a call that holds several
-  // streams of a kind has taken them in the order of devices(), and no call takes a stream of one
-  // kind while it holds one of the other.
+  // lock, and may have to wait for the lock. There is no deadlock, because a call that holds
+  // several streams of a kind has taken them in the order of devices(), and no call takes a stream
+  // of one kind while it holds one of the other kind.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
     Stream& stream;
   };
   // Returns the stream that receives copies from other devices.
   Bridge BridgeTo(const Device& device);
-  // Returns the stream that works on operands which devices share. Its scratch memory counts as
-  // that of operations.
+  // Returns the stream that works on operands that devices share. Its scratch memory counts toward
+  // the scratch memory of operations.
   Bridge TeamStream(const Device& device);
 
   // Device memory that operations need while they run, in addition to buffers.
   const Budget& scratch(const Device& device) const { return states_.at(&device)->scratch; }
-  // Host memory for messages: requests from acceptance to their end, messages of streams, and
-  // inline results.
+  // Host memory for messages: for requests from their acceptance to their end, for messages of
+  // streams, and for inline results.
   Budget& host_memory() { return host_memory_; }
   // Admits a stream of a tenant for as long as both charges are held. If there are several tenants,
-  // each may have at most half of the streams of a kind. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS,
-  // TOO_MANY_DOWNLOADS, TOO_MANY_IMPORTS {limit}, or {quota, requested, used, limit} for the
-  // tenant's half.
+  // each may have at most half of the streams of a kind. Returns RESOURCE_EXHAUSTED /
+  // TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or TOO_MANY_IMPORTS, with {limit}, or with {quota,
+  // requested, used, limit} if the tenant's half is exhausted.
   struct StreamPlace {
     Charge own;
     Charge all;
@@ -115,7 +115,7 @@ class Core {
     Charge memory;
   };
   absl::StatusOr<TransferPlace> TakeTransfer(StreamKind kind, Tenant& tenant, std::uint64_t memory);
-  // Tells which names are this server's; null: all are.
+  // Decides which names belong to this server; null if all names do.
   Home* home() { return home_.get(); }
   const Home* home() const { return home_.get(); }
   // Clients' memory that transfers may read and write.
@@ -127,54 +127,55 @@ class Core {
     std::uint64_t used = 0;
   };
   std::map<std::string_view, Usage> Budgets() const;
-  // Adds the budget "connections". It is called before the first call arrives. The table must
-  // outlive the core's use of it.
+  // Adds the budget "connections". Called before the first call arrives. The table must exist for
+  // as long as the core uses it.
   void WatchConnections(ConnectionTable& connections) { connections_ = &connections; }
-  const ConnectionTable* connections() const { return connections_; }  // null before that
+  const ConnectionTable* connections() const { return connections_; }  // null until that call
 
   // The rates of a device's strategies, and the estimates that follow from them.
   Pace& pace(const Device& device) { return states_.at(&device)->pace; }
 
   // Returns the first device that is not lost, or the first device if all are lost.
   Device& FirstDevice() const;
-  // Returns the device that a BufferSpec names; for an empty name, FirstDevice. INVALID_ARGUMENT /
-  // BAD_DEVICE {field, value, valid}; UNAVAILABLE / DEVICE_LOST.
+  // Returns the device that a BufferSpec names, or FirstDevice for an empty name. Errors:
+  // INVALID_ARGUMENT / BAD_DEVICE {field, value, valid}; UNAVAILABLE / DEVICE_LOST.
   absl::StatusOr<Device*> FindDevice(std::string_view name) const;
 
-  // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may
-  // send.
+  // Returns INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message that is larger than
+  // clients may send.
   absl::Status CheckSize(std::uint64_t bytes) const;
-  // How much memory a transfer's message may take besides its data. CheckHeader returns the error
-  // of CheckSize for a message that takes more.
+  // How much memory a transfer's message may take in addition to its data. CheckHeader returns the
+  // error of CheckSize for a message that takes more.
   static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
   // Takes host memory for messages of a call that already holds `held` bytes and keeps them.
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: the error's
-  // message if other calls hold the rest.
+  // Returns RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total} if there is too
+  // little. message: the error's message if other calls hold the rest.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
-  // What a unary call holds from its acceptance to its end.
+  // The objects that a unary call holds from its acceptance to its end.
   struct Accepted {
     Admission::Ticket ticket;
     Charge call;  // counts toward the tenant's quota
   };
-  // UNAVAILABLE / DRAINING; the errors of Tenant::BeginCall.
+  // Accepts a call. Returns UNAVAILABLE / DRAINING, or the errors of Tenant::BeginCall.
   absl::StatusOr<Accepted> Accept(Tenant& tenant);
 
-  // Returns how long the server waits for a client: limit, which an option sets, or less while the
-  // server drains.
+  // Returns how long the server waits for a client: `limit`, which an option sets, or less while
+  // the server is draining.
   absl::Duration Patience(absl::Duration limit) const;
-  // Returns the error for a stream on which nothing has moved for longer than that:
-  // DEADLINE_EXCEEDED / reason {limit}, or UNAVAILABLE / DRAINING {limit}.
+  // Returns an error if a stream has made no progress for longer than Patience(limit):
+  // DEADLINE_EXCEEDED / reason {limit}, or UNAVAILABLE / DRAINING {limit}. pause: the time without
+  // progress.
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
   // Returns the longest time that an operation, a transfer or a probe has been waiting for the
-  // device. Zero once the device is lost. An operation on the CPU is told to stop once it takes far
-  // longer than expected (Executor::StopOverdue); only its time after that counts as a wait.
+  // device, or zero once the device is lost. An operation on the CPU is told to stop once it takes
+  // far longer than expected (Executor::StopOverdue); only its time after that counts as a wait.
   // counts: returns how much of a duration that ends now counts as a wait.
   absl::Duration LongestWait(const Device& device, Executor::Counts counts);
-  // Whether the device responds: its probe is not overdue.
+  // Whether the device responds, that is, whether its probe is not overdue.
   bool IsAnswering(const Device& device) const;
 
  private:
@@ -193,7 +194,7 @@ class Core {
     std::unique_ptr<DeviceProbe> probe;
   };
   Core(const Options& options, std::vector<std::unique_ptr<Device>> devices);
-  // Returns Home::Check, or an empty function if all names are this server's.
+  // Returns Home::Check, or an empty function if all names belong to this server.
   std::function<absl::Status(std::string_view)> Foreign();
 
   // Members are destroyed from the last to the first: work ends before buffers are freed, and
@@ -215,7 +216,7 @@ class Core {
   Admission admission_;
   Answers answers_;
   std::map<const Device*, std::unique_ptr<DeviceState>> states_;
-  Chores chores_;  // chores use the members above
+  Chores chores_;  // last, because chores use the members above
 };
 
 // Returns RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Allocates memory only on the first call.

@@ -23,7 +23,8 @@
 
 namespace {
 
-// If descriptors 0 to 2 are closed, sockets would get their numbers and receive the log.
+// Opens descriptors 0 to 2 if they are closed. Otherwise, sockets would get their numbers and
+// receive the log.
 void OpenStandardStreams() {
   int descriptor = 0;
   do {
@@ -49,12 +50,12 @@ int main(int argc, char** argv) try {
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
   if (!options.has_value()) return exit_code;
-  // By default glibc maps memory for every large message and unmaps it again, and page faults take
-  // half of an upload's time. These settings keep at most 16 MiB unused in each of 8 arenas.
+  // By default, glibc maps memory for every large message and unmaps it again, and the page faults
+  // take half of an upload's time. These settings keep at most 16 MiB unused in each of 8 arenas.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 8);
-  // OpenSSL would free its state at exit, while threads of gRPC may still use it.
+  // Without this, OpenSSL would free its state at exit, when gRPC's threads may still be using it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   tessera::SetUpLog(options->log_level, options->log_json);
   for (const std::string& name : options->unknown_variables)

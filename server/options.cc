@@ -29,9 +29,9 @@ namespace {
 constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
 constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
-constexpr double kMostSeconds = 1e9;  // estimate for an operation
+constexpr double kMostSeconds = 1e9;  // limit on an operation's estimate
 constexpr std::size_t kLargestFile = 1 << 20;
-// Clients send arrays in messages of 1 MiB.
+// Clients send arrays in messages with 1 MiB of data.
 constexpr std::uint64_t kLeastMessage = 1088 << 10;
 
 std::string EnvironmentName(std::string flag) {
@@ -39,15 +39,15 @@ std::string EnvironmentName(std::string flag) {
   return "TESSERA_" + absl::AsciiStrToUpper(flag);
 }
 
-// Returns an item's name as the file's author wrote it: CLI11 calls the begin and the end of a
+// Returns an item's name as the file's author wrote it. CLI11 calls the beginning and the end of a
 // section "++" and "--".
 std::string LineName(const CLI::ConfigItem& item) {
   const bool section = item.name == "++" || item.name == "--";
   return section ? absl::StrCat("[", absl::StrJoin(item.parents, "."), "]") : item.fullname();
 }
 
-// CLI11 gives a file precedence over the environment. Here the environment takes precedence: its
-// options are dropped from the file.
+// CLI11 gives a file precedence over the environment. This class gives the environment precedence:
+// it drops options from the file that the environment sets.
 class BelowEnvironment : public CLI::ConfigTOML {
  public:
   // The file may set the options of the app, which must outlive this object.
@@ -78,8 +78,8 @@ class BelowEnvironment : public CLI::ConfigTOML {
   const CLI::App& app_;
 };
 
-// Adds --flag with its environment variable. set: takes the text and returns what is wrong with it,
-// or "".
+// Adds the option --flag with its environment variable. set: takes the text and returns what is
+// wrong with it, or "".
 template <class Set>
 CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& type,
                      const std::string& default_text, const std::string& help, Set set) {
@@ -170,15 +170,16 @@ std::string CheckPort(const std::string& address) {
 // Returns what is wrong with a pattern of servers, or "" if it matches some host:port.
 std::string CheckPattern(const std::string& pattern) {
   std::size_t at = pattern.rfind(':');
-  if (at == pattern.npos) at = pattern.rfind('*');  // it may match the colon too
+  if (at == pattern.npos) at = pattern.rfind('*');  // the * may match the colon too
   const std::string port = at == pattern.npos ? "" : pattern.substr(at);
   const bool good = port.find('*') != port.npos
                         ? port.find_first_not_of(":*0123456789") == port.npos
                         : at > 0 && port.size() > 1 && IsPort(port.substr(1));
   // The colons of an IPv6 address are inside brackets.
   const bool whole = pattern.find(':') >= at || pattern[at - 1] == ']' || pattern[at - 1] == '*';
-  return good && whole ? ""
-                       : "'" + pattern + "' matches no host:port: it has no port, and no * for one";
+  return good && whole
+             ? ""
+             : "'" + pattern + "' matches no host:port, because it has no port and no * for one";
 }
 
 }  // namespace
@@ -199,7 +200,8 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
 }
 
 absl::Duration Options::HangLimit(std::size_t device_count) const {
-  // An operation may take this many times its estimate on a CPU whose cores other processes use.
+  // On a CPU whose cores other processes also use, an operation may take this many times its
+  // estimate.
   constexpr double kEstimate = 4;
   const double longest = kEstimate * std::max(max_operation_seconds, max_slow_operation_seconds);
   return watchdog + absl::Seconds(longest * workers * static_cast<double>(device_count));
@@ -238,10 +240,10 @@ namespace {
 
 // These functions are in the order in which --help shows their options.
 
-// Adds the addresses to serve on, and the devices.
+// Adds the options for the addresses to serve on, and for the devices.
 void AddAddresses(CLI::App& app, Options& options) {
   app.add_option("--listen", options.listen,
-                 "host:port or unix:/path to serve on; port 0 takes a free one; repeatable")
+                 "host:port or unix:/path to serve on; port 0 picks a free one; repeatable")
       ->type_name("ADDRESS")
       ->delimiter(',')
       ->take_all()
@@ -256,7 +258,7 @@ void AddAddresses(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("device"));
 }
 
-// Adds TLS, the callers, and the servers that imports may come from.
+// Adds the options for TLS, callers, and the servers from which buffers may be imported.
 void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-cert",
           "the server's certificate and the intermediate ones, in PEM; turns TLS on; read again "
@@ -290,13 +292,13 @@ void AddTrust(CLI::App& app, Options& options) {
           options.import_tls_ca);
 }
 
-// Adds the options of a server that shares names with others.
+// Adds the options for a server that shares names with others.
 void AddRing(CLI::App& app, Options& options) {
   AddFile(app, "ring",
-          "serves only the names whose home it is among the servers of this file, which has a "
-          "line for each: its name, and its host:port for clients",
+          "serves only the names whose home is this server; the file has a line for each server: "
+          "its name, and its host:port for clients",
           options.ring);
-  app.add_option("--ring-name", options.ring_name, "which line of --ring this server is")
+  app.add_option("--ring-name", options.ring_name, "this server's name in the file of --ring")
       ->type_name("NAME")
       ->envname(EnvironmentName("ring-name"));
 }
@@ -304,7 +306,7 @@ void AddRing(CLI::App& app, Options& options) {
 // Adds the options for the files of unix sockets.
 void AddSockets(CLI::App& app, Options& options) {
   AddText(app, "socket-mode", "MODE", "0600",
-          "permissions of the files of unix sockets, in octal: whoever may write one may "
+          "permissions of the files of unix sockets, in octal; users with write permission may "
           "connect; 0660 with --socket-group",
           [&options](const std::string& text) -> std::string {
             const bool octal = text.find_first_not_of("01234567") == text.npos;
@@ -320,7 +322,7 @@ void AddSockets(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("socket-group"));
 }
 
-// Adds the limits of memory, buffers and streams.
+// Adds the options for the limits on memory, buffers and streams.
 void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a percentage of what is free at the "
@@ -341,47 +343,52 @@ void AddLimits(CLI::App& app, Options& options) {
       "memory for messages: requests, uploads, responses; by default a quarter of the memory of "
       "the host or control group, and 1Gi at most",
       kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
-  AddCount(app, "max-buffers", "buffers at once, including those being written", std::uint64_t{1},
-           std::uint64_t{1} << 32, options.max_buffers);
-  AddCount(app, "max-uploads", "upload streams at once", std::uint64_t{1}, std::uint64_t{1} << 20,
-           options.max_uploads);
-  AddCount(app, "max-downloads", "download streams at once", std::uint64_t{1},
-           std::uint64_t{1} << 20, options.max_downloads);
-  AddCount(app, "max-imports", "imports from other servers at once, each on a thread",
+  AddCount(app, "max-buffers", "maximum number of buffers, including those being written",
+           std::uint64_t{1}, std::uint64_t{1} << 32, options.max_buffers);
+  AddCount(app, "max-uploads", "maximum number of simultaneous upload streams", std::uint64_t{1},
+           std::uint64_t{1} << 20, options.max_uploads);
+  AddCount(app, "max-downloads", "maximum number of simultaneous download streams",
+           std::uint64_t{1}, std::uint64_t{1} << 20, options.max_downloads);
+  AddCount(app, "max-imports",
+           "maximum number of simultaneous imports from other servers; each uses a thread",
            std::uint64_t{1}, std::uint64_t{256}, options.max_imports);
 }
 
-// Adds the limits of operations.
+// Adds the options for the limits on operations.
 void AddWork(CLI::App& app, Options& options) {
-  AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
+  AddCount(app, "queue", "maximum number of operations that wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
-  AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
+  AddCount(app, "workers", "maximum number of operations that run on a device at the same time", 1,
+           64, options.workers);
   AddSeconds(
       app, "max-operation-seconds",
       "how long one operation may take, by estimate; 1e9, the maximum, is in effect no limit",
       options.max_operation_seconds);
   AddSeconds(app, "max-slow-operation-seconds",
-             "this limit for a strategy that is not the default for its problem",
+             "the same limit for a strategy that is not the default for its problem",
              options.max_slow_operation_seconds);
 }
 
-// Adds the limits of connections.
+// Adds the options for the limits on connections.
 void AddConnections(CLI::App& app, Options& options) {
   AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send",
            kLeastMessage, kLargestMessage, "from 1088Ki to 1Gi", options.max_message);
-  AddCount(app, "max-connections", "connections at once; further ones are closed when they arrive",
+  AddCount(app, "max-connections",
+           "maximum number of connections; further ones are closed when they arrive",
            std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
-  AddCount(app, "max-streams", "calls at once on a connection", 1, 1 << 20, options.max_streams);
+  AddCount(app, "max-streams", "maximum number of simultaneous calls on a connection", 1, 1 << 20,
+           options.max_streams);
   AddDuration(app, "connection-idle", "30m",
               "a connection without calls for this long is closed; 0: never", true,
               options.connection_idle);
 }
 
-// Adds times to live and timeouts.
+// Adds the options for times to live and timeouts.
 void AddTimes(CLI::App& app, Options& options) {
-  AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
-              true, options.default_ttl);
-  AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,
+  AddDuration(app, "default-ttl", "0",
+              "time to live of a buffer that is created without a ttl; 0: no limit", true,
+              options.default_ttl);
+  AddDuration(app, "max-ttl", "0", "longest ttl that a client may request; 0: no limit", true,
               options.max_ttl);
   AddDuration(app, "upload-timeout", "60s", "an upload without data for this long ends; 0: never",
               true, options.upload_timeout);
@@ -391,8 +398,8 @@ void AddTimes(CLI::App& app, Options& options) {
   AddDuration(
       app, "watchdog", "2m",
       "an operation that runs for this long on a GPU, or for this long on the CPU after it was "
-      "told to stop, turns the health service NOT_SERVING; if it runs for another four times "
-      "--max-operation-seconds for every worker, its device counts as lost; 0: never",
+      "told to stop, makes the health service report NOT_SERVING; if it runs for another four "
+      "times --max-operation-seconds for every worker, its device counts as lost; 0: never",
       true, options.watchdog);
   AddFile(app, "ready-file",
           "the health service does not report ready until this file is created or written to after "
@@ -407,12 +414,12 @@ void AddTimes(CLI::App& app, Options& options) {
               false, options.drain_timeout);
 }
 
-// Adds metrics, log, spans and profiles.
+// Adds the options for metrics, log, spans and profiles.
 void AddObservation(CLI::App& app, Options& options) {
   app.add_option(
          "--metrics-listen", options.metrics_listen,
          "host:port for metrics over HTTP: /metrics for Prometheus, /healthz, and a page for "
-         "people; without TLS; port 0 takes a free one")
+         "people; without TLS; port 0 picks a free one")
       ->type_name("ADDRESS")
       ->check(CheckPort)
       ->envname(EnvironmentName("metrics-listen"));
@@ -427,7 +434,7 @@ void AddObservation(CLI::App& app, Options& options) {
                                                     : "'" + text + "' is neither text nor json";
           });
   AddDuration(app, "slow-call", "0",
-              "calls that take longer are logged, with where their time went; 0: none", true,
+              "calls that take longer are logged, with how their time was spent; 0: none", true,
               options.slow_call);
   AddFile(app, "spans",
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
@@ -438,7 +445,7 @@ void AddObservation(CLI::App& app, Options& options) {
               false, options.profile);
 }
 
-// Adds memory that clients share with the server.
+// Adds the options for memory that clients share with the server.
 void AddSharedMemory(CLI::App& app, Options& options) {
   app.add_option("--shared-memory", options.shared_memory,
                  "path of a socket where processes on this host share memory with the server, for "
@@ -450,12 +457,12 @@ void AddSharedMemory(CLI::App& app, Options& options) {
       "memory that all clients may share with the server; by default a quarter of the memory of "
       "the host or control group, and 4Gi at most",
       4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
-  AddCount(app, "max-shared-regions", "regions of memory that clients may share at once",
+  AddCount(app, "max-shared-regions", "maximum number of memory regions that clients may share",
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
 }
 
 // Returns the environment variables TESSERA_* that are neither options of the server or its clients
-// nor part of what Kubernetes tells its pods about a service.
+// nor variables with which Kubernetes describes a service to its pods.
 std::vector<std::string> UnknownVariables(const CLI::App& app) {
   std::set<std::string> known = {"TESSERA_CONFIG", "TESSERA_SERVER", "TESSERA_TOKEN",
                                  "TESSERA_TOKEN_FILE"};

@@ -22,60 +22,59 @@ struct MemoryLimit {
   std::uint64_t Resolve(std::uint64_t free_bytes) const;
 };
 
-// "4Gi", "500M", "1073741824", "80%". Suffixes K M G T are powers of 1000, Ki Mi Gi Ti of 1024; a
-// final B is allowed.
+// Parses an amount such as "4Gi", "500M", "1073741824" or "80%". The suffixes K M G T are powers of
+// 1000, and Ki Mi Gi Ti are powers of 1024. A final B is allowed.
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text);
 
 struct Options {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // host:port or unix:/path
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice
 
-  // Files in PEM; empty: none.
+  // PEM files; empty means none.
   std::string tls_cert;
   std::string tls_key;
   std::string tls_client_ca;  // CAs that sign clients' certificates
   bool insecure = false;      // whether other hosts may connect without TLS
-  std::string tokens;         // file of callers (server/access/access.h); empty: everyone may call
+  std::string tokens;         // file of callers (server/access/access.h); empty: all may call
   SocketAccess sockets;       // who may connect to unix sockets, including that of shared memory
 
-  // The servers that buffers may be imported from (host:port, with `*`), and the PEM file of the
-  // CAs that sign those servers' certificates; empty: no TLS.
+  // The servers from which buffers may be imported: host:port, which may contain `*`.
   std::vector<std::string> import_from;
+  // The PEM file of the CAs that sign those servers' certificates; empty means no TLS.
   std::string import_tls_ca;
-  // The file of the servers that share names, and this server's name in it; empty: this server has
-  // all names.
+  // The file of the servers that share names; if it is empty, all names belong to this server.
   std::string ring;
-  std::string ring_name;
+  std::string ring_name;  // this server's name in the file
 
-  // Budgets. Sizes are bytes.
-  MemoryLimit memory_limit;         // of the buffers of each device
-  std::uint64_t scratch_limit = 0;  // of each device; 0: see ScratchLimit
+  // Budgets. Sizes are in bytes.
+  MemoryLimit memory_limit;         // for the buffers of each device
+  std::uint64_t scratch_limit = 0;  // for each device; for 0, see ScratchLimit
   // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
   // shared_memory_limit to a quarter of the memory of the host or control group.
   std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_buffers = 100'000;        // including drafts
-  std::uint64_t max_uploads = 128;            // streams at once
-  std::uint64_t max_downloads = 128;          // streams at once
-  std::uint64_t max_imports = 4;              // from other servers, at once
+  std::uint64_t max_uploads = 128;            // simultaneous streams
+  std::uint64_t max_downloads = 128;          // simultaneous streams
+  std::uint64_t max_imports = 4;              // simultaneous imports from other servers
   std::size_t max_ranges = 4096;              // in one draft
   std::uint32_t max_connections = 4096;       // fewer if there are too few descriptors
-  int max_streams = 1024;                     // calls at once on a connection
+  int max_streams = 1024;                     // simultaneous calls on a connection
   std::uint32_t queue = 1024;                 // operations that may wait for each device
   std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;          // estimate for the default strategy
-  double max_slow_operation_seconds = 5;      // estimate for other strategies
-  int workers = 4;                            // operations that run at once on each device
+  double max_operation_seconds = 30;          // limit on estimates for the default strategy
+  double max_slow_operation_seconds = 5;      // limit on estimates for other strategies
+  int workers = 4;                            // simultaneous operations on each device
 
-  absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: never closed
+  absl::Duration connection_idle = absl::Minutes(30);  // limit without calls; infinite: none
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration drain_delay = absl::ZeroDuration();
-  std::string ready_file;  // the server is ready once this is made; empty: ready immediately
+  std::string ready_file;  // the server is ready once this is created; empty: immediately
   absl::Duration drain_timeout = absl::Seconds(30);
-  std::string metrics_listen;  // host:port of the metrics over HTTP; empty: none
+  std::string metrics_listen;  // host:port for metrics over HTTP; empty: none
   std::string log_level = "info";
   bool log_json = false;
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
@@ -83,24 +82,24 @@ struct Options {
   absl::Duration profile = absl::Seconds(10);  // how long a profiler records after SIGUSR1
   bool reflection = true;
 
-  std::string shared_memory;                       // path of a socket; empty: not offered
-  std::uint64_t shared_memory_limit = 4ull << 30;  // bytes of all regions
+  std::string shared_memory;                       // path of a socket; empty: none
+  std::uint64_t shared_memory_limit = 4ull << 30;  // bytes, for all regions together
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
   // These have no flags; tests set other values.
-  int transfer_workers = 2;                      // transfers that copy at once on each device
-  absl::Duration handshake = absl::Seconds(10);  // limit of HTTP/2 and TLS handshakes
+  int transfer_workers = 2;                      // simultaneous copies of transfers on each device
+  absl::Duration handshake = absl::Seconds(10);  // limit for HTTP/2 and TLS handshakes
 
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
   // Returns how long a worker may be busy with one task, or a device may leave a probe unanswered,
-  // before the device counts as lost. That is --watchdog plus four times the longest estimate of an
-  // operation, once for each worker of each device: operations may run one after another on a
-  // device that they share, or wait for each other.
+  // before the device counts as lost. That is --watchdog, plus four times the longest allowed
+  // estimate of an operation for each worker of each device, because operations may run one after
+  // another on a device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
-  // Returns what is left of the host's free memory after messages, regions of clients and a
+  // Returns the part of the host's free memory that remains after messages, clients' regions and a
   // twentieth for the process.
   std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;
   // Returns the scratch memory of a device whose buffers may take `buffers` bytes: --scratch-limit,

@@ -29,13 +29,13 @@
 namespace tessera {
 namespace {
 
-// How much longer than its own timeout a drain may take before the process ends without it.
+// How much longer than its timeout a drain may take before the process ends anyway.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
-// How long the reader of the log has to take its last lines.
+// How long the process waits for the last lines of the log to be read.
 constexpr absl::Duration kLastLines = absl::Milliseconds(500);
 
-// Tells systemd, if it asked to be told (Type=notify), as sd_notify(3) does.
+// Notifies systemd, if it has requested that (Type=notify), as sd_notify(3) does.
 void NotifySystemd(std::string_view state) {
   const char* path = std::getenv("NOTIFY_SOCKET");
   sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
@@ -60,11 +60,11 @@ void NotifySystemd(std::string_view state) {
   std::_Exit(code);
 }
 
-// The handler leaves signals here for the thread that acts on them. A blocked mask and sigwait
-// would not work: libraries start threads before main, and a signal may be delivered to one of
-// those.
+// The handler leaves signals here for the thread that acts on them. Blocking signals and calling
+// sigwait would not work, because libraries start threads before main, and a signal may be
+// delivered to one of these threads.
 sem_t signals_pending;
-std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that is not handled yet
+std::atomic<int> stop_signal{0};  // the last SIGTERM or SIGINT that has not been handled
 std::atomic<bool> reload_wanted{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "handlers may use them");
@@ -72,7 +72,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 // The number of SIGUSR1 signals that have not been acted on.
 sem_t profiles_wanted;
 
-// Null while the process starts.
+// Null while the process is starting.
 std::atomic<Server*> serving{nullptr};
 // Whether files are to be read again once the server serves.
 std::atomic<bool> early_reload{false};
@@ -90,8 +90,9 @@ void OnSignal(int signal) {
 
 void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
-// Has files read again if a signal has requested it and the server serves. Both Serve and the
-// thread that handles signals call it, because either may be the later one.
+// Makes the server read its files again if a signal has requested it and the server is serving.
+// Both Serve and the thread that handles signals call this, because the signal may come before or
+// after the server is ready.
 void ReloadIfServing() {
   Server* const server = serving;
   if (server != nullptr && early_reload.exchange(false)) server->RequestReload();
@@ -110,7 +111,8 @@ int NextStop() {
   }
 }
 
-// Waits for a server that is being made. Returns null if none is, or if it takes too long.
+// Waits for a server that is being constructed. Returns null if there is none, or if it takes too
+// long.
 Server* AwaitServer() {
   const absl::Time end = SteadyNow() + kGrace;
   while (starting && serving == nullptr && SteadyNow() < end) absl::SleepFor(absl::Milliseconds(1));
@@ -151,8 +153,8 @@ void HandleSignals() {
   }
 }
 
-// Ends the process if the drain hangs, for example because a device does. Once no device is left,
-// it waits for kGrace at most.
+// Ends the process if the drain hangs, for example because a device hangs. Once no device is left,
+// it waits for at most kGrace.
 void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
   absl::Time end = SteadyNow() + limit;
@@ -168,8 +170,9 @@ void LimitDrain(Server& server, absl::Duration limit) {
   ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
 }
 
-// Returns how many threads there are besides workers and the threads that share their loops: gRPC's
-// threads for cores and timers, and those of listeners, chores, imports, log and signals.
+// Returns how many threads there are in addition to workers and the threads that share their loops:
+// gRPC's threads for cores and timers, and the threads for listeners, chores, imports, the log and
+// signals.
 std::size_t OtherThreads() { return 30 + 4 * std::size_t{std::thread::hardware_concurrency()}; }
 
 std::size_t ThreadsNeeded(const Options& options,
@@ -182,8 +185,8 @@ std::size_t ThreadsNeeded(const Options& options,
   return threads;
 }
 
-// Returns how many threads can be created, up to count. OpenMP and gRPC abort if they cannot create
-// a thread, and only an attempt reveals every limit.
+// Returns how many threads can be created, up to `count`. OpenMP and gRPC abort if they cannot
+// create a thread, and only an attempt reveals every limit.
 std::size_t ThreadsPossible(std::size_t count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
@@ -202,8 +205,8 @@ std::size_t ThreadsPossible(std::size_t count) {
 void IgnoreStraySignals() {
   // SIGPIPE means that the reader of the log or of a connection has left, and SIGXFSZ that a file
   // may not grow further (ulimit -f). In both cases the write fails with an error. The server does
-  // not use the others, whose default is to end the process without a drain. WatchSignals installs
-  // handlers for SIGHUP and SIGUSR1.
+  // not use the other signals, which by default end the process without a drain. WatchSignals
+  // installs handlers for SIGHUP and SIGUSR1.
   for (const int signal :
        {SIGHUP, SIGPIPE, SIGXFSZ, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR}) {
     struct sigaction action = {};
@@ -258,8 +261,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   serving = &server;
   ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
-  // This thread is created early, because the limit of threads may be reached when the drain
-  // begins.
+  // This thread is created early, because no more threads may be available when the drain begins.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
   std::promise<void> drain;
   std::thread([&server, limit, drains = drain.get_future()] {

@@ -19,14 +19,14 @@ inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off b
 void IgnoreStraySignals();
 
 // Makes SIGTERM and SIGINT stop the server gracefully; before it serves, they end the process
-// immediately with 0. SIGHUP has files read again (Server::RequestReload). SIGUSR1 begins a
-// profiler's window, or ends it. Call it from the main thread.
+// immediately with 0. SIGHUP makes the server read its files again (Server::RequestReload). SIGUSR1
+// begins or ends a profiler's window. Call it from the main thread.
 void WatchSignals();
 
-// Serves until SIGTERM, SIGINT or the loss of all devices. Returns kExitFailure if it cannot start,
-// or ends the process with that code if it cannot create the threads that it needs. Otherwise it
-// does not return, but ends the process. Throws std::system_error if creating a thread fails later.
-// Call it once, from the main thread.
+// Serves until SIGTERM, SIGINT or the loss of all devices. Returns kExitFailure if the server
+// cannot start, or ends the process with that code if the threads that it needs cannot be created.
+// Otherwise does not return, but ends the process. Throws std::system_error if creating a thread
+// fails later. Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

@@ -39,20 +39,20 @@ constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 // How often the files of TLS, tokens and the ring are checked.
 constexpr std::chrono::seconds kReloadInterval{1};
 
-// How many users of this host the file of --tokens can tell apart.
+// How many users of this host can be told apart.
 constexpr std::size_t kMostUsers = 64;
 
-// How long a page of metrics waits for the driver.
+// How long a request for the metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
-// After an absence, idle timeouts are extended by its duration, but at most by this: what peers
-// sent in that time has not been read yet, and TCP may take a while to retransmit the rest.
+// After an absence, idle timeouts are extended by its duration, but at most by this. The data that
+// peers sent in that time has not been read yet, and TCP may take a while to retransmit the rest.
 constexpr absl::Duration kForbearance = absl::Minutes(1);
 
 // A peer that is silent for this long is sent a ping, and has a third of this time to answer it.
 constexpr int kKeepaliveMs = 60'000;
 
-// The least time between two keepalive pings of a client.
+// The minimum time between two keepalive pings of a client.
 constexpr int kPingsMs = 10'000;
 
 // glibc keeps freed memory between allocations that are in use. After many large messages at the
@@ -61,7 +61,8 @@ void TrimHostMemory() {
   if (mallinfo2().fordblks > kKeptHeap) malloc_trim(0);
 }
 
-// Submits work, unless earlier work with the same flag has not finished; it may hang with a device.
+// Submits work, unless earlier work with the same flag has not finished. (That work may hang with a
+// device.)
 template <class Work>
 void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, Work work) {
   if (busy->exchange(true)) return;
@@ -72,8 +73,8 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
-// Whether the file was created or written to since the server's start. A file's time may be earlier
-// than the clock's by a tick of the kernel.
+// Whether the file has been created or written to since the server's start. A file's time may be
+// earlier than the clock's by a tick of the kernel.
 bool IsMade(const std::string& path, absl::Time start) {
   struct stat file {};
   return stat(path.c_str(), &file) == 0 &&
@@ -94,7 +95,8 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
-  // Clients may send these pings without calls, too. gRPC treats more frequent ones as an attack.
+  // Clients may also send these pings while they have no calls. gRPC treats more frequent pings as
+  // an attack.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
@@ -144,7 +146,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   server->start_ = start;
   if (absl::Status status = server->Listen(); !status.ok()) return status;
-  if (!server->filled_) spdlog::info("not ready until {} is made", options.ready_file);
+  if (!server->filled_) spdlog::info("not ready until {} is created", options.ready_file);
   server->SetHealth();
   if (server->http_ != nullptr) {
     spdlog::info("metrics at http://{}/", server->http_->address());
@@ -224,8 +226,7 @@ absl::Status Server::Listen() {
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
-  // This thread is created early, because the limit of threads may be reached when the drain
-  // begins.
+  // This thread is created early, because no more threads may be available when the drain begins.
   shutdown_ = std::async(std::launch::async, [this, at = shutdown_at_.get_future()]() mutable {
     server_->Shutdown(absl::ToChronoTime(at.get()));
   });
@@ -254,11 +255,12 @@ absl::Status Server::CheckCredentials() {
   if (!options.tls_cert.empty()) return absl::OkStatus();
   const std::string& open = listener_->beyond_loopback();
   if (!open.empty() && !options.insecure) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
-                     absl::StrCat("other hosts could connect to ", open, " without TLS",
-                                  access.restricted() ? ", and tokens would be sent in clear" : "",
-                                  ": give --tls-cert and --tls-key, or --insecure"),
-                     {{"address", open}});
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
+        absl::StrCat("other hosts could connect to ", open, " without TLS",
+                     access.restricted() ? ", and tokens would be sent in the clear" : "",
+                     ": give --tls-cert and --tls-key, or --insecure"),
+        {{"address", open}});
   }
   if (!open.empty() && access.restricted())
     spdlog::warn("{} has no TLS: anyone who sees the traffic to it can read the tokens", open);
@@ -290,7 +292,7 @@ HttpAnswer Server::ServeHttp(std::string_view path) {
   if (path == "/healthz") {
     return ready_ ? HttpAnswer{.body = "ready\n"} : HttpAnswer{.code = 503, .body = "not ready\n"};
   }
-  return {.code = 404, .body = "not found: there are /, /metrics and /healthz\n"};
+  return {.code = 404, .body = "not found; the pages are /, /metrics and /healthz\n"};
 }
 
 Server::~Server() {
@@ -365,8 +367,8 @@ bool Server::Drain() {
   listener_->Close();
   if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
   core_->admission().Close();
-  // gRPC cancels calls that arrive during its shutdown, which tells their clients nothing. This
-  // pause gives clients that call all the time a DRAINING instead.
+  // gRPC cancels calls that arrive during its shutdown, so their clients do not learn the reason.
+  // During this pause, clients that call continually get DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
   // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC reads the wall
@@ -376,7 +378,7 @@ bool Server::Drain() {
   if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
   } else if (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
-    // Watchers of the health service never end by themselves.
+    // Watch calls of the health service never end by themselves.
     grpc_server_cancel_all_calls(server_->c_server());
   }
   shutdown_.wait();
@@ -393,7 +395,7 @@ void Server::SetHealth() {
 }
 
 void Server::NoteAbsence(absl::Time now) {
-  // On a busy host a turn may come a little late.
+  // On a busy host, a turn may be a little late.
   constexpr absl::Duration kLate = absl::Seconds(1);
   if (now - last_turn_ > kLate) {
     absent_ += now - last_turn_;
@@ -475,7 +477,7 @@ void Server::WatchFiles() {
     const bool made = !filled && IsMade(core_->options().ready_file, start_);
     lock.lock();
     if (!made) continue;
-    spdlog::info("{} was made: ready", core_->options().ready_file);
+    spdlog::info("{} was created: ready", core_->options().ready_file);
     filled_ = true;
     SetHealth();
   }

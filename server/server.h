@@ -31,12 +31,12 @@
 
 namespace tessera {
 
-// Thread safe, except for Drain and destruction, which one thread does.
+// Thread safe, except that Drain and the destructor must be called by one thread.
 class Server {
  public:
-  // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
-  // INSECURE_LISTENER {address} for an address beyond loopback with neither TLS nor --insecure; the
-  // errors of ServerTls and of the devices.
+  // devices: at least one. Errors: UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
+  // INSECURE_LISTENER {address} for an address beyond loopback with neither TLS nor --insecure; and
+  // the errors of ServerTls and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
@@ -56,8 +56,8 @@ class Server {
   enum class Reason { kStopRequested, kDevicesLost };
   // Makes Wait return; callable from any thread, more than once.
   void RequestStop();
-  // Has the files of TLS, tokens and the ring read again soon, even if they have not changed, and
-  // logs each result; callable from any thread, more than once.
+  // Makes the server soon read the files for TLS, tokens and the ring again, even if they have not
+  // changed, and log each result; callable from any thread, more than once.
   void RequestReload();
   // Blocks until a stop is requested or all devices are lost.
   Reason Wait();
@@ -65,8 +65,8 @@ class Server {
   // Ends the server. The health service reports it as not ready, but it serves for another
   // --drain-delay. Then the listeners close and every connection gets a GOAWAY, so that clients
   // make their next calls elsewhere. Calls in progress have --drain-timeout to finish; returns
-  // false if some had not finished and were cut off. If all devices were lost, there is no delay,
-  // and calls that wait for them are answered with DEVICE_LOST.
+  // false if some had not finished and were cut off. If all devices are lost, there is no delay,
+  // and calls that are waiting for a device fail with DEVICE_LOST.
   bool Drain();
 
   // Whether all devices are lost. Thread safe.
@@ -84,13 +84,14 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
-  // Creates the services that the options ask for, and has gRPC serve all of them.
+  // Creates the services that the options select, and registers all services with gRPC.
   absl::Status Register(grpc::ServerBuilder& builder);
   // Returns an error if the options do not allow one of the addresses to be served.
   absl::Status CheckCredentials();
-  // Returns the credentials of connections that carry the mark, or, for null, of those without one.
+  // Returns the credentials for connections that carry the mark, or for connections without a mark
+  // if `mark` is null.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark) const;
-  // Reads the files of TLS, tokens and ring again if they have changed, or in any case if asked.
+  // Reads the files for TLS, tokens and the ring again if they have changed or if `asked` is true.
   void Reload(bool asked);
   void ServeStream(StreamExchange& exchange);
   HttpAnswer ServeHttp(std::string_view path);
@@ -105,12 +106,12 @@ class Server {
   };
   // Marks devices that hang as lost, and notes which devices are lost.
   Verdict Judge();
-  // Calls Reload every second and when RequestReload asks for it, and looks for --ready-file. It
-  // has its own thread, because the files may be on a file system that hangs.
+  // Calls Reload every second and after RequestReload, and looks for --ready-file. It has its own
+  // thread, because the files may be on a file system that hangs.
   void WatchFiles();
-  // Notes that the process was stopped for a while (SIGSTOP, a paused container, a suspended host).
-  // The clock keeps running then, and neither devices nor callers are to blame. A long gap since
-  // the last turn of Tend reveals it.
+  // Detects an absence: a time for which the process was stopped (SIGSTOP, a paused container, a
+  // suspended host). The clock keeps running in that time, for which neither devices nor callers
+  // are to blame. A long gap since the last turn of Tend reveals an absence.
   void NoteAbsence(absl::Time now);
   // Ends calls whose clients have made no progress for too long.
   void EndIdle(absl::Time now);
@@ -126,25 +127,27 @@ class Server {
   std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null without --shared-memory
   Health health_;
   std::unique_ptr<Reflection> reflection_;  // null with --no-reflection
-  // The methods that no service has registered: streams, health and reflection.
+  // Serves the methods that no service has registered: streams, health and reflection.
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
   std::optional<StreamWatch> stream_watch_;  // of the listener's connections
-  std::shared_ptr<ServerTls> tls_;           // null: without TLS
-  // They outlive server_, which uses them.
+  std::shared_ptr<ServerTls> tls_;           // null without TLS
+  // These must outlive server_, which uses them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
   std::promise<absl::Time> shutdown_at_;  // when the remaining calls are cancelled
   std::future<void> shutdown_;            // the end of server_->Shutdown
-  // The lost devices that Tend has noticed, and whether work that waits for each is being refused.
+  // The lost devices that Tend has noticed, and, for each, whether the work that is waiting for it
+  // is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
-  // The state of Tend: its last turn, the end of the last absence, the time until which no stream
-  // counts as idle because of that absence, and the total absence that current waits may span.
+  // The state of Tend: its last turn, and the end of the last absence.
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
+  // The last absence keeps streams from counting as idle until this time.
   absl::Time forbearance_end_ = absl::InfinitePast();
+  // The total absence that current waits may span.
   absl::Duration absent_;
 
   mutable std::mutex mutex_;
@@ -154,7 +157,7 @@ class Server {
   bool devices_lost_ = false;
   bool draining_ = false;
   bool stuck_ = false;  // Verdict::stuck
-  bool filled_;         // --ready-file has been made
+  bool filled_;         // --ready-file has been created
   bool ending_ = false;
   std::atomic<bool> ready_{false};  // what the health service reports for the services
   std::thread tender_;

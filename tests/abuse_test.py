@@ -1181,7 +1181,7 @@ class UnreadTest(Case):
 class StoppedTest(Case):
     def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
         """The device is not considered lost either, although the clock advances by more than a hang
-        may last, which is the watchdog's time plus four times that of an operation."""
+        may last, which is the watchdog's time plus four times an operation's time limit."""
         self.needs_cpu()
         ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
@@ -1685,7 +1685,7 @@ class DrainTest(Case):
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        """The readers are those of a download, of a response, and of an upload's response."""
+        """The readers of a download, of a response and of an upload's response do not read."""
         # The limit is the stall timeout of a stream in a drain, or --download-timeout if that is
         # shorter.
         servers, calls = [], []

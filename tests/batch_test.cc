@@ -1,5 +1,5 @@
-// Batches give the same bits as each problem alone. Other suites compare the problems with exact
-// results.
+// A batch gives each problem the same bits as a separate call. Other suites compare the problems
+// with exact results.
 #include <array>
 
 #include "kernels/same_bits/batch.h"
@@ -131,7 +131,7 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
   });
 }
 
-// Operands that are slices of an array at one distance, and operands one of which begins elsewhere
+// Operands that are equally spaced slices of an array, and operands one of which begins elsewhere
 // or is shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
   DispatchDType(dtype(), [&]<class T>(T) {

@@ -123,7 +123,7 @@ def without_bits_of_nan(case, answer):
 
 
 class Suite:
-    """The requests, and the bits that each of them has alone, from the first server that was
+    """The requests, and the bits that each of them has by itself, from the first server that was
     asked."""
 
     def __init__(self, server):

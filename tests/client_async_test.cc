@@ -279,7 +279,7 @@ TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
                                        {.expression = (Element(0) > 1.5).ToMessage()}));
   const auto results = ProgramResults::Execute(client_, program);
   ASSERT_TRUE(results.ok()) << results.status();
-  EXPECT_EQ(*results->Real("deviations"), 2);  // Of 1, 2 and 3.
+  EXPECT_EQ(*results->Real("deviations"), 2);  // The deviations of 1, 2 and 3.
   EXPECT_EQ(*results->Integer("above"), 2);
 
   v1::Tensor row = Floats({3, 4});

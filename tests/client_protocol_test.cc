@@ -340,7 +340,7 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   for (const char* reason : {"QUEUE_FULL", "HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_EQ(create(error(StatusCode::RESOURCE_EXHAUSTED, reason, 20), 2), "");
     EXPECT_EQ(fake_.creates, 3);
-    // An error without a delay does not depend on time.
+    // An error without a delay would not go away with time, so the call is not retried.
     EXPECT_EQ(create(error(StatusCode::RESOURCE_EXHAUSTED, reason), 2), reason);
     EXPECT_EQ(fake_.creates, 1);
   }

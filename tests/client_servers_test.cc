@@ -147,7 +147,7 @@ TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
 TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
   ServerProcess server;
   ClientOptions options = FastOptions(server.address());
-  options.timeout = absl::InfiniteDuration();  // Except where a call sets it.
+  options.timeout = absl::InfiniteDuration();  // Unless a call sets it.
   Client client(options);
   ASSERT_TRUE(client.GetServerInfo().ok());
   server.Signal(SIGSTOP);

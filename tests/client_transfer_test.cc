@@ -53,7 +53,7 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   caller.join();
 }
 
-// The server's versions continue where those of the previous server ended.
+// The new server's versions continue from the versions of the previous server.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
   options.drain_timeout = absl::Milliseconds(100);
@@ -287,7 +287,8 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   EXPECT_TRUE(back == data);
 }
 
-// The patience does not begin with the transfer, which may last longer than it may stall.
+// The stall timeout does not count from the beginning of the transfer, which may last longer than
+// the timeout.
 TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   TestServer server(TcpOptions());
   const std::string data = Pattern(4 << 20);

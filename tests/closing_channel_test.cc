@@ -95,7 +95,7 @@ void Await(grpc::Channel& channel, grpc_connectivity_state wanted) {
   }
 }
 
-// Sends an empty SETTINGS frame, which tells a client that it is connected.
+// Sends an empty SETTINGS frame, from which a client learns that it is connected.
 void Greet(int connection) {
   constexpr std::string_view kSettings("\0\0\0\4\0\0\0\0\0", 9);
   send(connection, kSettings.data(), kSettings.size(), MSG_NOSIGNAL);
@@ -171,7 +171,7 @@ TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   EXPECT_LE(Descriptors(), before);
 }
 
-#ifndef __SANITIZE_ADDRESS__  // With it, UBSan opens a pipe to inspect objects.
+#ifndef __SANITIZE_ADDRESS__  // In that build, UBSan opens a pipe to inspect objects.
 // The connections end immediately. A channel that cannot end its sockets waits for two seconds.
 TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   port_.Listen();

@@ -365,8 +365,8 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
   EXPECT_FALSE(device_->lost());
 }
 
-// After a loss, in use or idle, the health service reports it within this time. The promised time
-// is one second, and a busy machine adds to it.
+// The health service must report a lost device within this time, whether the device was in use or
+// idle. The promised time is one second, and a busy machine adds to it.
 constexpr std::chrono::seconds kSoon{5};
 
 TEST_F(FaultTest, LostDeviceEndsTheServer) {

@@ -583,7 +583,7 @@ class Fuzzer(r.Requests):
     # --- Operations -------------------------------------------------------------------------------
 
     def target(self, case):
-        """Decides where an array goes, which is inline or to a buffer."""
+        """Decides whether an array goes inline or to a buffer."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.55:
             case.fields["result"] = rng.choice((None, o.compute.Result(inline=True)))

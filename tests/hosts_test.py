@@ -438,7 +438,7 @@ def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
 
 
 def greet_and_read(connection):
-    """Sends a frame that tells a client that it is connected, and reads to the end."""
+    """Sends a frame from which a client learns that it is connected, and reads to the end."""
     connection.settimeout(30)
     connection.sendall(o.frame(o.SETTINGS, 0, 0))
     while connection.recv(4096):  # The first bytes of an HTTP/2 client.

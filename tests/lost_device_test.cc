@@ -12,8 +12,8 @@ namespace {
 
 struct Machine {
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<const Device*> pointers;  // For when a server owns the devices.
-  std::int64_t columns;                 // Of the arrays. A row is several shard units.
+  std::vector<const Device*> pointers;  // Used while a server owns the devices.
+  std::int64_t columns;                 // Columns of the arrays. A row is several shard units.
 
   Machine() {
     for (const std::string& name : VisibleDevices()) {

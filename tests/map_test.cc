@@ -295,7 +295,8 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
             << static_cast<double>(Exact(got[i])) << ", not " << static_cast<double>(want);
       }
     };
-    // From arguments with the smallest subnormal result to arguments with the largest result.
+    // The arguments range from those with the smallest subnormal result to those with the largest
+    // result.
     const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
                  largest = static_cast<double>(std::log(Format<T>::Largest()));
     std::vector<T> a, b;
@@ -537,7 +538,7 @@ TEST_P(MapTest, RandomExpressions) {
       std::vector<DeviceArray<T>> arrays;
       std::vector<View> views;
       Nodes nodes;
-      std::vector<std::vector<T>> values;  // Of each node: one per element, or one.
+      std::vector<std::vector<T>> values;  // Per node: a value per element, or one.
       arrays.reserve(operands);
       for (std::uint32_t i = 0; i < operands; ++i) {
         const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;

@@ -313,7 +313,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
   const Sizes all_sizes[] = {
       {-120, -119, 0, 1},         // 1e-36
       {-149, -126, 0, 100},       // subnormal
-      {-149, 20, -149, 20},       // products that underflow next to others
+      {-149, 20, -149, 20},       // products that underflow next to normal ones
       {-76, -73, -76, -73},       // subnormal results
       {-126, 127.9, -126, -12},   // from the smallest normal number to the largest, in each row
       {-126, -12, -126, 127.9},   // in each column
@@ -364,7 +364,7 @@ TEST_P(MatmulTest, Large) {
       CheckShape<T, O>(gpu() ? MatmulShape{2304, 3004, 520} : MatmulShape{260, 516, 300},
                        transposes, 0);
     }
-    // There are more than two tiles for every block, for persistent blocks.
+    // There are more than two tiles per block, for persistent blocks.
     CheckShape<T, O>(gpu() ? MatmulShape{4700, 4500, 72} : MatmulShape{300, 290, 72}, 1, 0);
     CheckShape<T, O>(gpu() ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, 0, 1);
     CheckShape<T, O>(gpu() ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, 2, 1);

@@ -536,7 +536,7 @@ class LifeTest(MetricsCase):
             file.touch()
             os.utime(file, (1, 1))  # Made for an earlier process.
             server = self.serve("--ready-file", str(file))
-            self.assertIn(f"not ready until {file} is made", server.log())
+            self.assertIn(f"not ready until {file} is created", server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
             self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill it are served.
             file.touch()

@@ -132,7 +132,7 @@ TEST(Options, OtherServers) {
             (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
   EXPECT_EQ(Good("--max-imports 7").max_imports, 7u);
   ExpectRefused({"--max-imports", "0"}, "--max-imports");
-  // Tokens are not sent unencrypted unless a flag allows it.
+  // Tokens are sent only over TLS unless a flag allows otherwise.
   ExpectRefused({"--tokens", "t", "--import-from", "a:1"}, "--import-tls-ca");
   Good("--tokens t --import-from a:1 --import-tls-ca c");
   Good("--tokens t --import-from a:1 --insecure");

@@ -760,8 +760,8 @@ def run_case(case):
 
 
 def run_cases(names, jobs, by_class):
-    """Runs the cases whose names contain one of the names, `jobs` cases at a time, but if by_class
-    only one case per class at a time. Returns the exit code."""
+    """Runs the cases whose names contain one of the names, `jobs` cases at a time. With by_class,
+    the cases of one class run one after the other. Returns the exit code."""
     module = sys.modules["__main__"]
     every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(module))
     groups, verdicts = collections.defaultdict(list), []

@@ -270,7 +270,7 @@ TEST_F(LearningTest, LearnsWhatARowTakes) {
   EXPECT_LT(Estimate(p), 3 * cold);
   for (int i = 0; i < 50; ++i) pace_.Learn(strategy_, p, 6 * cold);
   EXPECT_NEAR(Estimate(p), 6 * cold, 0.1 * cold);
-  // Twice the problem takes twice the time, and other types of the strategy are not faster.
+  // Twice the problem takes twice the time, and elements of other types are not faster.
   const DotProblem twice = {.n = 1 << 25};
   EXPECT_NEAR(Estimate(twice), 12 * cold, 0.2 * cold);
   const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};

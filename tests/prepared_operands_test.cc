@@ -55,7 +55,7 @@ class PreparedOperandsTest : public testing::Test {
     if (done) user.call.Finish();
     return memory;
   }
-  // Prepares the operand, so that the next call finds it.
+  // Prepares the operand so that the next call finds it.
   void* Make(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy") {
     EXPECT_EQ(Ask(buffer, how).data, nullptr) << "seen for the first time";
     const PreparedMemory memory = Ask(buffer, how);

@@ -285,7 +285,7 @@ class Cluster(o.Case):
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=str(cls.folder),
-            # For this long, workers request chunks from a killed worker.
+            # Workers request chunks from a killed worker for this long.
             config={"distributed.comm.timeouts.connect": "3s"},
         )  # fmt: skip
         cls.addClassCleanup(cluster.close)

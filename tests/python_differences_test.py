@@ -102,7 +102,7 @@ CASES = {
         (np.average(put(F), weights=[1, -1, 0]), np.inf, "f8"),
         (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4"),
     ],
-    "`np.nanargmax`, `np.nanargmin` of NaN alone": lambda put: [
+    "`np.nanargmax`, `np.nanargmin` of only NaN": lambda put: [
         (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
     "the largest elements": lambda put: [
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),

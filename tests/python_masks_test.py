@@ -260,7 +260,7 @@ class MasksTest(Case):
             self.check((x - x.mean()) / x.std(), np.sign(a - a.mean()).astype(dtype), 1e-6)
 
     def test_means_of_large_integers(self):
-        """The sums of these integers exceed the range of the type, like those of times in ns."""
+        """The sums of these integers exceed the range of the type, as sums of times in ns do."""
         a = 1795869453_000_000_000 + np.arange(12).reshape(3, 4) * 1_000_000
         self.same(a, self.calls_of(("mean",), [{"where": a > 0}, {"where": a > 0, "axis": 1},
                                                {"where": a % 7 > 2, "axis": 0}], "times"))

@@ -55,7 +55,7 @@ def fail(done, total):
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
     STREAMS = 1  # Of an upload.
-    CUTS = [30 * MIB]  # By connection, in the order of their creation.
+    CUTS = [30 * MIB]  # Per connection, in the order of their creation.
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):
@@ -97,8 +97,8 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(x.version, t["down"].version)
 
     def test_patience_begins_with_the_break(self):
-        """The patience does not begin with the transfer, which may last longer than it may
-        stall."""
+        """The stall timeout does not count from the beginning of the transfer, which may last
+        longer than the timeout."""
         relay = Relay(self.server.address, request_cuts=self.CUTS)
         t = self.through(relay, stall_timeout=60)
         ahead, now = 0, time.monotonic
@@ -627,7 +627,7 @@ class ProgressTest(unittest.TestCase):
         self.assertIs(pool.made(first), first)
         self.assertIs(pool.made(second), first)  # Another thread was faster.
         second.close.assert_called_once_with()
-        first.connected = False  # The next server has another one.
+        first.connected = False  # The next server has another region.
         self.assertIsNone(pool.region())
         self.assertIs(pool.made(third), third)
         self.assertIs(pool.region(), third)
@@ -713,7 +713,7 @@ class SeveralTest(unittest.TestCase):
 
 class WireTest(unittest.TestCase):
     def test_slices_of_bytes(self):
-        """The slices are those of the array that is sent, wherever they begin and end."""
+        """The slices are slices of the array that is sent, wherever they begin and end."""
         a = np.arange(3 * 5 * 7).reshape(3, 5, 7)
         arrays = [a.T, a.T[::-1, ::2], a.astype(">f8"), np.broadcast_to(a[0], (4, 5, 7)), a > 9, a]
         arrays += [np.float32(2), np.array(7, ">i4"), a[:0], a[:0].T.astype(">f4")]

@@ -353,8 +353,9 @@ class Case:
     def __init__(self, operation, rpc, fields, dtype, reasons=(), operands=(), result=None,
                  judge=None):
         """operation: its name in ListStrategies. dtype: the type that a strategy must support.
-        reasons: the server gives one of them; without reasons, the request is valid. result: type
-        and shape of an array. judge: a function of the response and the result's elements."""
+        reasons: the reasons of which the server gives one; without reasons, the request is valid.
+        result: the type and shape of an array. judge: a function of the response and the result's
+        elements."""
         self.operation, self.rpc, self.fields, self.dtype = operation, rpc, fields, dtype
         self.reasons, self.result, self.judge = tuple(reasons), result, judge
         self.versions = [operand.version for operand in operands]

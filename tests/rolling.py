@@ -73,7 +73,7 @@ class Load:
         self.answered = [0] * len(makers)
         self.lost = []  # The outcomes of calls without a right response.
         self.longest_s = 0.0  # The longest call, including retries.
-        self.repeated = 0  # By inline_dots; the project's clients do not report it.
+        self.repeated = 0  # Retries of inline_dots; the project's clients report none.
         self.put_again = 0  # Arrays that were lost with their server.
         self._lock = threading.Lock()
         self._over = threading.Event()

@@ -258,7 +258,7 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 4096, 4096, 4096), hopper), "ozaki_f64");
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 2048, 12288, 1024), hopper), "ozaki_f64");
   EXPECT_NE(Chosen(Matmul(DType::kF64, 512, 512, 512), hopper), "ozaki_f64");
-  // It would need gigabytes of scratch memory for a product with few results.
+  // ozaki_f64 would need gigabytes of scratch memory for a product with few results.
   EXPECT_NE(Chosen(Matmul(DType::kF64, 1024, 1024, 1 << 18), hopper), "ozaki_f64");
 }
 

@@ -677,7 +677,8 @@ class TeamIntegersTest : public TeamTest {
     for (double& x : a_) x = any(random);
     for (double& x : b_) x = any(random);
   }
-  // Returns the result's bytes, computed by the first `count` GPUs for the stream of one of them.
+  // Returns the bytes of the result that the first `count` GPUs compute for the stream of one of
+  // them.
   std::string Run(std::size_t count, std::size_t own) {
     Stream& stream = *streams_[own];
     const ShardedArray right(streams_, count, b_, stream);

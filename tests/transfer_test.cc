@@ -305,7 +305,7 @@ TEST_F(OneTransferWorker, UploadsTakeTurns) {
   for (const std::string& name : names) Reserve(name, 10'000);
   device_.Close(Step::kCopyToDevice);
   std::vector<std::unique_ptr<Sender>> senders;
-  int sent = 0;  // By all; each has one message read and one waiting.
+  int sent = 0;  // In total. Per sender, one message is read and one waits.
   const auto all_sent = [&] {
     int sum = 0;
     for (const auto& sender : senders) sum += sender->sent();

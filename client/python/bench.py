@@ -3,12 +3,13 @@
 
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera] [--parts transfers]
 
-A ping is grpc.health.v1.Health/Check by grpcio alone, bytes in and out; "bare Dot" is the same
-with a request that was serialised beforehand, and "Dot by a stub" makes and reads messages as
-generated code does. Of the asyncio callers, bare_bytes sends such bytes repeatedly, bare_messages
-makes the messages for each call, as callers of stubs do, and same_expression and new_expression
-use the package. --cli: the C++ client's command line, which transfers the same array from and to a
-file in memory; the start of its process is not counted.
+A ping is grpc.health.v1.Health/Check sent by grpcio without messages, bytes in and out. "bare Dot"
+is the same with a request that was serialised beforehand, and "Dot by a stub" makes and reads
+messages as generated code does. Of the asyncio callers, bare_bytes sends such bytes repeatedly,
+bare_messages makes the messages for each call, as callers of stubs do, and same_expression and
+new_expression use the package. --cli names the C++ client's command line, which uploads the same
+array from a file in memory and downloads it to such a file; the start of its process is not
+counted.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def microseconds(call, count):
 
 
 def latencies(address, rounds, count=400):
-    """Returns the medians over the rounds of one caller's call."""
+    """Prints the median time of each kind of call from one caller, and what it adds to a ping."""
     with ts.connect(address) as t, grpc.insecure_channel(address) as channel:
         x = t.put(np.ones(4096, np.float32))
         ping = channel.unary_unary(PING)
@@ -139,9 +140,9 @@ def timed(call):
 
 
 def transfers(address, mib, rounds, cli):
-    """The rates, and the medians of their ratios to the C++ client's in the same round. Both
-    clients use shared memory where the server offers it; "streams" is this client without it, and
-    "one stream" is this client on a single connection."""
+    """Prints the rates, and the medians of their ratios to the C++ client's rates in the same
+    round. Both clients use shared memory where the server offers it; "streams" is this client
+    without it, and "one stream" is this client on a single connection."""
     array = np.ones(mib << 18, np.float32)
     gb = array.nbytes / 1e9
     streams = ts.connect(address, shared_memory=False)

@@ -4,8 +4,8 @@ signatures and docstrings.
 
 usage: make_api_page.py [--check]
 
---check writes nothing and exits 1 if the page is not what it would write. The sources are parsed,
-not imported, so that the page is the same under every version of Python.
+--check writes nothing and exits 1 if the page is out of date. The sources are parsed, not imported,
+so the page is the same under every version of Python.
 """
 
 import argparse
@@ -24,7 +24,7 @@ Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](pyt
 In [`ts.aio`](#asyncio) the classes have the same methods with the same errors, and those that talk
 to the server are awaited.
 """
-# The sections: a title, and the file and name of each entry.
+# Each section has a title, and the file and name of each of its entries.
 SECTIONS = (
     ("Connections", (("_client", "connect"), ("_client", "Client"), ("_client", "Scope"),
                      ("_ring", "Ring"))),
@@ -36,7 +36,7 @@ SECTIONS = (
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
               ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
-# The prefix of the names of a module's functions, where it is not "ts.".
+# The prefix of the names of a module's functions if it is not "ts.".
 SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
           "aio": "ts.aio."}
 # Classes that readers know by another name than the one in the sources.
@@ -44,7 +44,7 @@ SHOWN = {"Lazy": "Array and Expr"}
 
 
 def exported(module):
-    """The names that __init__.py takes from a module, in its order."""
+    """Returns the names that __init__.py imports from a module, in its order."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == module.replace("/", "."):
@@ -120,7 +120,7 @@ def class_lines(module, name):
 
 
 def error_lines():
-    """A table of the errors: the name, the other base classes, and the reason."""
+    """Returns a table of the errors with their names, other base classes and reasons."""
     lines = ["## Errors", ""]
     classes = definitions("wire/_errors")
     lines += [*docstring(classes["Error"], "Error").splitlines(), ""]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times ten expressions, called by one caller, through Tessera and through its alternatives:
 
-  tessera            arrays resident on the server, one call an expression
-  tessera, put       the same, its arrays uploaded for each call
+  tessera            arrays resident on the server, one call per expression
+  tessera, put       the same, with its arrays uploaded for each call
   CuPy               in this process, arrays on the GPU
   CuPy, copied       in this process, arrays copied to the GPU for each expression
   CuPy service       a grpcio server in a separate process that has the arrays on the GPU
@@ -10,8 +10,8 @@
 usage: peers.py ADDRESS [--json FILE] [--elements 4096,1048576,16777216] [--rounds 5]
                 [--peer cupy|numpy] [--only NAME,...]
 
-The servers are interleaved. A time is the median of the rounds, and a round's time is the median of
-as many calls as fit into --seconds. An expression counts as done when its number has arrived, or
+The servers are interleaved. A time is the median over the rounds, and a round's time is the median
+of as many calls as fit into --seconds. An expression counts as done when its number has arrived or
 its array is complete on the device. --peer numpy replaces CuPy on machines without a GPU. All
 results are compared.
 """
@@ -36,8 +36,8 @@ import numpy as np
 import tessera as ts
 
 METHOD = "/tessera.peers/Run"
-# What an expression takes: x and y are vectors of n f32; a and b are square matrices of about n
-# elements; v is a vector that fits them.
+# The operands of an expression: x and y are vectors of n f32, a and b are square matrices of about
+# n elements, and v is a vector as long as their sides.
 EXPRESSIONS = {
     "dot": lambda o: o.x.dot(o.y),
     "sum": lambda o: o.x.sum(),
@@ -53,7 +53,8 @@ EXPRESSIONS = {
 
 
 class Operands:
-    """NumPy's arrays, seeded, hence the same in every process; or what `make` makes of them."""
+    """The operands as NumPy arrays from a fixed seed, so they are the same in every process; `make`
+    converts each of them."""
 
     NAMES = "xyabv"
 
@@ -89,7 +90,7 @@ def taken(expression, operands):
 
 
 class Peer:
-    """CuPy, or NumPy in its place, in this process."""
+    """Runs expressions in this process, with CuPy or with NumPy in its place."""
 
     def __init__(self, module):
         self.module = importlib.import_module(module)
@@ -98,7 +99,7 @@ class Peer:
         self.make = self.module.asarray if module == "cupy" else np.array
 
     def finish(self, result):
-        """Waits until a number has arrived, or an array is complete."""
+        """Waits until a number has arrived or an array is complete."""
         if result.ndim == 0:
             return float(result)
         if self.name == "CuPy":
@@ -134,7 +135,7 @@ def serve(module):
 
 
 class Servers:
-    """The five alternatives for one number of elements: {name: a function of an expression's
+    """The five alternatives for one number of elements, as {name: a function of an expression's
     name}."""
 
     def __init__(self, t, peer, service, elements):

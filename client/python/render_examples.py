@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the examples against a server and makes docs/examples/NAME.md of each: its text, its code,
+"""Runs the examples against a server and makes docs/examples/NAME.md for each: its text, its code,
 what each cell printed, and its plot (matplotlib).
 
 usage: render_examples.py ADDRESS --caption "MACHINE, DATE" [NAME...]
        render_examples.py --check
 
---check runs nothing and exits 1 if the text or the code of a page is not that of its example.
+--check runs nothing and exits 1 if the text or the code of a page differs from its example.
 """
 
 import argparse
@@ -23,8 +23,8 @@ EXAMPLES = sorted((HERE / "examples").glob("*.py"))
 
 
 def cells(example):
-    """Returns (kind, text) of an example: its docstring's text, then cells of "markdown" and
-    "python"."""
+    """Yields the (kind, text) of each cell of an example: the docstring's text first, then cells of
+    the kinds "markdown" and "python"."""
     docstring, *rest = re.split(r"^# %%", example.read_text(encoding="utf-8"), flags=re.M)
     yield "markdown", docstring.strip().strip('"').strip()
     for part in rest:
@@ -36,8 +36,8 @@ def cells(example):
 
 
 def page(example, outputs, caption):
-    """outputs: those of the code cells, in order; without them, the page is what --check
-    compares."""
+    """Returns the page of an example. outputs has the output of each code cell, in order; without
+    outputs, the page is what --check compares."""
     title, _, rest = next(cells(example))[1].partition("\n\n")
     title = " ".join(title.split())
     lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "",
@@ -66,7 +66,7 @@ def without_outputs(text):
 
 
 def run(example, arguments):
-    """Returns what each code cell printed."""
+    """Yields what each code cell printed."""
     space = {"__name__": "__main__", "__file__": str(example)}
     sys.argv = [str(example), *arguments]
     for kind, text in list(cells(example))[1:]:

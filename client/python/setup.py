@@ -1,6 +1,7 @@
 """Compiles the .proto files to tessera/protocol.binpb, the descriptors that the package reads.
 
-An unpacked source archive has the file but no .proto files next to it: then the file is kept.
+An unpacked source archive has that file but no .proto files next to it. In that case the file is
+kept.
 """
 
 import pathlib

@@ -15,13 +15,13 @@ struct DTypeInfo {
   DType dtype;
   std::string_view name;   // as requests, the CLI and the documents spell it
   std::string_view numpy;  // NumPy's type string, little endian; bf16 has no such string
-  std::size_t size;        // bytes of an element
+  std::size_t size;        // bytes per element
   double unit_roundoff;    // largest relative error of rounding to the type; 0 for integers
 };
 
 // THE list of element types, in the order of their values. An element type also needs a C++ type
-// (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value of the
-// protocol's enum. An element of bool is one byte, 0 or 1; kernels read any other value as 1.
+// (DispatchDType in element.h), an instantiation of the tree (kernels/cuda/tree/) and a value in
+// the protocol's enum. A bool element is one byte, 0 or 1; kernels read any other value as 1.
 inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},
@@ -41,8 +41,8 @@ inline constexpr auto kArrayDTypes = [] {
   return all;
 }();
 
-// The types that every operation computes with: those before bool. The others, of one byte, are for
-// expressions, and through them for reductions, copies and casts.
+// The types that every operation accepts: those before bool. Only expressions, reductions, copies
+// and casts accept the one-byte types.
 inline constexpr auto kAllDTypes = [] {
   std::array<DType, static_cast<std::size_t>(DType::kBool) - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
@@ -59,12 +59,13 @@ constexpr const DTypeInfo& InfoOf(DType dtype) {
 constexpr std::string_view Name(DType dtype) { return InfoOf(dtype).name; }
 constexpr std::size_t SizeOf(DType dtype) { return InfoOf(dtype).size; }
 constexpr double UnitRoundoff(DType dtype) { return InfoOf(dtype).unit_roundoff; }
-// 8-bit integers. Expressions compute them as I32, or as the type of the other arguments.
+// Whether the type is an 8-bit integer. Expressions convert such elements to I32, or to the type of
+// the other arguments.
 constexpr bool IsByteInteger(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
 constexpr bool IsInteger(DType dtype) {
   return dtype == DType::kI32 || dtype == DType::kI64 || IsByteInteger(dtype);
 }
-// Whether it is one of kAllDTypes.
+// Whether the type is in kAllDTypes.
 constexpr bool IsComputed(DType dtype) { return dtype < DType::kBool; }
 
 // A set of element types, one bit each.

@@ -1,5 +1,5 @@
-// The C++ types of elements and their arithmetic, for both the host and the device. They include
-// the two 16-bit floating-point types as plain bits with conversions.
+// The C++ types of elements and their arithmetic, for both the host and the device. The two 16-bit
+// floating-point types are stored as bits and have conversions to and from float.
 #pragma once
 
 #include <bit>
@@ -39,8 +39,8 @@ struct Half {
       const std::uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
       bits = sign | static_cast<std::uint16_t>((rounded - 0x38000000u) >> 13);
     } else {
-      // Subnormal: a multiple of 2^-24. Adding 0.5 leaves that multiple, rounded, in the low bits
-      // of the fraction.
+      // The result is subnormal, a multiple of 2^-24. Adding 0.5 leaves the rounded multiple in the
+      // low bits of the fraction.
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
       bits = sign | static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u);
     }
@@ -50,8 +50,8 @@ struct Half {
 #ifdef __CUDA_ARCH__
     return __half2float(__ushort_as_half(bits));
 #else
-    // Without branches, so that loops over halves become vector instructions: the product moves the
-    // exponent's bias from 15 to 127 exactly, and normalises the subnormal numbers.
+    // This has no branches, so that the compiler can vectorise loops over halves. The product
+    // changes the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
     const auto number = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     const std::uint32_t infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
@@ -97,7 +97,7 @@ template <class T>
 using ValueOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float,
                                    std::conditional_t<kIsByteInteger<T>, std::int32_t, T>>;
 
-// Wide enough for long sums: double, or 64-bit integers that wrap.
+// A type wide enough for long sums: double, or a 64-bit integer that wraps.
 template <class T>
 using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
@@ -126,7 +126,7 @@ constexpr DType DTypeOf() {
   }
 }
 
-// Calls f(T{}) for the dtype's type. REQUIRES: IsComputed(dtype).
+// Calls f(T{}) with the dtype's C++ type. REQUIRES: IsComputed(dtype).
 template <class F>
 constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   switch (dtype) {
@@ -146,7 +146,7 @@ constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   return f(std::int64_t{});
 }
 
-// Calls f(T{}) for any element type of arrays.
+// Does the same for any dtype that an array may have.
 template <class F>
 constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
   switch (dtype) {
@@ -161,7 +161,8 @@ constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
   }
 }
 
-// Additions and products that wrap in two's complement instead of being undefined.
+// Addition and multiplication. Integers wrap in two's complement, so overflow is not undefined
+// behaviour.
 template <class T>
 TESSERA_HD T WrapAdd(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -181,8 +182,8 @@ TESSERA_HD T WrapMultiply(T a, T b) {
   }
 }
 
-// A 128-bit integer in two's complement: a sum of up to 2^63 integers of 64 bits is exact, and
-// hence the same in any order.
+// A 128-bit integer in two's complement. A sum of up to 2^63 64-bit integers is exact, and hence
+// the same in any order.
 struct Int128 {
   std::uint64_t low;
   std::int64_t high;
@@ -190,7 +191,7 @@ struct Int128 {
   Int128() = default;
   TESSERA_HD explicit Int128(std::int64_t x)
       : low(static_cast<std::uint64_t>(x)), high(x < 0 ? -1 : 0) {}
-  // The nearest double, ties to even.
+  // Returns the nearest double, with ties to even.
   TESSERA_HD explicit operator double() const {
     const bool negative = high < 0;
     std::uint64_t lower = low, upper = static_cast<std::uint64_t>(high);
@@ -200,8 +201,8 @@ struct Int128 {
     }
     double unit = 1;
     if (upper != 0) {
-      // The leading 64 bits, the last of which stands for all the bits after it, round as the whole
-      // number does.
+      // Keep the leading 64 bits, and set the last of them if any bit after them is set. They then
+      // round as the whole number does.
       for (unit = 0x1p64; upper >> 63 == 0; unit /= 2) {
         upper = upper << 1 | lower >> 63;
         lower <<= 1;
@@ -219,7 +220,8 @@ TESSERA_HD inline Int128 WrapAdd(Int128 a, Int128 b) {
   return sum;
 }
 
-// a * b for sums. It is exact for floats and halves, since their products fit a double.
+// Returns a * b as a term of a sum. For floats and 16-bit floats it is exact, because the product
+// fits a double.
 template <class T>
 TESSERA_HD WideOf<T> Product(T a, T b) {
   return WrapMultiply(static_cast<WideOf<T>>(static_cast<ValueOf<T>>(a)),

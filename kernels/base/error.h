@@ -1,6 +1,6 @@
-// How a failure is described everywhere above the kernels: an absl::Status with a reason and
-// metadata. server/rpc/convert.cc turns it into a google.rpc.ErrorInfo, and client/client.cc turns
-// that back into a Status.
+// Errors everywhere above the kernels: each is an absl::Status with a reason and metadata.
+// server/rpc/convert.cc converts it to a google.rpc.ErrorInfo, and client/client.cc converts that
+// back to a Status.
 #pragma once
 
 #include <initializer_list>
@@ -17,16 +17,16 @@ namespace tessera {
 // Converts to abseil's own string_view, where it differs from the standard one.
 inline absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
-// reason: UPPER_SNAKE, stable, one of the list in proto/tessera/v1. metadata: what a program needs
-// to act on the error.
+// reason: one of the stable UPPER_SNAKE names listed in proto/tessera/v1. metadata: what a program
+// needs to act on the error.
 absl::Status MakeError(
     absl::StatusCode code, std::string_view reason, std::string_view message,
     std::initializer_list<std::pair<std::string_view, std::string>> metadata = {});
 
-// Adds one entry of metadata to an error; ok statuses stay as they are.
+// Adds one metadata entry to an error. An OK status is left unchanged.
 void SetErrorMetadata(absl::Status& status, std::string_view key, std::string_view value);
 
-// Returns "" when the status has none.
+// Returns "" if the status has no reason.
 std::string ErrorReason(const absl::Status& status);
 std::map<std::string, std::string> ErrorMetadata(const absl::Status& status);
 

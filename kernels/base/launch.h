@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// A request's parameters. 0 means the strategy's own choice. They are checked against the
+// A request's parameters. 0 leaves the choice to the strategy. They are checked against the
 // strategy's LaunchLimits before launch is called.
 struct Launch {
   std::uint32_t block_size = 0;
@@ -13,8 +13,8 @@ struct Launch {
   std::uint32_t items_per_thread = 0;
 };
 
-// The values of Launch that a strategy accepts, inclusive. {0, 0}: the strategy has no such
-// parameter.
+// The inclusive ranges of the Launch values that a strategy accepts. {0, 0}: the strategy does not
+// have this parameter.
 struct LaunchLimits {
   struct Range {
     std::uint32_t min = 0;

@@ -50,8 +50,8 @@ enum class MapOp : std::uint8_t {
 // Which types the arguments may have, and which type the result has.
 enum class MapRule : std::uint8_t {
   kNumbers,     // one numeric type for all arguments and the result
-  kReals,       // likewise, but integers become F64
-  kComparison,  // one type for all; the result is BOOL
+  kReals,       // the same, but integers become F64
+  kComparison,  // one type for all arguments; the result is BOOL
   kLogic,       // only BOOL
   kSelect,      // BOOL first; one type for the other arguments and the result
   kCast,        // any type; the result has the type that the node names
@@ -62,11 +62,11 @@ struct MapOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
   int arguments;
   MapRule rule;
-  int flops;  // in the cost model: additions for the worst operands
+  int flops;  // in the cost model: equivalent additions, for the slowest operands
 };
 
-// THE list, in the order of the values. kernels/expression/map_math.h says what an operation
-// computes.
+// THE list of an expression's operations, in the order of their values.
+// kernels/expression/map_math.h defines what each one computes.
 inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
     {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},

@@ -35,7 +35,7 @@ struct ReduceOpInfo {
 };
 
 // THE list of reduction operations, in the order of their values. kernels/same_bits/reduction.h
-// says what an operation computes.
+// defines what each one computes.
 inline constexpr std::array<ReduceOpInfo, 14> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},
@@ -67,32 +67,32 @@ constexpr std::string_view Name(ReduceOp op) {
 
 constexpr bool IsArg(ReduceOp op) { return op == ReduceOp::kArgMin || op == ReduceOp::kArgMax; }
 
-// Operations that pick an element.
+// Whether the operation picks an element.
 constexpr bool IsOrdering(ReduceOp op) {
   return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
 }
 
-// Operations that ask whether elements are zero.
+// Whether the operation tests elements for zero.
 constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
 
-// Operations that are computed from the squared deviations from the mean.
+// Whether the operation is computed from the squared deviations from the mean.
 constexpr bool IsDeviation(ReduceOp op) {
   return op == ReduceOp::kVariance || op == ReduceOp::kStd;
 }
 
-// Operations that have no value for an empty input.
+// Whether the operation has no value for an empty input.
 constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
-// Whether the operation folds elements of this type. Truth values have only operations that count
-// them.
+// Whether the operation folds elements of this type. For truth values, only operations that count
+// or test them exist.
 constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;
 }
 
-// The element type of a reduction's result. Elements of one byte are folded as I32. Sums and
-// products of integers need 64 bits; their means and norms are fractions.
+// The element type of a reduction's result. One-byte elements are folded as I32. Sums and products
+// of integers need 64 bits. Means, deviations and L2 norms of integers are fractions.
 constexpr DType ResultDType(ReduceOp op, DType dtype) {
   if (!IsComputed(dtype)) dtype = DType::kI32;
   if (IsArg(op)) return DType::kI64;
@@ -102,13 +102,13 @@ constexpr DType ResultDType(ReduceOp op, DType dtype) {
   return fraction ? DType::kF64 : DType::kI64;
 }
 
-// Operations that never round on this type.
+// Whether the operation never rounds on this type.
 constexpr bool IsExact(ReduceOp op, DType dtype) {
   return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
 }
 
-// Operations whose sums do not round, in any order. Only the final conversion to double and the
-// division round.
+// Whether the operation is a mean whose sum is exact in any order. Only the final conversion to
+// double and the division round.
 constexpr bool IsExactMean(ReduceOp op, DType dtype) {
   return op == ReduceOp::kMean && IsInteger(dtype);
 }

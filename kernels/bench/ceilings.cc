@@ -11,8 +11,8 @@
 namespace tessera::bench {
 namespace {
 
-// Compiled for several kinds of processor; the loader picks one. ThreadSanitizer's runtime is not
-// initialised yet at that time.
+// Compiles a function for several kinds of processors; the loader picks one version. That is
+// impossible with ThreadSanitizer, whose runtime is not initialised yet at that time.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define TESSERA_BEST_CLONE \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -29,7 +29,7 @@ TESSERA_BEST_CLONE std::uint64_t Mix(const std::uint64_t* words, std::size_t n) 
   return mix;
 }
 
-// Eight vectors of 64 bytes hide the latency of an operation on two units.
+// Eight 64-byte vectors hide the latency of an operation that runs on two units.
 template <class T>
 constexpr int kChains = 512 / sizeof(T);
 constexpr int kSteps = 1 << 20;

@@ -27,11 +27,11 @@ __global__ void Read(const uint4* data, std::size_t n, uint4* sink) {
     const uint4 one = data[i];
     mix.x ^= one.x ^ one.y ^ one.z ^ one.w;
   }
-  // This is never true for random data, but the compiler cannot know.
+  // This is never true for random data, but the compiler cannot know that.
   if ((mix.x & mix.y & mix.z & mix.w) == 0x9e3779b9u) *sink = mix;
 }
 
-// The loop is unrolled, because counting in a short loop takes a tenth of the issue slots.
+// The loop is unrolled, because the counter of a short loop takes a tenth of the issue slots.
 constexpr int kChains = 8;
 constexpr int kSteps = 4096;
 

@@ -1,4 +1,4 @@
-// The ceilings of one kind of device.
+// The CUDA implementations of the ceilings.
 #pragma once
 
 #include "kernels/bench/ceilings.h"

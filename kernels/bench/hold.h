@@ -5,11 +5,11 @@
 
 namespace tessera::bench {
 
-// Keeps a stream of a CUDA device busy for `us` microseconds, and returns immediately. An event
-// enqueued after it is reached only when the following work has been enqueued, so that the time
-// between two events is the device's own. An operation of two kernels is then not charged for the
-// time that the host takes to launch the second, which differs from host to host. (nvbench holds
-// streams for the same reason.)
+// Enqueues a kernel that keeps a stream of a CUDA device busy for `us` microseconds. An event
+// behind this kernel is reached only after the host has enqueued the work that follows the event,
+// so the time between two events is purely device time. An operation of two kernels is then not
+// charged for the time that the host takes to launch the second kernel, which differs from host to
+// host. (nvbench holds streams for the same reason.)
 void LaunchHold(Stream& stream, double us);
 
 }  // namespace tessera::bench

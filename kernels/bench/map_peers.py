@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Times expressions through the service, by CuPy's fused kernels and by torch.compile, interleaved.
+"""Times expressions through the service, with CuPy's fused kernels and with torch.compile, in
+interleaved rounds.
 
 usage: map_peers.py ADDRESS [--exponents 8,10,12,14,16,28] [--expressions NAME,...]
                     [--peers cupy,torch] [--rounds 5] [--calls 20] [--json FILE]
        map_peers.py --render FILE
 
-ADDRESS is a server on the same GPU; at 2^28 elements of f32 it and each peer hold five arrays of 1
-GiB. All have the same operands on the GPU and leave their results there, and the first elements of
-each result are compared with NumPy's. Times are device times on an idle device, between an event
-before the first kernel of a call and one after the last. For short arrays, which are in caches,
-they are mostly the launch. A result is the median of the rounds, and a round is the median of its
-calls. --peers numpy is for trying this without a GPU.
+ADDRESS is a server on the same GPU. At 2^28 elements of f32, the server and each peer hold five
+arrays of 1 GiB. All variants read the same operands from GPU memory and leave their results there.
+The first elements of each result are compared with NumPy's. Times are device times on an idle
+device, from an event before the first kernel of a call to an event after the last one. Short arrays
+are in caches, so their times are mostly launch times. A result is the median of the rounds, and a
+round is the median of its calls. --peers numpy allows a trial without a GPU.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def square(x):
     return x * x
 
 
-# The number of operands, and the expression in terms of the functions of a module m.
+# Each entry has the number of operands, and the expression in terms of the functions of a module m.
 EXPRESSIONS = {
     "2a+1": (1, lambda m, a: 2 * a + 1),
     "(a-b)^2": (2, lambda m, a, b: square(a - b)),
@@ -39,7 +40,7 @@ EXPRESSIONS = {
     "where": (4, lambda m, a, b, c, d: m.where(a < b, c, d)),
     "gelu": (1, lambda m, a: 0.5 * a * (1 + m.tanh(0.79788456 * (a + 0.044715 * (a * a * a))))),
 }
-FACTORS = (1.0, -0.5, 0.25, 2.0)  # each operand is the same random numbers times one of these
+FACTORS = (1.0, -0.5, 0.25, 2.0)  # operand i is the same random array times factor i
 
 
 class Tessera:
@@ -83,7 +84,7 @@ class Torch:
 
     def make(self, function, count):
         torch = self.module
-        torch._dynamo.reset()  # it compiles a function only for a few shapes
+        torch._dynamo.reset()  # without this, it compiles a function only for a few shapes
         compiled = torch.compile(lambda *operands: function(torch, *operands), dynamic=False)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -115,7 +116,7 @@ class Cupy:
 
     def make(self, function, count):
         cupy = self.module
-        names = ", ".join("abcd"[:count])  # fuse counts the parameters
+        names = ", ".join("abcd"[:count])  # fuse counts the lambda's parameters
         named = eval(f"lambda {names}: f(m, {names})", {"f": function, "m": cupy})
         fused = cupy.fuse(kernel_name="map_peers")(named)
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -161,7 +162,7 @@ WAYS = {"tessera": Tessera, "torch": Torch, "cupy": Cupy, "numpy": Numpy}
 
 
 def measure(options, elements):
-    """Returns the rows of all expressions on arrays of `elements` elements."""
+    """Returns the result rows of all expressions on arrays of `elements` elements."""
     base = np.random.default_rng(1).standard_normal(elements, np.float32)
     some = [base[:1000] * np.float32(factor) for factor in FACTORS]
     ways = {name: WAYS[name](options.address, base) for name in ["tessera", *options.peers]}
@@ -170,7 +171,7 @@ def measure(options, elements):
         count, function = EXPRESSIONS[expression]
         calls = {name: way.make(function, count) for name, way in ways.items()}
         times = {name: [] for name in ways}
-        for turn in range(-1, options.rounds):  # the first one warms up, and is checked
+        for turn in range(-1, options.rounds):  # the first round is a warm-up with a check
             for name, call in calls.items():
                 found = statistics.median(call() for _ in range(options.calls))
                 if turn >= 0:
@@ -210,8 +211,8 @@ def about(options):
 
 
 def render(document):
-    """Returns a table of microseconds with a line for each expression and size, the rate of Tessera
-    in GB/s of operands and result, and the time of each peer over ours."""
+    """Returns a table with a line for each expression and size. It has the times in microseconds,
+    Tessera's rate in GB/s of operands and result, and the ratio of each peer's time to ours."""
     who = list(dict.fromkeys(row["who"] for row in document["rows"]))
     peers = [name for name in who if name != "tessera"]
     found = {}

@@ -1,5 +1,5 @@
-"""What the scripts that write measurements into pages share: tables in Markdown, plots in SVG, and
-files that are written again or found stale."""
+"""Shared by the scripts that write measurements into pages: Markdown tables, SVG plots, and files
+that are written again or reported as stale."""
 
 import argparse
 import dataclasses
@@ -39,12 +39,13 @@ class Line:
     name: str
     points: list  # (x, y), in ascending order of x, all above 0
     dashed: bool = False
-    color: int | None = None  # an index of COLORS; None: the line's own index
+    color: int | None = None  # an index into COLORS; None: the line's own index
 
 
 def plot(title, caption, lines, x_text, ceiling=None):
-    """Returns an SVG of lines over x, with both axes logarithmic and the lines' names next to it in
-    the order given. x_text(x): the text of a tick. There must be at least two x."""
+    """Returns an SVG plot of lines with two logarithmic axes. The lines' names are next to the
+    plot, in the given order. x_text(x): the text of a tick. There must be at least two values of
+    x."""
     width, height, left, right, top, bottom = 950, 520, 70, 240, 40, 56
     edge, floor = width - right, height - bottom
     xs = sorted({x for line in lines for x, _ in line.points})
@@ -102,8 +103,8 @@ def plot(title, caption, lines, x_text, ceiling=None):
 
 
 def settle(outputs, check, command):
-    """Writes the files that differ from outputs = {path: text}. With check it only names them, and
-    ends the process with exit code 1 if there are any."""
+    """Writes the files that differ from outputs = {path: text}, and ends the process. With check,
+    it only names these files, and the exit code is 1 if there are any."""
     stale = [p for p, t in outputs.items() if not p.exists() or p.read_text(encoding="utf-8") != t]
     for path in stale:
         if not check:
@@ -113,8 +114,8 @@ def settle(outputs, check, command):
 
 
 def run_command(description, render, collect=None):
-    """Runs the command line of such a script: render [--check] and, if the script has it, collect
-    RUN... --out FILE --caption TEXT, whose files are options.runs."""
+    """Runs the command line of such a script. Its commands are render [--check] and, if the script
+    has it, collect RUN... --out FILE --caption TEXT. options.runs holds the RUN files."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -16,7 +16,7 @@
 namespace tessera::bench {
 namespace {
 
-// Like the strategies, programs look for the libraries at run time
+// Like the strategies, the benchmarks look for the libraries at run time
 // (kernels/cuda/runtime/cublas_loader.h).
 struct Api {
   decltype(&cublasSnrm2_64) snrm2;
@@ -67,7 +67,7 @@ void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n) {
     return;
   }
   auto* index = static_cast<std::int64_t*>(cuda.Scratch(sizeof(std::int64_t)));
-  // Each CUB function is called twice: the first call returns how much temporary memory it needs.
+  // Each CUB function is called twice. The first call returns how much temporary memory it needs.
   void* temporary = nullptr;
   std::size_t bytes = 0;
   const auto call = [&] {

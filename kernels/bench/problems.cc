@@ -19,7 +19,7 @@
 namespace tessera::bench {
 namespace {
 
-// The only strategy that is never a default, because it begins by trying algorithms.
+// The only strategy that is never a default, because its first call tries several algorithms.
 constexpr std::string_view kNoDefault = "cublas_lt";
 
 bool HasVendor([[maybe_unused]] Rig& rig) {
@@ -30,7 +30,7 @@ bool HasVendor([[maybe_unused]] Rig& rig) {
 #endif
 }
 
-// Returns memory for an operand of n elements that begins `offset` elements off a multiple of 256
+// Returns memory for an operand of n elements that begins `offset` elements after a multiple of 256
 // bytes.
 void* Place(Rig& rig, DType dtype, std::int64_t n, std::int64_t offset) {
   const std::size_t size = SizeOf(dtype);
@@ -50,7 +50,7 @@ Problems::Problems(Rig& rig, std::uint64_t seed)
       random_(seed),
       most_bytes_(rig.gpu() ? 0x1p30 : 0x1p25),
       most_flops_(rig.gpu() ? 0x1p41 : 0x1p31) {
-  // Includes room for offsets and alignment.
+  // Includes space for offsets and alignment.
   const auto most = static_cast<std::size_t>(most_bytes_) + (std::size_t{1} << 16);
   for (DType dtype : kAllDTypes) rig_.Need(dtype, most);
   rig_.NeedOutput(most);
@@ -122,14 +122,14 @@ RandomProblem Problems::Matmul() {
   const auto size = static_cast<double>(SizeOf(p.dtype));
   std::int64_t a_rows = 0, b_rows = 0;
   double bytes = 0, flops = 0;
-  // Many products in practice have extents that are multiples of 64, and matrices that lie as
-  // allocated.
+  // In practice, many products have extents that are multiples of 64, and matrices without offsets
+  // or gaps between rows.
   const bool round = Chance(0.25);
   const auto extent = [&](double most) {
     const std::int64_t any = Extent(most);
     return round && any > 64 ? (any + 63) / 64 * 64 : any;
   };
-  // Tables of vectors are longer.
+  // Tables of vectors have one longer extent.
   const bool is_long = Chance(0.1);
   std::int64_t* const long_extent = OneOf({&p.m, &p.n, &p.k});
   do {
@@ -247,7 +247,7 @@ RandomProblem Problems::ReduceAxes() {
   return out;
 }
 
-// Many short Dots, launched as a program launches them.
+// Many short Dots, launched in the same way as by a program.
 RandomProblem Problems::Batch() {
   constexpr std::int64_t kMost = kBatchBytes / 4;
   const std::int64_t n = Extent(kMost), count = Extent(4096);

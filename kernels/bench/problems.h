@@ -1,4 +1,5 @@
-// Random problems: log-uniform extents, operands of any alignment and pitch, either one transposed.
+// Random problems. Extents are log-uniform, and operands have any alignment and pitch and may be
+// transposed.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +12,26 @@
 
 namespace tessera::bench {
 
-// One implementation that can solve a problem. launch enqueues it, with operands in other memory at
-// every call; it may throw DeviceError.
+// One implementation that can solve a problem. launch enqueues it, with operands in different
+// memory at every call, and may throw DeviceError.
 struct Candidate {
   std::string name;
-  bool chosen = false;    // the default of a request that names no strategy
-  bool strategy = false;  // it could be the default
-  bool vendor = false;    // it belongs to the vendor
+  bool chosen = false;    // whether it is the default for a request that names no strategy
+  bool strategy = false;  // whether it could be the default
+  bool vendor = false;    // whether it is the vendor's
   std::function<void()> launch;
 };
 
 struct RandomProblem {
   std::string operation, dtype;
-  std::string shape;            // extents, transposes, pitches, and bytes off a multiple of 256
-  std::vector<float> features;  // for a product: kernels/choose/tuning.h
-  // Strategies whose estimate is within kBeyond times the least, and whose error bound is within
-  // that of the default or the vendor; and the vendor's calls.
+  std::string shape;            // extents, transposes, pitches, and offsets in bytes
+  std::vector<float> features;  // for a product: those of kernels/choose/tuning.h
+  // The vendor's calls, and the strategies whose estimate is at most kBeyond times the lowest one
+  // and whose error bound does not exceed that of the default or of the vendor's strategy.
   std::vector<Candidate> candidates;
 };
 
-// Makes random problems for one device.
+// Generates random problems for one device.
 class Problems {
  public:
   Problems(Rig& rig, std::uint64_t seed);
@@ -38,7 +39,7 @@ class Problems {
   // operation: matmul, dot, reduce, reduce_axes or batch; empty: any of them.
   RandomProblem Next(const std::string& operation);
 
-  // How many times the fastest strategy's estimate another strategy's estimate may be.
+  // The maximum ratio of a strategy's estimate to the fastest strategy's estimate.
   static constexpr double kBeyond = 30;
 
  private:
@@ -53,7 +54,7 @@ class Problems {
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
   template <class T>
   T OneOf(std::initializer_list<T> values);
-  // Elements by which an operand is off a multiple of 256 bytes; mostly none.
+  // Returns how many elements after a multiple of 256 bytes an operand begins; usually 0.
   std::int64_t Offset();
   template <class Problem>
   void AddStrategies(RandomProblem& out, const Problem& like,

@@ -1,15 +1,15 @@
-// Times products on several GPUs and on one: the ways in which b gets to a GPU, and the vendor's
-// library.
+// Times products on several GPUs and on one, for each way in which b gets to a GPU, and with the
+// vendor's library.
 //
 //   product_bench [--json=FILE] [--rounds=N] [--library] [--brief] bf16:8192 f32:8192 ...
 //
-// a and the result are divided among all GPUs; b is divided among them or lies on the first one.
-// Times are medians of device time, from the first piece of work to the last on any GPU; for
-// cuBLASXt they are times of the host's clock. Variants are interleaved, because a GPU that has
-// been busy for some seconds is slower than one that has not. Every result of several GPUs is
-// compared, bit by bit, with that of one GPU by the same strategy. --library times only cuBLASXt
-// and one GPU. --brief times only one GPU and the variant in which b is divided, not transposed,
-// and copied while it is multiplied. CUDA_VISIBLE_DEVICES selects fewer GPUs.
+// a and the result are divided among all GPUs; b is divided among them or is on the first one.
+// Times are medians of device time, from the first piece of work on any GPU to the last one. For
+// cuBLASXt they are measured with the host's clock. Variants are interleaved, because a GPU that
+// has been busy for some seconds is slower than one that has not. Every result of several GPUs is
+// compared bit for bit with the result of one GPU and the same strategy. --library times only
+// cuBLASXt and one GPU. --brief times only one GPU and the variant in which b is divided, not
+// transposed, and copied while it is multiplied. CUDA_VISIBLE_DEVICES selects fewer GPUs.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -57,7 +57,7 @@ struct Gpus {
   Stream& own() const { return *streams.front(); }
 };
 
-// Memory divided among the first `count` GPUs, which work as a team on what lies in it.
+// Memory that is divided among the first `count` GPUs, which work as a team on the arrays in it.
 class Array final : public Team {
  public:
   Array(const Gpus& gpus, std::size_t count, std::uint64_t bytes) : gpus_(gpus) {
@@ -97,7 +97,7 @@ void Fill(const Gpus& gpus, const Array& array, DType dtype, unsigned seed) {
     const float x = static_cast<float>(random() % 20001) / 10000.f - 1.f;
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     if (dtype == DType::kF64) {
-      // Numbers use all the bits of the type.
+      // The numbers use all the bits of the type.
       const double wide = std::uniform_real_distribution<double>(-1, 1)(random);
       std::memcpy(&block[i], &wide, size);
     } else if (dtype == DType::kF32) {
@@ -126,7 +126,7 @@ struct Measured {
   int devices = 1;
 };
 
-// A product computed in one way: by all GPUs, or by one.
+// One variant of how a product is computed, by all GPUs or by one.
 struct Variant {
   std::string_view name;
   std::string_view where_b;
@@ -217,11 +217,11 @@ void Run(const Gpus& gpus, const Product& p, bool library, bool brief, int round
   const auto bytes = [&](std::int64_t rows, std::int64_t columns) {
     return static_cast<std::uint64_t>(rows * columns) * size;
   };
-  // All arrays on the first GPU; below, all of them divided.
+  // These arrays are all on the first GPU; the ones below are all divided.
   Array a(gpus, 1, bytes(p.m, p.k)), b(gpus, 1, bytes(p.k, p.n)), c(gpus, 1, bytes(p.m, p.n));
   Fill(gpus, a, p.dtype, 1);
   Fill(gpus, b, p.dtype, 2);
-  // One GPU computes the product as any product, and as the only share of one.
+  // One GPU computes the product like any other product, and as the only share of a shared product.
   const Variant one = {"one", "there", a, b, c, /*alone=*/true};
   const Variant share = {"one share", "there", a, b, c};
   if (library) {
@@ -248,7 +248,7 @@ void Run(const Gpus& gpus, const Product& p, bool library, bool brief, int round
       variants.push_back({name, where, a_parts, divided ? b_parts : b, c_parts, /*alone=*/false,
                           way, /*slow=*/way == Way::kRemote});
     }
-    // Without sharing, the first GPU reads the others' memory.
+    // Without sharing, the first GPU reads the memory of the other GPUs.
     if (divided && !brief)
       variants.push_back({"not shared", where, a_parts, b_parts, c_parts, /*alone=*/true,
                           Way::kChosen, /*slow=*/true});

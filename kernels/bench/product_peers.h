@@ -7,13 +7,13 @@
 
 namespace tessera::bench {
 
-// How b gets to a GPU that does not have it: kernels/cuda/team/shares.cuh.
+// How b gets to a GPU that does not hold it. kernels/cuda/team/shares.h describes the variants.
 enum class Way { kChosen, kBeforehand, kRemote };
 void SetWay(Way way);
 
-// Returns the best time over some rounds of a square product of f32 or f64 by cuBLASXt on the first
-// `count` GPUs, by the host's clock. a and b are copied to memory of the first GPU. Returns 0 if
-// there is no such library or it fails.
+// Times a square product of f32 or f64 that cuBLASXt computes on the first `count` GPUs. Returns
+// the time of the fastest round by the host's clock. a and b are first copied to other memory of
+// the first GPU. Returns 0 if the library is missing or fails.
 double XtMicroseconds(DType dtype, std::int64_t side, const void* a, const void* b, int count,
                       int rounds);
 

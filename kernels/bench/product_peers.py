@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Times products over all GPUs of a host by PyTorch, with a process per GPU, for comparison with
-product_bench.
+"""Times products over all GPUs of a host with PyTorch, with one process per GPU, for comparison
+with product_bench.
 
 usage: product_peers.py bf16:8192 f32:8192 ... [--rounds 9] [--json FILE]
 
-Every GPU does the same work as in product_bench: it has its part of both matrices, needs all of one
-of them, and keeps its part of the result. PyTorch gathers the rows of a; product_bench gathers b.
-In the first variant one GPU does all the work.
+Every GPU does the same work as in product_bench: it holds a part of both matrices, needs the whole
+of one of them, and keeps a part of the result. PyTorch gathers the rows of a, and product_bench
+gathers b. In the first variant one GPU does all the work.
   one           torch.mm on the first GPU, with the others idle
   gathered      NCCL's all-gather, then torch.mm
   overlapped    torch.ops.symm_mem.fused_all_gather_matmul, which multiplies parts as they arrive
-A round begins on all GPUs at the same time and takes as long as the slowest GPU, measured by
+A round begins on all GPUs at the same time and takes as long as the slowest GPU, measured with
 events. Results are medians of rounds. f32 is computed in f32, not in TF32.
 """
 
@@ -30,7 +30,7 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f6
 
 
 def slowest_us(work, rounds):
-    """Returns the median over rounds of the time of the slowest process."""
+    """Returns the median over the rounds of the slowest process's time."""
     times = []
     for turn in range(rounds + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

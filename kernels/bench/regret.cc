@@ -19,16 +19,17 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// A strategy whose first time is more than kHopeless times the best is not timed again; its first
-// time counts as both of its times.
+// A strategy whose first time is more than kHopeless times the best one is not timed again. Its
+// first time then counts for both of its times.
 constexpr double kHopeless = 2;
 constexpr int kRounds = 7;
 constexpr int kLongRounds = 3;  // for problems that take longer than kLongUs
 constexpr double kLongUs = 5e3;
-// Shorter problems are mostly launch; longer ones are mostly work.
+// The time of shorter problems is mostly launch time; the time of longer problems is mostly work.
 constexpr double kShortUs = 30;
 
-// Medians in microseconds, on an idle device and after a kernel that holds it.
+// Medians in microseconds, on an idle device (lone) and after a kernel that holds the device
+// (held).
 struct Timing {
   double lone = kNever, held = kNever;
 };
@@ -39,7 +40,8 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Returns the times of all candidates, interleaved; kNever for one that fails.
+// Returns the times of all candidates, measured in interleaved rounds; kNever for a candidate that
+// fails.
 std::vector<Timing> TimeAll(Rig& rig, const std::vector<Candidate>& candidates) {
   const std::size_t count = candidates.size();
   std::vector<double> enqueueing(count), first(count, kNever);
@@ -70,7 +72,8 @@ std::vector<Timing> TimeAll(Rig& rig, const std::vector<Candidate>& candidates) 
   return timings;
 }
 
-// The result of a problem. Null candidates: there is none, or none solved it.
+// The result of a problem. A null candidate means that there is no such candidate, or that none
+// solved the problem.
 struct Outcome {
   RandomProblem problem;
   std::vector<Timing> timings;
@@ -81,7 +84,7 @@ struct Outcome {
   const Timing& Of(const Candidate* candidate) const {
     return timings[static_cast<std::size_t>(candidate - problem.candidates.data())];
   }
-  // Our time over the vendor's, and our time over the best strategy's.
+  // The ratios of our time to the vendor's time and to the best strategy's time.
   double Ratio() const { return Of(chosen).lone / Of(vendor).lone; }
   double Regret() const { return Of(chosen).lone / Of(best).lone; }
 };
@@ -107,8 +110,8 @@ std::string Named(const Outcome& outcome, const Candidate* candidate) {
   return absl::StrFormat("%s %.1f us", candidate->name, outcome.Of(candidate).lone);
 }
 
-// Prints the geometric mean and the extremes of the ratios to the vendor, for problems that take
-// the vendor from `from` to `to` microseconds.
+// Prints the geometric mean and the worst of the ratios to the vendor's time, for the problems for
+// which the vendor needs from `from` to `to` microseconds.
 void PrintBand(const std::vector<const Outcome*>& outcomes, double from, double to) {
   double logs = 0, worst = 0;
   int count = 0, behind = 0;
@@ -168,7 +171,7 @@ void Print(const std::vector<Outcome>& outcomes) {
   print_worst(all, [](const Outcome& o) { return o.Regret(); });
 }
 
-// Writes every candidate's times, so that other choices can be judged from the file.
+// Writes every candidate's times, so that other choices can be evaluated from the file.
 void Write(const std::vector<Outcome>& outcomes, Rig& rig, const RegretOptions& options) {
   std::ofstream out(options.json);
   out << absl::StrFormat(R"({"device": "%s", "model": "%s", "date": "%s", "seed": %d, "rows": [)",

@@ -1,5 +1,5 @@
 // Regret: compares the strategies that requests get by default with the vendor's calls and with the
-// best of all strategies, on random problems rather than chosen ones.
+// best of all strategies, on random problems rather than selected ones.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tessera::bench {
 struct RegretOptions {
   int problems = 0;
   std::uint64_t seed = 1;
-  std::string operation;  // only problems of this one; empty: of all
+  std::string operation;  // only problems of this operation; empty: of all operations
   std::string json;       // the file for the measurements; empty: none
 };
 

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""Turns runs of strategy_bench into the committed measurements, tables and plots.
+"""Converts runs of strategy_bench to the committed measurements, tables and plots.
 
   report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
-      Writes the median and spread of every benchmark in Google Benchmark's JSON (repetitions, not
-      aggregates).
+      Writes the median and spread of every benchmark in Google Benchmark's JSON. It reads the
+      repetitions, not the aggregates.
   report.py render [--check]
-      Fills in what PAGES request, from docs/measured/FILE.json. With --check it writes nothing,
-      names the files that it would change, and exits 1 if there are any.
+      Fills in the tables that PAGES request, from docs/measured/FILE.json. With --check it writes
+      nothing, names the files that it would change, and exits with code 1 if there are any.
 
 A page requests a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
-  f32, ...       times against sizes of that element type
+  f32, ...       the times at all sizes, for that element type
   types          the rates of every type at the largest size
   rates          the times and rates of OPERATION and OPERATION_* at all sizes, by type
   variants       the times of OPERATION_* at the largest size that they all share
@@ -17,13 +17,13 @@ A page requests a table between <!-- measured: FILE OPERATION WHAT --> and <!-- 
   errors         the largest errors that occurred
   choices        which strategy a request gets if it names none, and what that costs
   targets        whether the aims of docs/measured/targets.json were met
-  dates          the machine, and when OPERATION `all` was measured
+  dates          the machine and the dates of the measurements; OPERATION is `all`
 
 Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has its own table with a
 line for each strategy. The last cell of a line is filled in with the rate of the strategy in the
-line's first link, or "unmeasured". Parentheses in that cell stay, and name another type or size
-that was measured: (bf16) or (1 x 8192 x 8192). A plot ![...](FILE_OPERATION.svg) is drawn for
-docs/measured/README.md.
+line's first link, or "unmeasured". Parentheses in that cell are kept. They name another type or
+size whose rate is shown, for example (bf16) or (1 x 8192 x 8192). For each
+![...](FILE_OPERATION.svg) in docs/measured/README.md, a plot is drawn.
 """
 
 import collections
@@ -44,7 +44,7 @@ PAGES = [PLOTS_PAGE, MEASURED / "targets.md", *CHAPTERS]
 
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
-# The vendor's other calls that appear in an operation's tables.
+# Other calls of the vendor that appear in an operation's tables.
 PEERS = {"matmul": {"cublaslt_tf32": "cublasLt in TF32"}}
 VENDORS = {"cublas", "cublas_lt"}
 # Strategies that round their operands to fewer bits than they have.
@@ -103,7 +103,7 @@ def figures_of(name, runs):
 
 
 class Figures:
-    """docs/measured/NAME.json."""
+    """The measurements in docs/measured/NAME.json."""
 
     def __init__(self, name):
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
@@ -158,7 +158,8 @@ def rate_field(operation):
 
 
 def size_text(size):
-    """Returns 2^20 for powers of two from 1024 on, M x N x K for products, other sizes as is."""
+    """Returns 2^20 for powers of two from 1024 on, M x N x K for products, and other sizes
+    unchanged."""
     if size.isdigit():
         number = int(size)
         exact = number >= 1024 and number & (number - 1) == 0
@@ -167,13 +168,13 @@ def size_text(size):
 
 
 def size_name(text):
-    """Returns the JSON's name of a size that is written as by size_text."""
+    """Returns the JSON's name for a size that is written in the format of size_text."""
     text = re.sub(r"2\^(\d+)", lambda power: str(2 ** int(power.group(1))), text)
     return text.replace(" x ", "x").replace(" ", "_")
 
 
 def size_key(size):
-    """A sort key: numbers first, then shapes by their first extent."""
+    """Returns a sort key: numbers first, then shapes by their first extent."""
     digits = re.match(r"\d+", size)
     return not size.isdigit(), int(digits.group()) if digits else 0, size
 
@@ -190,8 +191,8 @@ def label(operation, strategy):
 
 
 def grid(operation, corner, order, columns, cell, show, note):
-    """Returns a table with a line for each strategy, in order, and a column for each of `columns`,
-    a dict {key: head}; cell: {(strategy, key): row}; show(row): its text."""
+    """Returns a table with a line for each strategy in `order`, and a column for each entry of
+    columns = {key: head}. cell: {(strategy, key): row}; show(row): the text of a row's cell."""
     lines = [
         [label(operation, s)] + [show(cell[s, c]) if (s, c) in cell else "-" for c in columns]
         for s in order
@@ -200,13 +201,13 @@ def grid(operation, corner, order, columns, cell, show, note):
 
 
 def sizes_table(data, operation, dtype):
-    """Returns times against sizes; for the largest also the rate, and its share of the ceiling and
-    of the library's rate."""
+    """Returns a table of times by size. For the largest size it also shows the rate, as a number
+    and as a percentage of the ceiling and of the library's rate."""
     rows = data.of(operation, dtype)
     sizes = sorted({r["size"] for r in rows}, key=size_key)
     if operation == "matmul":
         sizes = [s for s in sizes if s.isdigit()]
-    else:  # only a few of the many sizes of a vector
+    else:  # only a few of the many vector sizes
         wanted = {str(2**e) for e in (10, 16, 20, 24, 28, 30)}
         sizes = [s for s in sizes if s in wanted] or sizes
     largest = sizes[-1]
@@ -247,7 +248,9 @@ def types_table(data, operation):
     sizes_of = collections.defaultdict(set)
     for row in rows:
         sizes_of[row["dtype"]].add(row["size"])
-    # Products of all types have the same side. f32 vectors, which go further, end with i32.
+    # Products of all types are shown for the same side. Vectors of f32, which are measured at
+    # larger sizes than the other types, are shown at the largest size that was also measured with
+    # i32.
     if operation == "matmul":
         sizes_of = {d: set.intersection(*sizes_of.values()) for d in sizes_of}
     else:
@@ -359,8 +362,8 @@ def errors_table(data, operation):
 
 
 def choices_table(data, operation):
-    """Returns the strategies of requests that name none, compared with the fastest strategy that
-    rounds no operand and with the vendor's best."""
+    """Returns which strategies requests get if they name none, compared with the fastest strategy
+    that rounds no operand and with the vendor's best."""
     problems = collections.defaultdict(list)
     rows = [r for r in data.of(operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
     for row in rows:
@@ -416,7 +419,7 @@ def targets_table(data, operation):
         times = ", ".join(
             time_text(us) + (" us" if us < 1000 else "") for us in (ours["us"], peer)
         )
-        if "time_at_most" in target:  # as a share of the peer's time
+        if "time_at_most" in target:  # as a fraction of the peer's time
             share, aim = ours["us"] / peer, target["time_at_most"]
             return f"<= {aim:.2f} x the time", f"{share:.3f} x ({times})", share <= aim
         share, aim = peer / ours["us"], target["speed_at_least"]
@@ -434,8 +437,9 @@ def targets_table(data, operation):
 
 
 def regret_run(name):
-    """Reads docs/measured/NAME.json, written by strategy_bench. Returns a note on the run, and for
-    each of its random problems (operation, default's time, vendor's or None, best strategy's)."""
+    """Reads docs/measured/NAME.json, written by strategy_bench. Returns a note on the run, and a
+    tuple for each of its random problems: the operation, the default's time, the vendor's time or
+    None, and the best strategy's time."""
     run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
     problems = []
     for row in run["rows"]:
@@ -446,7 +450,7 @@ def regret_run(name):
         if row["operation"].startswith("batch"):
             operation = "batches"
         problems.append((operation, chosen, vendor, min(strategies)))
-    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 turns, idle device."
+    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 rounds, idle device."
     return note, problems
 
 
@@ -472,7 +476,8 @@ def regret_table(name):
 
 
 def regret_plot(name):
-    """Plots the default's time over the vendor's for the n-th worst problem, by operation."""
+    """Plots the ratio of the default's time to the vendor's for the n-th worst problem, by
+    operation."""
     note, problems = regret_run(name)
     ratios = collections.defaultdict(list)
     for operation, chosen, vendor, _ in problems:

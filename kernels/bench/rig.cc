@@ -12,7 +12,7 @@
 namespace tessera::bench {
 namespace {
 
-// More than three times 60 MB, the L2 of an H200.
+// More than three times the L2 cache of an H200, which has 60 MB.
 constexpr std::size_t kRotation = std::size_t{256} << 20;
 constexpr std::size_t kAlignment = 256;
 
@@ -23,10 +23,10 @@ Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
   std::mt19937 random(1);
   DispatchDType(dtype, [&](auto zero) {
     using T = decltype(zero);
-    // Numbers use all the bits of the type.
+    // The numbers use all the bits of the type.
     using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
     std::normal_distribution<Number> normal;
-    // A standard deviation of 100 makes integers differ.
+    // A standard deviation of 100 makes the integers differ from each other.
     constexpr Number kScale = std::is_integral_v<T> ? 100 : 1;
     for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
       const T value(kScale * normal(random));
@@ -75,7 +75,8 @@ double Rig::WarmUp(const std::function<void()>& launch) {
 double Rig::Time(const std::function<void()>& launch, [[maybe_unused]] double enqueueing_us) {
   stream_->Reset();
 #ifdef TESSERA_WITH_CUDA
-  // Operations that wait for the device themselves are not worth holding it for.
+  // The hold is limited to 200 us, because a longer one does not help operations that themselves
+  // wait for the device.
   if (gpu() && enqueueing_us != kIdle)
     LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
 #endif

@@ -1,5 +1,5 @@
-// The basis of strategy benchmarks: a device, operands in other memory at every call, and the
-// device's clock.
+// The basis of strategy benchmarks: a device, operands that are in different memory at every call,
+// and the device's clock.
 #pragma once
 
 #include <cstddef>
@@ -31,18 +31,19 @@ T OrDie(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Device memory filled with normal values of one type; operands are cut from it in turn. It exceeds
-// the operands of a call by more than three times the largest L2, so that every operand is read
-// from memory.
+// Device memory filled with normally distributed values of one type. Operands are taken from it one
+// after the other. It is larger than the operands of a call by more than three times the largest L2
+// cache, so every operand is read from memory.
 class Arena {
  public:
-  // bytes: of the operands of one call.
+  // bytes: the size of all operands of one call.
   Arena(Stream& stream, DType dtype, std::size_t bytes);
 
   // Makes Next begin at the front again.
   void Rewind() { at_ = 0; }
 
-  // Returns memory for an operand of `bytes`, aligned to 256 and different from the last ones.
+  // Returns memory for an operand of `bytes`, aligned to 256 bytes and different from the memory of
+  // the previous operands.
   void* Next(std::size_t bytes);
 
   // Returns the value of element i of an operand.
@@ -72,21 +73,23 @@ class Rig {
   Stream& stream() { return *stream_; }
   bool gpu() const { return device_->info().backend == Backend::kCuda; }
 
-  // A call has operands of `bytes` in total; the arena is made on its first use, large enough for
-  // every call.
+  // Announces a call whose operands take `bytes` in total. The arena is created on its first use,
+  // large enough for every announced call.
   void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
   Arena& Operands(DType dtype);
-  // Results go to other memory: as operands of later calls they would grow out of range.
+  // Results are written to separate memory, because as operands of later calls they would grow out
+  // of range.
   void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
   void* Output(std::size_t bytes);
 
-  // Runs launch(), which enqueues one operation, once, so that everything it loads is loaded.
-  // Returns how many microseconds the host needs to enqueue it the next time. Throws DeviceError.
+  // Runs launch(), which enqueues one operation, so that everything it needs is loaded. Then runs
+  // it again, and returns how many microseconds the host needs to enqueue the operation. Throws
+  // DeviceError.
   double WarmUp(const std::function<void()>& launch);
 
-  // Returns the microseconds of device time from the first to the last step of one operation. It
-  // begins once the host has enqueued the operation, which takes enqueueing_us: a kernel holds the
-  // device until then. With kIdle it begins on an idle device, as for a caller that waits for each
+  // Returns the microseconds of device time from the first to the last step of one operation. A
+  // kernel holds the device until the host has enqueued the operation, which takes enqueueing_us.
+  // With kIdle, the operation begins on an idle device, as for a caller that waits for each
   // response, and the host's time for launching a second kernel counts. Throws DeviceError.
   double Time(const std::function<void()>& launch, double enqueueing_us);
   static constexpr double kIdle = -1;

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""Turns runs on several GPUs into the committed measurements, tables and plots of docs/scaling.md.
+"""Converts runs on several GPUs to the committed measurements, tables and plots of docs/scaling.md.
 
   scaling.py collect --caption "4 x NVIDIA H200" --out docs/measured/scaling_h200.json RUN.json...
-      RUN: a file that tests/by_hand/many_gpus.py or product_bench writes with --json. For rows that
-      several runs have, it takes the median.
+      RUN: a file that tests/by_hand/many_gpus.py or product_bench writes with --json. If several
+      runs have the same row, the median is taken.
   scaling.py render [--check]
-      Fills in what docs/scaling.md requests and draws its plots. With --check it writes nothing,
-      names the files that it would change, and exits 1 if there are any.
+      Fills in the tables that docs/scaling.md requests and draws its plots. With --check it writes
+      nothing, names the files that it would change, and exits with code 1 if there are any.
 
 The page requests a table of docs/measured/FILE.json between <!-- scaling: FILE WHAT --> and
-<!-- end -->. WHAT is `arrays`, device times of operations on arrays, or `products`. A plot
+<!-- end -->. WHAT is `arrays` (device times of operations on arrays) or `products`. A plot
 ![...](measured/FILE_WHAT.svg) is drawn from the same measurements.
 """
 
@@ -23,7 +23,7 @@ import pages
 
 PAGE = pages.ROOT / "docs" / "scaling.md"
 WORDS = dict(enumerate("none one two three four five six seven eight".split()))
-# The variants of product_bench, and where b is.
+# The variants of product_bench, and where b is in each of them.
 ALONE, TOGETHER, LIBRARY = "one", "overlapped", "cuBLASXt"
 WAYS = {ALONE: "there", TOGETHER: "divided", LIBRARY: "on one"}
 
@@ -96,7 +96,7 @@ def arrays_table(data):
 
 
 def product_series(data):
-    """{(dtype, side): {way: {devices: row}}}"""
+    """Returns {(dtype, side): {way: {devices: row}}}."""
     series = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in data["products"]:
         series[row["dtype"], row["side"]][row["way"]][row["devices"]] = row
@@ -133,7 +133,7 @@ def speedup_plot(title, data, rows):
 
 
 def arrays_plot(data):
-    """Plots, for each operation, the largest array that one GPU holds."""
+    """Plots the speedups of each operation on the largest array that one GPU holds."""
     sizes = collections.defaultdict(int)
     for row in data["arrays"]:
         if row["devices"] == 1:

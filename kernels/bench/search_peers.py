@@ -1,29 +1,32 @@
 #!/usr/bin/env python3
-"""Times exact nearest neighbours through the service, and by PyTorch and CuPy in this process.
+"""Times exact nearest-neighbour searches through the service, and with PyTorch and CuPy in this
+process.
 
 usage: search_peers.py ADDRESS [--vectors 1048576] [--queries 1024] [--dimensions 128] [--k 10]
                        [--dtypes f32,bf16] [--peers torch,cupy] [--rounds 5] [--block 256]
                        [--cli BIN/tessera] [--json FILE]
 
-ADDRESS is a server on the same GPU, whose --scratch-limit must hold the scores: queries x vectors x
-4 bytes. Vectors and queries are random normal and lie on the GPU; a search ends when the indices
-and squared distances have arrived in this process. All variants compare every query with every
-vector: |x|^2 - 2 q x by one product, with |x|^2 computed in advance, then the k smallest of each
-row. Scores of bf16 are f32. The variants are interleaved.
-  tessera      one Execute for every --block queries (all of them, if it is not given): Matmul with
+ADDRESS is a server on the same GPU. Its --scratch-limit must be large enough for the scores, which
+take queries x vectors x 4 bytes. Vectors and queries are normally distributed random values in GPU
+memory. A search ends when the indices and squared distances have arrived in this process. All
+variants compare every query with every vector: they compute |x|^2 - 2 q x with one product, where
+|x|^2 is computed in advance, and then select the k smallest values of each row. For bf16 operands,
+the scores are f32. The variants are interleaved.
+  tessera      one Execute for every --block queries (without --block, for all queries): Matmul with
                the expression in it, and TopK
-  tessera cli  `tessera search` (--cli): several calls, and |x|^2 in each
-  torch        addmm, of bf16 mm into f32 and sub; topk
-  cupy         q @ x.T and an expression; argpartition, and argsort of its result
+  tessera cli  `tessera search` (needs --cli): several calls, each of which computes |x|^2
+  torch        addmm (for bf16, mm into f32 and sub), then topk
+  cupy         q @ x.T and an expression, then argpartition, and argsort of its result
   numpy        the same with NumPy, for machines without a GPU
-A result is the median of the rounds. A round runs each variant once, and all give the same
-distances.
+A result is the median of the rounds. A round runs each variant once, and all variants must give the
+same distances.
 
-Then it prints the device time of the product, the expression and TopK as separate steps, from their
-statistics, and of all three together if one strategy replaces them. The gain of a product that
-keeps the k best of each row is bounded by (product + TopK) over the product. Such a product would
-not write the scores either. The product into bf16, which writes half of the bytes, gives an
-estimate of that: its saving is subtracted a second time.
+Then the script prints the device times of the product, the expression and TopK as separate steps,
+from their statistics. If one strategy replaces all three, it prints the time of that strategy too.
+A product that itself keeps the k best of each row can be faster by a factor of at most (product +
+TopK) / product. Such a product would not write the scores either. To estimate that saving, the
+product is also timed with bf16 results, which are half as many bytes, and the time that this saves
+is subtracted a second time.
 """
 
 import argparse
@@ -83,8 +86,8 @@ class Tessera:
 
 
     def whole_us(self):
-        """Returns the microseconds of the whole when only its own time is requested, and the name
-        of the strategy."""
+        """Returns the microseconds of the last step if only that step is timed, so that one
+        strategy may replace all steps, and the name of that strategy."""
         found = []
         for _ in range(self.options.rounds + 1):
             scores = self.norms - 2 * self.product()
@@ -95,7 +98,7 @@ class Tessera:
 
 
 class Cli:
-    """Takes the command line's own time: from the first call to the last response."""
+    """Uses the time that the command line reports, from the first call to the last response."""
 
     def __init__(self, options):
         self.options = options
@@ -139,7 +142,7 @@ class Torch:
 
 
 class Arrays:
-    """CuPy, or NumPy instead."""
+    """Searches with `module`, which is CuPy or NumPy."""
 
     def __init__(self, module, options, dtype, vectors, queries):
         if dtype != "f32":
@@ -187,7 +190,7 @@ def measure(options, dtype):
     random = np.random.default_rng(1)
     vectors = random.standard_normal((options.vectors, options.dimensions), np.float32)
     queries = random.standard_normal((options.queries, options.dimensions), np.float32)
-    if dtype == "bf16":  # as they are stored
+    if dtype == "bf16":  # round the values to bf16
         for array in (vectors, queries):
             bits = array.view(np.uint32)
             bits += 0x7FFF + (bits >> 16 & 1)

@@ -1,15 +1,16 @@
-// Times every strategy of the table by events of one device, and with them the vendor's calls and
+// Times every strategy of the table with the events of one device, and also the vendor's calls and
 // the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
 //   strategy_bench [--device=...] --regret=PROBLEMS [--seed=1] [--operation=matmul] [--json=FILE]
 //
-// The second form is described in regret.h. In the first one, names are
-// operation/strategy/dtype/size, where operation is reduce_max and the like for reductions other
-// than sums. Time is device time (manual time), from the first to the last step of one operation;
-// the host enqueues all steps before the first one begins. Operands hold random normal values and
-// rotate through more than three times the largest L2, so that every pass reads memory. Run with
-// --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
+// The second form is described in regret.h. In the first form, benchmarks are named
+// operation/strategy/dtype/size. For reductions other than sums, the operation is, for example,
+// reduce_max. Times are device times (manual time), from the first to the last step of one
+// operation; the host enqueues all steps before the first one begins. Operands hold normally
+// distributed random values and rotate through memory of more than three times the largest L2
+// cache, so every pass reads from memory. Run with --benchmark_enable_random_interleaving and
+// repetitions to compare strategies fairly.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -42,9 +43,9 @@
 namespace tessera::bench {
 namespace {
 
-// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops
-// are those of the problem itself, with each input read once and each output written once. held: as
-// in Rig::Time.
+// Times launch(), which enqueues one operation, until Google Benchmark has enough samples. bytes
+// and flops are those of the problem itself, with each input read once and each output written
+// once. held: whether a kernel holds the device first, as in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {
   try {
@@ -92,13 +93,14 @@ void ForStrategies(
   }
 }
 
-// Where operands lie: anywhere in the arena (kCold); one element off any wider alignment
-// (kMisaligned); or always in the same memory, so that what fits the caches stays there (kWarm).
-// With kLone they lie anywhere, and the device is idle when the host begins to enqueue, as for a
-// caller that waits for each response. The host's time for launching a second kernel then counts.
+// Where operands are: anywhere in the arena (kCold); one element after an aligned address
+// (kMisaligned); or always in the same memory, so that operands that fit the caches stay there
+// (kWarm). With kLone they are anywhere in the arena, and the device is idle when the host begins
+// to enqueue, as for a caller that waits for each response. The host's time for launching a second
+// kernel then counts.
 enum class Setting { kCold, kMisaligned, kWarm, kLone };
 
-// Returns an operation's name in a setting.
+// Returns the name under which an operation is timed in a setting.
 std::string In(Setting setting, std::string_view operation) {
   switch (setting) {
     case Setting::kCold:
@@ -113,7 +115,8 @@ std::string In(Setting setting, std::string_view operation) {
   std::abort();
 }
 
-// Returns which strategies are timed in a setting: with kLone only those that are compared.
+// Returns a function that says which strategies are timed in a setting. With kLone, these are only
+// the strategies that are compared with the vendor's calls.
 template <class Problem>
 bool (*StrategiesIn(Setting setting))(const Strategy<Problem>&) {
   using Reference = const Strategy<Problem>&;
@@ -172,7 +175,7 @@ void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::str
       In(setting, operation), StrategiesIn<ReduceProblem>(setting));
 }
 
-// Batches of `count` vectors of n elements each, in one launch.
+// Registers batches of `count` vectors of n elements each, in one launch.
 void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
   const std::size_t bytes = static_cast<std::size_t>(count * n) * sizeof(float);
   rig.Need(DType::kF32, 2 * bytes);
@@ -295,7 +298,7 @@ const std::vector<MapCase>& MapCases() {
   return cases;
 }
 
-// The operation map is a * b + c.
+// Registers an expression. The one that is called `map` is a * b + c.
 void RegisterMap(Rig& rig, const MapProblem& like, std::string_view operation) {
   const auto bytes = static_cast<std::size_t>(like.n) * SizeOf(like.dtype);
   const int operands = like.program->operands;
@@ -344,7 +347,8 @@ void RegisterMaps(Rig& rig, DType dtype, std::int64_t n, bool all) {
   }
 }
 
-// The sum of an expression's result, by the strategies that read its operands themselves.
+// Registers the sum of an expression's result, for the strategies that compute the expression
+// themselves.
 void RegisterMappedReduce(Rig& rig, DType dtype, std::int64_t n, std::string_view name,
                           const std::vector<ExpressionNode>& nodes) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
@@ -371,7 +375,7 @@ void RegisterMappedReduce(Rig& rig, DType dtype, std::int64_t n, std::string_vie
       [](const Strategy<ReduceProblem>& strategy) { return strategy.reads_views; });
 }
 
-// Sums of a * b and of (a - b)^2.
+// Registers the sums of a * b and of (a - b)^2.
 void RegisterMappedReduces(Rig& rig, DType dtype, std::int64_t n) {
   const auto in = [](std::uint32_t i) {
     return ExpressionNode{.kind = ExpressionNode::Kind::kOperand, .operand = i};
@@ -408,9 +412,10 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
-// The k largest of each row. size: ROWSxN. rising: in each f32 row every element is larger than all
-// before it, which is the worst case for a strategy with a threshold; the rows lie in one place,
-// which is larger than the caches.
+// Registers the selection of the k largest elements of each row. The benchmark's size is ROWSxN.
+// rising: every element of an f32 row is larger than all previous ones, which is the worst case for
+// a strategy with a threshold. These rows are always in the same memory, which is larger than the
+// caches.
 void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k,
                   bool rising = false) {
   const std::size_t bytes = static_cast<std::size_t>(rows * n) * SizeOf(dtype);
@@ -450,10 +455,10 @@ void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std:
       Join({TopKProblem::kOperation, absl::StrCat(rising ? "rising_" : "", k)}, "_"), wanted);
 }
 
-// Many long rows, a few longer ones, and rows that fit the caches.
+// Registers many long rows, a few longer ones, and rows that fit the caches.
 void RegisterTopKs(Rig& rig, DType dtype, bool gpu) {
   const bool f32 = dtype == DType::kF32;
-  const int shift = gpu ? 0 : 4;  // rows for a CPU have a 16th of the length
+  const int shift = gpu ? 0 : 4;  // rows are 16 times shorter on a CPU
   for (std::int64_t k : {10, 100}) {
     RegisterTopK(rig, dtype, 64, 4096, k);
     RegisterTopK(rig, dtype, 8, std::int64_t{1} << (24 - shift), k);
@@ -468,7 +473,7 @@ void RegisterTopKs(Rig& rig, DType dtype, bool gpu) {
     RegisterTopK(rig, dtype, 8, std::int64_t{1} << (24 - shift), k);
 }
 
-// SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
+// Registers SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
 void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
   const std::size_t out_bytes =
@@ -523,8 +528,9 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   return largest;
 }
 
-// Times launch(problem), which enqueues products like `like`. error: LargestError; it is negative
-// until the first call, since a benchmark is called many times.
+// Times launch(problem), which enqueues products like `like`. error: the result of LargestError, or
+// a negative value before the first call. It is computed only once, because a benchmark is called
+// many times.
 template <class Launch>
 void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, double& error,
                 Launch launch) {
@@ -548,7 +554,7 @@ void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, do
   state.counters["error"] = error;
 }
 
-// The vendor's best call for f32 operands that are rounded to TF32.
+// Registers the vendor's best call for f32 operands that are rounded to TF32.
 void RegisterMatmulPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] const MatmulProblem& like,
                          [[maybe_unused]] const std::string& size) {
 #ifdef TESSERA_WITH_CUDA
@@ -571,13 +577,13 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const MatmulProblem like{
       .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
-  // Each strategy's benchmark has a copy of this, and therefore its own error.
+  // Each strategy's benchmark has its own copy of this function, and therefore its own error.
   const auto body = [&rig, like, error = -1.0](auto& state, auto& strategy) mutable {
     TimeMatmul(rig, state, like, error,
                [&](const MatmulProblem& p) { strategy.launch(p, rig.stream()); });
   };
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
-  // For the largest products, for which the simpler strategies take seconds.
+  // The strategies for the largest products, for which the simpler strategies take seconds.
   const auto fast = [](const Strategy<MatmulProblem>& strategy) {
     return strategy.vendor || strategy.name == "warp_tiled_tma" || strategy.name == "ozaki_f64" ||
            strategy.name.substr(0, 7) == "tensor_";
@@ -619,8 +625,8 @@ void RegisterCeilings(Rig& rig, bool gpu) {
   }
 }
 
-// f32 is timed at sizes from 2^10 up, and the other types at three sizes. The largest arrays of any
-// type have about the same number of bytes.
+// f32 is timed at every other power of two from 2^8 up, and the other types at three sizes. The
+// largest arrays of the other types all have about the same number of bytes.
 void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
   for (DType dtype : kAllDTypes) {
     const bool f32 = dtype == DType::kF32;
@@ -674,7 +680,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
     if (gpu && (f32 || dtype == DType::kBF16 || dtype == DType::kF16)) {
       RegisterMatmul(rig, dtype, 1, 8192, 8192);
       RegisterMatmul(rig, dtype, 16, 8192, 8192);
-      RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand lies along k
+      RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand is contiguous along k
       RegisterMatmul(rig, dtype, 8192, 16, 8192);
       RegisterMatmul(rig, dtype, 64, 8192, 8192);
       RegisterMatmul(rig, dtype, 256, 8192, 8192);

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Times `threshold` and torch.topk, interleaved, on the same GPU and the same shapes.
+"""Times `threshold` and torch.topk in interleaved rounds, on the same GPU and with the same shapes.
 
 usage: top_k_peers.py BIN/strategy_bench [--rounds 5] [--shapes 1024x1048576,8x16777216,64x4096]
                       [--k 10,100]
 
 A result is the median of the rounds, and each of torch's rounds is the median of its calls. Both
-are timed by CUDA events, from the first to the last kernel, with the device held until the host has
-enqueued all of them. Operands are random normal f32 that are not in any cache. torch sorts its
-results, as Tessera does. Prints microseconds, GB/s of x, and torch's time over ours.
+are timed with CUDA events, from the first to the last kernel, and the device is held until the host
+has enqueued all kernels. Operands are normally distributed random f32 values that are not in any
+cache. torch sorts its results, as Tessera does. The script prints microseconds, GB/s of x, and the
+ratio of torch's time to ours.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import tempfile
 
 import torch
 
-HOLD_CYCLES = 400_000  # of the device's clock: longer than the host takes to enqueue one call
+HOLD_CYCLES = 400_000  # of the device's clock; longer than the host takes to enqueue one call
 CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 
@@ -54,7 +55,7 @@ def torch_round(shape, k, calls=20):
     count = 1 + CACHES // (4 * rows * n)
     operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
     times = []
-    for call in range(-3, calls):  # the first ones warm up
+    for call in range(-3, calls):  # the first calls are a warm-up
         x = operands[call % count]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()

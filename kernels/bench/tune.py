@@ -6,16 +6,16 @@
 
 `./dev tune` does this with as many seeds as time allows.
 
-There is a tree for each type of operands. The 16-bit types differ only in the names of their
+There is one tree for each operand type. The 16-bit types differ only in the names of their
 strategies and share a tree. The cost of a strategy for a product is its time over the best
 strategy's time, minus 1.
 
-A tree that is fitted to the times themselves follows their noise. Therefore TREES trees are grown
-first, each on products drawn with replacement and with some of the features at each split. Their
-mean is the expected cost of a strategy for a product (a random forest: Breiman, 2001). The
-resulting tree is fitted to the expected costs of random products that were not timed, of which any
-number can be generated. --judge compares what the trees would have cost on products of other files
-with what their defaults cost. Needs NumPy."""
+A tree that is fitted to the times themselves also fits their noise. TREES trees are therefore grown
+first, each on products drawn with replacement and with a random subset of the features at each
+split. Their mean is the expected cost of a strategy for a product (a random forest: Breiman, 2001).
+The resulting tree is fitted to the expected costs of random products that were not timed, of which
+any number can be generated. --judge compares the costs of the trees' choices for the products of
+other files with the costs of the defaults there. The script needs NumPy."""
 
 import argparse
 import json
@@ -45,15 +45,17 @@ TWINS = {"bf16": "f16", "tensor_bf16": "tensor_f16"}
 FALLBACKS = ["cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"]
 # Larger ratios count as this one, so that a single product does not decide a split.
 WORST = 4
-# Of the forest: the trees, the fewest products of a leaf, and the features tried at a split.
+# Parameters of the forest: the number of trees, the minimum number of products in a leaf, and the
+# number of features tried at a split.
 TREES, TREE_LEAST, TREE_FEATURES = 64, 3, 6
-# Of the tree: the products that it is fitted to, the fewest of a leaf, and the largest depth.
+# Parameters of the final tree: the number of products to which it is fitted, the minimum number of
+# products in a leaf, and the maximum depth.
 SAMPLES, LEAST, DEPTH = 30000, 20, 12
-# A split is worth its nodes if it saves this much of the cost per product.
+# A split is worth its nodes if it reduces the cost per product by this much.
 LEAST_GAIN = 2e-5
 FOLDS = 4
-# Limits of random products, as logarithms to base 2. LONG_SHARE of the products have one extent of
-# up to LONG_EXTENT.
+# Limits on random products, as base-2 logarithms. LONG_SHARE of the products have one extent of up
+# to LONG_EXTENT.
 MOST_EXTENT, MOST_WORK = 15, 40
 LONG_SHARE, LONG_EXTENT = 0.1, 21
 
@@ -83,7 +85,7 @@ def costs_of(rows):
     costs = np.empty((len(rows), len(names)))
     for i, t in enumerate(times):
         best = min(t.values())
-        # If a strategy does not take a product, the cost is that of its replacement.
+        # If a strategy does not accept a product, the cost is that of its replacement.
         instead = next((t[name] for name in FALLBACKS if name in t), WORST * best)
         for j, name in enumerate(names):
             costs[i, j] = min(t.get(name, instead * 1.1) / best, WORST) - 1
@@ -102,7 +104,7 @@ def allowed_splits(values, least):
 
 
 def grow(x, costs, random):
-    """Returns a tree. A leaf is the mean costs of its products, and an inner node is (feature,
+    """Returns a tree. A leaf holds the mean costs of its products, and an inner node is (feature,
     threshold, below, above). A split minimises the sum of squared deviations from the mean."""
     count = len(x)
     mean = costs.mean(axis=0)
@@ -135,7 +137,7 @@ def grow(x, costs, random):
 
 
 def expect(tree, x, out):
-    """Adds the costs that the tree expects for each product to out."""
+    """Adds to out the costs that the tree expects for each product."""
     if not isinstance(tree, tuple):
         out += tree
         return
@@ -200,7 +202,7 @@ def split(x, costs):
 
 
 def fit(x, costs, depth):
-    """Returns a tree. A leaf is a strategy's number; an inner node is (feature, threshold, below,
+    """Returns a tree. A leaf is a strategy's index; an inner node is (feature, threshold, below,
     above)."""
     found = split(x, costs) if depth > 0 and len(x) >= 2 * LEAST else None
     if found is None:
@@ -233,7 +235,7 @@ def cost_of(tree, x, costs):
 
 
 def on_others(x, costs):
-    """Returns the average cost of trees on products that they were not fitted to."""
+    """Returns the average cost of trees on products to which they were not fitted."""
     fold = np.random.default_rng(1).permutation(len(x)) % FOLDS
     left_out = [
         cost_of(tree_for(x[fold != f], costs[fold != f]), x[fold == f], costs[fold == f])
@@ -252,8 +254,8 @@ def preorder(tree, names):
 
 
 def summary(chosen, rows):
-    """Summarises the times of the strategies chosen for products: regret, and ratios to the
-    vendor."""
+    """Summarises the times of the strategies chosen for products, as regret and as ratios to the
+    vendor's times."""
     best = [min(times_of(row).values()) for row in rows]
     regret = 100 * statistics.mean(c / b - 1 for c, b in zip(chosen, best))
     ratios = [

@@ -10,7 +10,7 @@ std::int64_t StrideOf(const View& view, int axis) {
 }
 
 // Returns a problem with the same elements in the same order. Extents of 1 are dropped, and
-// neighbouring axes are merged if one stride walks through both in all operands.
+// adjacent axes are merged if a single stride covers both in every operand.
 MapProblem Merged(const MapProblem& p) {
   MapProblem merged = p;
   const int operands = p.program->operands;
@@ -43,7 +43,8 @@ MapProblem Merged(const MapProblem& p) {
   return merged;
 }
 
-// Returns row `index` of the outermost axis, or `rows` rows from there on with that axis kept.
+// Returns the problem of row `index` along the outermost axis, without that axis. With keeps_axis,
+// returns `rows` rows from there on and keeps the axis.
 MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool keeps_axis) {
   MapProblem part = p;
   for (int i = 0; i < p.program->operands; ++i) {
@@ -62,8 +63,8 @@ MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool
   return part;
 }
 
-// Calls f(part) for the boxes that the elements form, in order: the rest of a row that they begin
-// in, whole rows, and the beginning of a last row.
+// Divides elements [first, first + count) into boxes and calls f(part) for each, in order: the rest
+// of the row in which they begin, whole rows, and the beginning of a last row.
 template <class F>
 void ForBoxes(const MapProblem& p, std::int64_t first, std::int64_t count, const F& f) {
   const Shape& shape = p.operands[0].shape;

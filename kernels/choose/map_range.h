@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// Enqueues elements [first, first + count) of the problem's result, counted in row-major order, by
-// the default strategy. They go to out, whatever the problem says. The bits do not depend on the
-// range. Throws DeviceError.
+// Enqueues the computation of elements [first, first + count) of the problem's result, counted in
+// row-major order, by the default strategy. They are written to out, and problem.out is ignored.
+// The bits do not depend on the range. Throws DeviceError.
 void LaunchMapRange(const MapProblem& problem, std::int64_t first, std::int64_t count, void* out,
                     Stream& stream);
 

@@ -11,44 +11,44 @@
 namespace tessera {
 namespace {
 
-// --- What a device of the kind does in a second, before anything has been measured ---
+// --- Assumed rates of a device, before anything has been measured ---
 
-// For each thread of a CPU, or each SM of a GPU.
+// Rates per second for each thread of a CPU or each SM of a GPU, and times in seconds.
 struct Rates {
-  double memory;  // bytes from memory, at most
+  double memory;  // maximum bytes from memory
   double cached;  // bytes that a strategy reads again, which come from caches
   double flops;
-  double atomic;  // seconds for one address, for the whole device
-  double step;    // seconds for one of a chain of dependent operations
+  double atomic;  // time per atomic operation on one address, for the whole device
+  double step;    // time per operation in a chain of dependent ones
 };
 constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
-// For an H200: 4.75 TB/s in total; `naive` loads at 20 TB/s. The steps of reductions are those that
-// one thread or the host computes at the end.
+// For an H200. Its SMs together read 4.75 TB/s from memory, and `naive` loads 20 TB/s. The steps of
+// a reduction are the last ones, which one thread or the host computes.
 constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
-// A step along k: it loads from shared memory or the first-level cache, and the next step waits for
-// it.
+// Seconds per step along k. Each step loads from shared memory or the first-level cache, and the
+// next step waits for it.
 constexpr double kCudaMatmulStep = 70e-9;
-// The bytes that one thread reads in a second when there are too few threads to fill the device: a
-// few loads at a time, each of which takes about 0.6 us.
+// The bytes per second that one thread reads when there are too few threads to fill the device. It
+// has a few loads in flight at a time, each of which takes about 0.6 us.
 constexpr double kCudaThread = 20e6;
-constexpr double kCudaBlocks = 32;  // that an SM holds at the same time
+constexpr double kCudaBlocks = 32;  // resident thread blocks per SM
 constexpr double kUsualBlock = 256;
 // More threads than this do not read faster from one host's memory.
 constexpr double kMemoryThreads = 10;
 
-// No strategy is this much faster or slower than its model says, so such a measurement is a
-// disturbance.
+// No strategy is this many times faster or slower than its model predicts, so a measurement that
+// says so was disturbed.
 constexpr double kMostWrong = 1000;
 
 // --- The index of a rate ---
 
-constexpr int kMostStrategies = 32;                   // of an operation
+constexpr int kMostStrategies = 32;                   // per operation
 constexpr int kStrategiesEach = 2 * kMostStrategies;  // with a separate index for narrow problems
 constexpr int kOps = 16;                              // a power of two above every ReduceOp
 constexpr int kKinds = (static_cast<int>(kDTypeInfos.size()) + 1) * kOps;
 
 constexpr int kCopy = 0;
-// Copies come first, then the operations in order.
+// The index of an operation's first strategy. Copies come first, then the operations in order.
 template <class Problem>
 constexpr int kFirstStrategy = [] {
   int first = 0, next = 0;
@@ -101,14 +101,15 @@ int KindOfCopy(const View& view, DType to) {
 
 // --- Problems whose costs do not fit 64 bits ---
 
-// A problem whose costs fit, and the factor to multiply them by.
+// A problem whose costs fit, and the factor by which they must be multiplied.
 template <class Problem>
 struct Scaled {
   Problem problem;
   double scale = 1;
 };
 
-// Costs are at most a few dozen times the number of elements or products that these allow.
+// Limits on the number of elements and of products. Costs are at most a few dozen times these
+// limits, and therefore fit 64 bits.
 constexpr double kMostElements = 0x1p44;
 constexpr double kMostProducts = 0x1p54;
 
@@ -143,8 +144,8 @@ Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
   const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
   return {p, scale};
 }
-// The time of some strategies grows with n * radius, and that of others with n. The radius is kept,
-// as long as it is one that fits any memory.
+// The time of some strategies grows with n * radius, and the time of others with n. The radius is
+// therefore kept, unless it is larger than any array that fits in memory.
 template <>
 Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
   double scale = Halve({&p.n}, kMostElements);
@@ -163,7 +164,7 @@ Scaled<TopKProblem> ScaleDown(TopKProblem p) {
   return {p, scale};
 }
 
-// The bytes that any algorithm must move: the operands once, and the result.
+// Returns the bytes that any algorithm must move: each operand once, and the result.
 double LeastBytes(const DotProblem& p) {
   return 2.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
 }
@@ -205,8 +206,8 @@ double FindSeconds(const View& view) {
   constexpr double kLine = 64, kPageBytes = 4096, kNearCache = 1 << 19;
   const auto size = static_cast<double>(SizeOf(view.dtype));
   const int rank = view.shape.rank;
-  // Bytes from an element to its nearest neighbour, to the next element of its row, and of all
-  // elements.
+  // The bytes from an element to the closest other element, the bytes from an element to the next
+  // one in its row, and the bytes that all elements span.
   double closest = kPageBytes, innermost = size, all = size;
   for (int i = 0; i < rank; ++i) {
     if (view.shape[i] <= 1) continue;
@@ -215,7 +216,8 @@ double FindSeconds(const View& view) {
     all += static_cast<double>(view.shape[i] - 1) * innermost;
   }
   const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
-  // Neighbours in a row, or in a few short rows, share cache lines that are in a near cache.
+  // Adjacent elements of a row, or of a few short rows, share cache lines that stay in a near
+  // cache.
   const bool near = innermost < kLine || (columns < 16 && closest < kLine);
   const double element = near                   ? 0.4e-9
                          : all < kNearCache     ? 1.3e-9
@@ -224,7 +226,7 @@ double FindSeconds(const View& view) {
   return element + 1.5e-9 / columns;
 }
 
-// Returns the cost of an element of a fold on a CPU, in additions.
+// Returns the cost per element of a fold on a CPU, in additions.
 double FoldWeight(ReduceOp op, DType dtype) {
   const bool wide = dtype == DType::kF64;
   if (IsDeviation(op)) return wide ? 7 : 4;
@@ -261,12 +263,12 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     double step = rates.step;
     if constexpr (std::is_same_v<Problem, ReduceProblem> ||
                   std::is_same_v<Problem, ReduceAxesProblem>) {
-      // Along an axis each addition waits for the one before it; in other folds they overlap.
+      // Along an axis each addition waits for the previous one; in other folds additions overlap.
       constexpr double kWaits = std::is_same_v<Problem, ReduceAxesProblem> ? 4 : 1;
       model.work *= kWaits * FoldWeight(p.op, p.dtype);
       step *= FoldWeight(p.op, p.dtype);
     }
-    // What one core does in sequence, regardless of the number of cores.
+    // One core does these steps in sequence, regardless of the number of cores.
     model.work = std::max(model.work, depth * step);
     if constexpr (std::is_same_v<Problem, MapProblem>) {
       // Rates that were measured with contiguous operands do not include this cost.
@@ -298,14 +300,15 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
   Model model;
   if (cpu && !view.contiguous()) {
-    // One thread does it. The latency keeps the estimate from falling below half of the work after
-    // faster views have been measured.
+    // A single thread gathers the view. The latency keeps the estimate from falling below half of
+    // the work after faster views have been measured.
     model.work = elements * FindSeconds(view);
     model.latency = model.work / 2;
   } else if (cpu && to == view.dtype) {
     model.work = elements * 0.4e-9 + 2 * elements * size / rates.memory;
   } else if (!cpu && (to == view.dtype || !view.contiguous())) {
-    // Bytes fetched for one element, at most a sector: neighbours along any axis share one.
+    // Bytes fetched per element: at most a sector, which is shared by elements that are close
+    // together along any axis.
     double closest = 32;
     for (int i = 0; i < view.shape.rank; ++i) {
       const auto stride = static_cast<double>(view.strides[static_cast<std::size_t>(i)]);
@@ -347,7 +350,7 @@ void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   Rate next;
   do {
     if (old.base == 0) {
-      // The first call may move the factor as far from the expected one as any number of calls.
+      // The first call alone may move the factor as far from the expected one as many calls could.
       const Rate expected = RateOf(strategy, kind);
       const auto base = expected.base == 0 ? 1.0 : static_cast<double>(expected.base);
       next = {static_cast<float>(base),

@@ -1,10 +1,10 @@
-// Estimates how long a strategy will take: the costs of its model, at the rates of a device of its
-// kind, times a factor measured for the strategy. The estimate is made before anything is allocated
-// or launched, because nothing can stop a running kernel.
+// Estimates how long a strategy will take: the cost that its model predicts, at the typical rates
+// of such a device, times a factor that was measured for the strategy. The estimate is made before
+// anything is allocated or launched, because a running kernel cannot be stopped.
 //
 // Estimates are accurate to within a factor of about three for calls that take milliseconds or
-// more, which is enough for a limit of seconds. Short calls consist of launches and waiting, and no
-// limit concerns them.
+// more, which is enough for a limit of seconds. Short calls consist mostly of launches and waiting,
+// and no limit applies to them.
 #pragma once
 
 #include <atomic>
@@ -15,40 +15,40 @@
 
 namespace tessera {
 
-// What has been learned about one device. Thread safe and lock-free.
+// The factors learned for one device. Thread safe and lock-free.
 class Pace {
  public:
   explicit Pace(const DeviceInfo& info);
 
   // Returns the seconds that the strategy is expected to take. The result is finite and >= 0 for
   // any problem, even if the product of its extents does not fit 64 bits. REQUIRES: the strategy
-  // takes the problem.
+  // accepts the problem.
   template <class Problem>
   double Estimate(const Strategy<Problem>& strategy, const Problem& problem) const;
 
-  // Tells the pace how long the strategy took for the problem. A call of less than kMatters teaches
-  // nothing, since it consists mostly of launches. Neither does a call that should have taken less
-  // than a tenth of that, since it must have waited for something else. One call moves the factor
-  // by at most a third, so that a short time in which the device was busy does not count for much.
-  // The first call of a kind that has not been calibrated may move it further, by at most
+  // Records how long the strategy took for the problem. A call shorter than kMatters is ignored,
+  // because it consists mostly of launches. A call that should have taken less than a tenth of
+  // kMatters is ignored too, because it must have waited for something else. One call changes the
+  // factor by at most a third, so that a short time in which the device was busy has little effect.
+  // The first call of a kind that has not been calibrated may change the factor further, by up to
   // kMostApart.
   template <class Problem>
   void Learn(const Strategy<Problem>& strategy, const Problem& problem, double seconds);
-  // Takes the times of two problems of the strategy, the second much larger, measured on an idle
-  // device and, on a CPU, both small enough to stay on one thread. Their difference gives the rate,
-  // and the time that both took is the overhead, which does not grow. The rate sets the factor, and
-  // Learn moves it from there by a factor of at most kMostApart.
+  // Sets the factor from the times of two problems, the second much larger than the first. They
+  // were measured on an idle device and, on a CPU, with problems small enough to run on one thread.
+  // The difference between the two times gives the rate, because the overhead is the same in both.
+  // Learn then changes the factor by at most kMostApart in either direction.
   template <class Problem>
   void Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
                  const Problem& large, double large_seconds);
-  // Tells the pace that the problem has been refused. A strategy that is always refused is never
-  // measured again, so a bad measurement of it would remain forever. Each refusal therefore takes
-  // some of it back.
+  // Records that the problem has been refused. A strategy that is always refused is never measured
+  // again, so a bad measurement of it would remain forever. Each refusal therefore moves the factor
+  // part of the way back to the calibrated one.
   template <class Problem>
   void Forget(const Strategy<Problem>& strategy, const Problem& problem);
 
-  // Likewise for writing a view's elements to contiguous memory as elements of `to`: Stream::Gather
-  // and, for another type, Stream::Convert.
+  // These functions do the same for copying a view's elements to contiguous memory as elements of
+  // `to`, with Stream::Gather and, if the type changes, Stream::Convert.
   double EstimateCopy(const View& view, DType to) const;
   void LearnCopy(const View& view, DType to, double seconds);
   void ForgetCopy(const View& view, DType to);
@@ -58,14 +58,16 @@ class Pace {
 
  private:
   // A problem's time is max(factor * work, memory, latency), all in seconds. work: its arithmetic,
-  // and the chains of it that one core computes. memory: the least that its loads and stores take,
-  // so that a rate measured in a cache does not promise too much. latency: the time of its longest
-  // chain of steps on a device that runs many at the same time.
+  // or the part of it that one core computes in sequence if that takes longer. memory: the minimum
+  // time of its loads and stores, so that a factor measured on cached data does not make the
+  // estimate too low. latency: the time of its longest chain of dependent steps, on a device that
+  // runs many chains at the same time.
   struct Model {
     double work = 0, memory = 0, latency = 0;
   };
-  // factor: what was learned; base: what it was calibrated to, or what was expected before the
-  // first call; 0: nothing yet. They form one word, so that both are read and replaced together.
+  // factor: the learned factor. base: the calibrated factor or, without calibration, the one that
+  // was expected before the first call; 0 means that there is none yet. The two form one word, so
+  // that they are read and replaced together.
   struct Rate {
     float base = 0, factor = 0;
   };
@@ -82,7 +84,7 @@ class Pace {
 
   const Backend backend_;
   const double units_;  // threads or SMs
-  // [strategy of any operation][kind: dtype and operation], see pace.cc.
+  // Indexed by [strategy of any operation][kind: dtype and operation]; see pace.cc.
   const std::unique_ptr<Slot[]> slots_;
 };
 

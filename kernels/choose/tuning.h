@@ -1,5 +1,6 @@
-// Which strategy a matrix product gets if the request names none: a decision tree for each type of
-// operands, fitted by kernels/bench/tune.py to the times of random products. Standard library only.
+// Chooses the strategy of a matrix product if the request names none, with one decision tree per
+// operand type. kernels/bench/tune.py fits the trees to the times of random products. Standard
+// library only.
 #pragma once
 
 #include <array>
@@ -10,14 +11,14 @@
 
 namespace tessera {
 
-// The features that the trees compare. Extents are logarithms to base 2. Alignments are logarithms
-// of the alignment in bytes of address and pitch, at most 4.
+// The features that the trees compare. Extents are given as base-2 logarithms. Alignments are the
+// base-2 logarithms of the alignment of address and pitch in bytes, and are at most 4.
 enum class MatmulFeature : std::uint8_t {
   kM,
   kN,
   kK,
   kLeast,    // the smaller of m and n
-  kMost,     // the larger
+  kMost,     // the larger of m and n
   kResults,  // m n
   kWork,     // m n k
   kDepth,    // k over the smaller of m and n
@@ -32,8 +33,9 @@ using MatmulFeatures = std::array<float, kMatmulFeatures>;
 // A null address counts as aligned.
 MatmulFeatures FeaturesOf(const MatmulProblem& p);
 
-// A node of a tree, in preorder. After an inner node comes the branch for features up to the
-// threshold; the other branch is `skip` nodes later. A leaf names a strategy.
+// A node of a tree that is stored in preorder. An inner node is followed by the branch for feature
+// values up to the threshold; the other branch begins `skip` nodes after the inner node. A leaf
+// names a strategy.
 struct TuningNode {
   std::string_view strategy;  // empty: an inner node
   MatmulFeature feature{};
@@ -41,8 +43,8 @@ struct TuningNode {
   std::uint16_t skip = 0;
 };
 
-// Returns the strategy that was fastest for similar products. It may refuse this one, or need
-// something that the device does not have. Empty for a type without a tree.
+// Returns the strategy that was fastest for similar products. The strategy may refuse this product,
+// or need something that the device lacks. Returns an empty name for a type without a tree.
 std::string_view TunedStrategy(const MatmulProblem& p);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// Runs strategies on small problems before the first request. This covers the cost of first calls
-// (a kernel's code is loaded when it is first launched, and a library's handle is created), and it
-// measures how fast the strategies are.
+// Runs strategies on small problems before the first request. This takes the cost of first calls
+// out of requests (loading a kernel's code at its first launch, and creating a library's handle),
+// and it measures how fast the strategies are.
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
@@ -16,12 +16,13 @@
 namespace tessera {
 namespace {
 
-// The two sizes are large enough that their difference is work, and small enough that all
-// strategies together take little time. On a CPU, none of them uses other threads at these sizes.
+// The two sizes are far enough apart that the difference in time comes from work rather than
+// overhead, and small enough that all strategies together take little time. On a CPU, no strategy
+// uses other threads at these sizes.
 struct Sizes {
   std::int64_t elements;  // for vectors
   std::int64_t m, n, k;
-  std::int64_t side;  // of narrow products, for kFew strategies
+  std::int64_t side;  // of narrow products, which have kFew rows
 };
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
@@ -119,7 +120,7 @@ template <class Problem>
 constexpr bool kHasNarrow =
     std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
 
-// Reduces the steps along k for a strategy that takes only a few.
+// Reduces the steps along k for a strategy that accepts only a few.
 template <class Problem>
 void Suit(const Strategy<Problem>& strategy, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)
@@ -134,7 +135,8 @@ class WarmUpRun {
   const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
   const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
 
-  // Also runs what a stream itself needs: its first copies in both directions.
+  // Allocates and fills the arena. The copies, one of them to the host, also make the stream do its
+  // own setup.
   absl::Status MakeArena() {
     const Sizes& s = large();
     const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
@@ -164,7 +166,8 @@ class WarmUpRun {
     return strategy == nullptr ? absl::OkStatus() : Run(*strategy, p).status();
   }
 
-  // Runs a sum of an expression's result in each type, because its code is loaded for each type.
+  // Runs a sum of an expression's result in each type, because each type has separate code that
+  // must be loaded.
   absl::Status SumsOfExpressions() {
     if (cpu_) return absl::OkStatus();
     for (DType dtype : kAllDTypes) {
@@ -218,7 +221,7 @@ class WarmUpRun {
     return {ReduceOp::kSum};
   }
 
-  // Returns the seconds that the strategy takes, in a separate request.
+  // Runs the strategy in a separate request, and returns the seconds that it takes.
   template <class Problem>
   absl::StatusOr<double> Run(const Strategy<Problem>& strategy, Problem p) {
     if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
@@ -232,7 +235,7 @@ class WarmUpRun {
     return Now() - start;
   }
 
-  // A CPU's strategies run on this thread, whose CPU time excludes other work of the host.
+  // CPU strategies run on this thread, and its CPU time excludes other work on the host.
   double Now() const {
     timespec now{};
     clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
@@ -241,8 +244,8 @@ class WarmUpRun {
 
   template <class Problem>
   void Measure(const Strategy<Problem>& strategy, const Problem& little, const Problem& much) {
-    // The first run of each loads code and allocates; of two runs, the faster one was disturbed
-    // less.
+    // The first run of each problem loads code and allocates. Of the two later runs of the large
+    // problem, the faster one was disturbed less.
     if (!Run(strategy, little).ok() || !Run(strategy, much).ok()) return;
     const absl::StatusOr<double> small_seconds = Run(strategy, little);
     const absl::StatusOr<double> once = Run(strategy, much), again = Run(strategy, much);

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-// Polynomials over GF(2) modulo Castagnoli's, reflected like a CRC-32C: bit 31 is the coefficient
-// of x^0, and bit 0 is that of x^31.
+// Polynomials over GF(2) modulo Castagnoli's polynomial, with the bits reflected as in a CRC-32C:
+// bit 31 is the coefficient of x^0, and bit 0 is the coefficient of x^31.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 constexpr std::uint32_t kOne = 0x80000000;
 
@@ -35,8 +35,8 @@ constexpr std::array<std::uint32_t, 64> kMoves = [] {
 std::uint32_t Crc32c(const void* data, std::size_t size) { return Crc32cExtend(0, data, size); }
 
 std::uint32_t Crc32cExtend(std::uint32_t crc, const void* data, std::size_t size) {
-  constexpr std::size_t kLongest = std::size_t{1} << 30;  // the library counts in int
-  // The function does not invert its register at the beginning or the end, and it does not change
+  constexpr std::size_t kLongest = std::size_t{1} << 30;  // the library takes the size as an int
+  // crc32_iscsi does not invert its register at the beginning or the end, and it does not modify
   // the bytes.
   auto* bytes = static_cast<unsigned char*>(const_cast<void*>(data));
   std::uint32_t state = ~crc;
@@ -49,9 +49,9 @@ std::uint32_t Crc32cExtend(std::uint32_t crc, const void* data, std::size_t size
   return ~state;
 }
 
-// The remainder of a concatenation is that of its first part, times x^(bits of the second), plus
-// that of the second; the inversions at both ends cancel out. This is the method of crc32_combine
-// in zlib (Mark Adler), with powers of x.
+// The remainder of a concatenation is the remainder of the first part times x^(bits in the second
+// part), plus the remainder of the second part. The inversions at both ends cancel out. This is the
+// method of zlib's crc32_combine (Mark Adler), with powers of x.
 std::uint32_t Crc32cCombine(std::uint32_t crc1, std::uint32_t crc2, std::uint64_t size2) {
   for (std::size_t k = 0; size2 != 0; ++k, size2 >>= 1) {
     if ((size2 & 1) != 0) crc1 = Multiply(kMoves[k], crc1);

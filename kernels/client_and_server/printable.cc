@@ -20,7 +20,7 @@ std::size_t SequenceLength(std::string_view text) {
   for (std::size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
-  // These begin overlong forms, surrogates, and numbers above U+10FFFF.
+  // These are the beginnings of overlong forms, surrogates, and code points above U+10FFFF.
   if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
       (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90)) {
     return 0;
@@ -28,7 +28,8 @@ std::size_t SequenceLength(std::string_view text) {
   return length;
 }
 
-// C1 controls, and characters that break a line or change the direction of writing.
+// Whether the sequence is a C1 control, or a character that breaks a line or changes the direction
+// of writing.
 bool IsInvisible(std::string_view sequence) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
   if (sequence.size() == 2) return byte(0) == 0xc2 && byte(1) < 0xa0;

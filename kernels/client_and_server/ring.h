@@ -1,13 +1,13 @@
-// Several servers that share names: which server is the home of a name.
+// A ring: several servers that share names. It says which server is the home of a name.
 //
-// A name's route is the part before its last `/`, or the whole name if there is none, so that the
-// names of a folder have one home. The home is the server with the largest weight for the route, a
-// hash of the server's name and the route (rendezvous hashing). When a server is removed, only its
-// own names move, evenly to all others. The hash uses names of servers rather than addresses, which
-// change.
+// A name's route is the part before its last `/`, or the whole name if there is none, so all names
+// in a folder have the same home. The home is the server with the largest weight for the route; the
+// weight is a hash of the server's name and the route (rendezvous hashing). When a server is
+// removed, only its own names move, and they are spread evenly over the other servers. The hash
+// uses the servers' names rather than their addresses, because addresses change.
 //
 //   hash(text)            FNV-1a, 64 bits
-//   weight(server, route) mix(hash(server) ^ mix(hash(route))), mix being that of SplitMix64
+//   weight(server, route) mix(hash(server) ^ mix(hash(route))), with the mix function of SplitMix64
 #pragma once
 
 #include <cstddef>
@@ -28,12 +28,12 @@ class Ring {
  public:
   struct Server {
     std::string name;     // 1 to 64 characters of [a-zA-Z0-9._-]
-    std::string address;  // for clients
+    std::string address;  // the address that clients use
   };
 
-  // Parses one line per server: its name and its address; `#` begins a comment. INVALID_ARGUMENT /
-  // BAD_RING, with the number of the line, if a line does not have two words, a name occurs twice,
-  // or there is no server.
+  // Parses text with one line per server, which has the server's name and its address; `#` begins a
+  // comment. INVALID_ARGUMENT / BAD_RING, with the line number, if a line does not have two words,
+  // a name occurs twice, or there is no server.
   static absl::StatusOr<Ring> Parse(std::string_view text);
 
   const std::vector<Server>& servers() const { return servers_; }

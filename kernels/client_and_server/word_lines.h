@@ -1,4 +1,5 @@
-// Files of words on lines, in which `#` begins a comment: lists of callers and of servers.
+// Files that have words on lines and comments that begin with `#`, such as the lists of callers and
+// of servers.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 namespace tessera {
 
 struct WordLine {
-  std::size_t number = 0;  // line number in the text, from 1 on
+  std::size_t number = 0;  // line number in the text, starting at 1
   std::vector<absl::string_view> words;
 };
 
@@ -21,7 +22,7 @@ std::string_view BehindByteOrderMark(std::string_view text);
 // Returns the lines that have words; the words point into the text. A byte order mark is skipped.
 std::vector<WordLine> WordLines(std::string_view text);
 
-// Whether it can be a name in such a file: 1 to 64 characters of [a-zA-Z0-9._-].
+// Whether the text can be a name in such a file: 1 to 64 characters of [a-zA-Z0-9._-].
 bool IsPlainName(absl::string_view text);
 
 }  // namespace tessera

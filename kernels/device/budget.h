@@ -1,5 +1,5 @@
-// How much of something may be in use at the same time: bytes of buffers, of scratch memory, of
-// messages. Standard library only.
+// A limit on how much of something may be in use at the same time: bytes of buffers, of scratch
+// memory or of messages. Standard library only.
 #pragma once
 
 #include <atomic>

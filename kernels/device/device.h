@@ -27,14 +27,14 @@ struct DeviceInfo {
   std::string pci_bus_id;  // "0000:65:00.0"; empty if it is not a GPU
 };
 
-// A failed call to the device's runtime. It is thrown only inside kernels/: run/ turns it into a
-// Status.
+// A failed call to the device's runtime. It is thrown only inside kernels/; kernels/run/ converts
+// it to a Status.
 class DeviceError : public std::exception {
  public:
   enum class Kind {
     kOutOfMemory,      // device memory
     kOutOfHostMemory,  // host memory, page-locked or ordinary
-    kOutOfScratch,     // the stream's scratch budget has no room; nothing was allocated
+    kOutOfScratch,     // the stream's scratch budget is used up; nothing was allocated
     kUnsupported,      // the device, or the machine that it belongs to, cannot do this
     kFailed,           // this call failed; the device still works
     kLost,             // sticky: every later call fails too
@@ -56,7 +56,7 @@ class DeviceError : public std::exception {
   const std::string& call() const { return call_; }       // the expression that failed
   const std::string& error() const { return error_; }     // the runtime's name for the error
   std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
-  // Bytes of the budget, for kOutOfScratch.
+  // The budget's free and total bytes, for kOutOfScratch.
   std::uint64_t free() const { return free_; }
   std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
@@ -86,19 +86,19 @@ struct HostBytes {
 // Owned host memory. It may outlive its device.
 using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
 
-// While it lives, a device's copies directly reach host memory that the device did not allocate. It
-// may outlive the device but not the memory.
+// While it exists, a device's copies have direct access to host memory that the device did not
+// allocate. It may outlive the device but not the memory.
 using HostRegistration = std::unique_ptr<void, void (*)(void*) noexcept>;
 
-// The part of an array that lies on one of several devices: bytes [begin, end) of the array.
+// The part of an array that is on one of several devices: bytes [begin, end) of the array.
 struct Shard {
   Device* device = nullptr;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-// Memory on several devices under one range of addresses. The destructor frees it; no work that
-// uses it may be in flight then. The devices outlive it.
+// Memory on several devices with one contiguous range of addresses. The destructor frees it, so no
+// work that uses it may be in flight at that point. The devices must outlive it.
 class ShardedMemory {
  public:
   virtual ~ShardedMemory() = default;
@@ -115,24 +115,24 @@ class SpareMemory {
   virtual void Clear() noexcept = 0;
 };
 
-// Thread safe. It outlives its streams and its memory.
+// Thread safe. It must outlive its streams and its memory.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
-  // Returns how many bytes are free on the device, for any process. On a lost device it returns 0,
-  // and marks the device lost.
+  // Returns the number of free bytes on the device, which any process may allocate. If the device
+  // turns out to be lost, marks it lost and returns 0.
   virtual std::uint64_t FreeBytes() const = 0;
-  // Allocates bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every stream.
-  // Throws DeviceError.
+  // Allocates uninitialised memory that is aligned to 256 bytes and usable from every stream.
+  // REQUIRES: bytes > 0. Throws DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
   // Returns how much of the device's memory an allocation of `bytes` takes.
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: returned by Allocate; no work that uses it may be in flight. Never throws.
   virtual void Free(void* memory) noexcept = 0;
-  // Sets the spare memory; null, the initial value, means that there is none. Threads that are
-  // about to allocate clear it, whatever other locks they hold. REQUIRES: no thread is in WithSpare
-  // or FreeSpare.
+  // Sets the spare memory; null, the initial value, means that there is none. A thread that is
+  // about to allocate may clear the spare memory, whatever other locks it holds. REQUIRES: no
+  // thread is in WithSpare or FreeSpare.
   void SetSpare(SpareMemory* spare) { spare_ = spare; }
   void FreeSpare() noexcept {
     if (spare_ != nullptr) spare_->Clear();
@@ -154,35 +154,38 @@ class Device {
   // Shards begin at multiples of this size, and each takes a whole number of such units of its
   // device's memory.
   virtual std::size_t ShardUnit() const { return 4096; }
-  // Allocates uninitialised memory on several devices of one backend, including this one; streams
-  // of all of them reach all of it. shards: at least two, none empty, adjacent from 0 on, on
-  // different devices. Throws DeviceError; kUnsupported where such memory is impossible.
+  // Allocates uninitialised memory on several devices of one backend, including this one. Streams
+  // of all these devices reach all of the memory. shards: at least two, none empty, adjacent from
+  // byte 0 on, on different devices. Throws DeviceError, with kUnsupported if such memory is
+  // impossible.
   virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind do not reach each other's memory");
   }
-  // Allocates bytes > 0 of uninitialised host memory, aligned to 64, that the device's copies reach
-  // directly. It may wait for the device's work, and so may freeing the memory. Throws DeviceError.
+  // Allocates uninitialised host memory, aligned to 64, that the device's copies reach directly.
+  // Allocating and freeing it may wait for the device's work. REQUIRES: bytes > 0. Throws
+  // DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
-  // Lets the device's copies reach memory directly: bytes > 0, in whole pages that are present. One
-  // registration serves all devices of a backend; a second one of the same memory may be empty, and
-  // its effect ends with the first one. Registering may wait for the device's work, and so may
-  // ending the registration. Throws DeviceError.
+  // Gives the device's copies direct access to host memory. One registration serves all devices of
+  // a backend. A second registration of the same memory may be empty, and its effect then ends with
+  // the first one. Registering and unregistering may wait for the device's work. REQUIRES: the
+  // memory is one or more whole pages that are present. Throws DeviceError.
   virtual HostRegistration RegisterHost(void* /*memory*/, std::size_t /*bytes*/) {
     return {nullptr, [](void*) noexcept {}};
   }
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
-  // Asks the device whether it still responds, in microseconds and without waiting for its work.
-  // Throws DeviceError; kLost also for a failure that no stream has met yet.
+  // Checks that the device still responds. This takes microseconds and does not wait for the
+  // device's work. Throws DeviceError, with kLost even for a failure that no stream has reported
+  // yet.
   virtual void Probe() = 0;
-  // Starts or stops a profiler's recording of the device's work, if an attached profiler waits for
-  // this call.
+  // Starts or stops the recording of the device's work, if a profiler is attached and is waiting
+  // for this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
-  // Makes streams of MakeLargeStream leave a part of the device to other streams, if the device can
-  // be partitioned. Work on the other streams then never waits for a kernel that fills the rest.
-  // From then on info() counts only the rest, so that strategies give the same bits on either kind
-  // of stream. REQUIRES: there is no stream. Throws DeviceError.
+  // If the device can be partitioned, makes the streams that MakeLargeStream returns leave a part
+  // of the device to other streams. Work on the other streams then never waits for a kernel that
+  // fills the rest of the device. From then on info() counts only the rest, so that strategies give
+  // the same bits on both kinds of streams. REQUIRES: no stream exists. Throws DeviceError.
   virtual void KeepRoom() {}
   // Returns a stream for operations that would occupy the device for long. Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
@@ -202,23 +205,23 @@ struct ScratchMark {
 };
 
 // An in-order queue of work with its own scratch memory. Only one thread at a time may use it, and
-// its device outlives it. Every function may throw DeviceError.
+// its device must outlive it. Every function may throw DeviceError.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual Device& device() const = 0;
 
   // Sets the budget that blocks of Scratch and HostScratch are charged to before they are
-  // allocated; null, the initial value, means none. The budget outlives the stream. REQUIRES: the
-  // stream has no block yet.
+  // allocated; null, the initial value, means no budget. The budget must outlive the stream.
+  // REQUIRES: the stream has no block yet.
   virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
   // Sets the cancellation flag of the current request; null if it cannot be cancelled. Once the
   // flag is set, it stays set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
-  // Whether to stop. Strategies poll this every few milliseconds, where that costs nothing. A
-  // strategy that stops leaves its results incomplete, and they are not read. Thread safe.
+  // Whether to stop. Strategies poll this every few milliseconds where polling costs nothing. A
+  // strategy that stops leaves incomplete results, which are not read. Thread safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
@@ -232,22 +235,23 @@ class Stream {
 
   // Begins a request: invalidates everything that Scratch has returned, and resets result().
   virtual void Reset() = 0;
-  // Ends a request: waits for its work, and gives its scratch memory back to the device and the
+  // Ends a request: waits for its work, and returns its scratch memory to the device and the
   // budget. The stream keeps only its own small block, which no budget counts.
   virtual void Trim() = 0;
   // Returns `bytes` of uninitialised device memory aligned to 256, valid until Reset or Trim.
-  // Throws kOutOfScratch when the budget has no room, and kOutOfMemory when the device has none
-  // even after spare memory has been freed.
+  // Throws kOutOfScratch if the budget is used up, and kOutOfMemory if the device has too little
+  // memory even after spare memory has been freed.
   virtual void* Scratch(std::size_t bytes) = 0;
   virtual ScratchMark MarkScratch() const = 0;
-  // Lets Scratch hand out again, to later work, what it has handed out since the mark. REQUIRES:
-  // neither Reset nor Trim has been called since; only work of this stream uses that memory, and
-  // none of it is HostScratch.
+  // Allows Scratch to reuse, for later work, the memory that it has handed out since the mark.
+  // REQUIRES: neither Reset nor Trim has been called since the mark, and only work on this stream
+  // uses that memory, none of which is HostScratch.
   virtual void RewindScratch(const ScratchMark& mark) = 0;
-  // Sets the keeper of what Prepare returns; null, the initial value, means that nothing is kept.
+  // Sets the object that keeps what Prepare returns; null, the initial value, means that nothing is
+  // kept.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
-  // Returns memory for what is made from an operand. It is like Scratch, but the contents may be
-  // there already.
+  // Returns memory for data that is prepared from an operand. It is like memory from Scratch,
+  // except that it may already hold that data (`ready`).
   PreparedMemory Prepare(const Preparation& what, std::size_t bytes) {
     PreparedMemory memory;
     if (keeper_ != nullptr) memory = keeper_->Keep(what, bytes);
@@ -255,16 +259,16 @@ class Stream {
     if (memory.ready) ++prepared_found_;
     return memory;
   }
-  // Returns how many times Prepare has found the contents there already.
+  // Returns how many times Prepare has returned memory that already held its data.
   std::uint64_t prepared_found() const { return prepared_found_; }
   // Returns one Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
-  // Returns bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write
-  // in stream order; otherwise like Scratch.
+  // Like Scratch, but returns uninitialised host memory, aligned to 256, that kernels can read and
+  // write in stream order. REQUIRES: bytes > 0.
   virtual void* HostScratch(std::size_t bytes) = 0;
 
-  // Copies the pieces, one after the other. They may be in any memory and may be reused on return;
-  // the device sees the bytes in stream order.
+  // Copies the pieces, one after the other. They may be in any host memory, which may be reused on
+  // return. The device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
   // Copies from staging memory or registered memory, which must not change until Synchronize.
   virtual void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
@@ -274,26 +278,27 @@ class Stream {
   // The bytes are in host on return. They are copied only once if host is in the device's staging
   // memory or in registered memory.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
-  // Whether CopyToPeer can write to the memory of the peer's device. The first call sets up what
-  // that takes.
+  // Whether CopyToPeer can write to the memory of the peer's device. The first call does the
+  // necessary setup.
   virtual bool ReachesPeer(Stream& /*peer*/) { return false; }
-  // Copies directly to memory of the peer's device, in the order of this stream: the bytes are
-  // there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
+  // Copies directly to memory of the peer's device, in the order of this stream. The copy is
+  // complete once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
   virtual void CopyToPeer(Stream& /*peer*/, void* /*out*/, const void* /*data*/,
                           std::size_t /*bytes*/) {}
-  // Makes later work of this stream begin after all work that the other stream has been given so
-  // far. Both devices are of the same backend.
+  // Makes later work on this stream wait for all work that has been enqueued on the other stream so
+  // far. REQUIRES: both devices have the same backend.
   virtual void WaitFor(Stream& /*other*/) {}
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
-  // Writes n contiguous elements as another type or the same one. Values that do not fit are
-  // rounded or clipped as kernels/same_bits/convert.h says.
+  // Copies n contiguous elements and converts them to the type `to`, which may equal `from`. Values
+  // that do not fit are rounded or clipped as kernels/same_bits/convert.h describes.
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;
-  // Device time between the two calls, in microseconds. StopTimer synchronises.
+  // Measure device time. StopTimer synchronises and returns the time between the two calls, in
+  // microseconds.
   virtual void StartTimer() = 0;
   virtual double StopTimer() = 0;
 
@@ -305,7 +310,7 @@ class Stream {
   std::uint64_t prepared_found_ = 0;
 };
 
-// Calls f() and marks its errors as errors of the stream's device.
+// Calls f() and attributes its errors to the stream's device.
 template <class F>
 void OnDeviceOf(Stream& stream, F&& f) {
   try {

@@ -1,4 +1,4 @@
-// The only place where a device's exception becomes a Status.
+// The only place that converts a device's exception to a Status.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace tessera {
 absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
                               std::uint64_t total);
 
-// Returns the Status of the exception in flight, which concerns this device unless it names another
-// one. Marks the device lost if the exception says so.
+// Converts the exception in flight to a Status. The exception concerns this device unless it names
+// another one. Marks that device lost if the exception says so.
 absl::Status CurrentExceptionStatus(Device& at);
 
-// Returns the Status of f(), which may throw DeviceError.
+// Calls f(), which may throw DeviceError, and returns the outcome as a Status.
 template <class F>
 absl::Status Guard(Device& device, F&& f) {
   try {

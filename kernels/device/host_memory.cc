@@ -19,15 +19,16 @@ namespace {
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPage = 4096;
-// How much is populated in one call, during which no other thread of the process can map or unmap
-// memory. While four callers created buffers of 1 GiB, other callers' small calls took 0.8 to 6 s
-// (p99) where the buffers were populated whole, and 36 to 140 ms in these pieces (2 busy cores,
-// 2026-11-27).
+// How many bytes one system call populates. During that call no other thread of the process can map
+// or unmap memory. While four callers were creating buffers of 1 GiB, other callers' small calls
+// took 0.8 to 6 s (p99) with buffers populated in one call each, and 36 to 140 ms with pieces of
+// this size (2 busy cores, 2026-11-27).
 constexpr std::size_t kPopulated = std::size_t{16} << 20;
-// From this size on memory is mapped, so that freeing it returns it to the system. Smaller amounts
-// come from the heap, which keeps some of what is freed.
+// Allocations of at least this size are mapped, so that freeing them returns the memory to the
+// system. Smaller ones come from the heap, which keeps some of the freed memory.
 constexpr std::size_t kLeastMapping = std::size_t{256} << 10;
-// What small allocations may take together before free memory is read again.
+// How many bytes small allocations may take in total before the amount of free memory is read
+// again.
 constexpr std::uint64_t kCredit = std::uint64_t{16} << 20;
 // Reserved for the stacks, messages and tables of the process.
 constexpr std::uint64_t kReserve = std::uint64_t{64} << 20;
@@ -51,19 +52,19 @@ std::uint64_t FigureOf(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// File names of one version of control groups.
+// The file names in one version of control groups.
 struct Files {
   const char* limit;
   const char* used;
-  const char* cache;  // the key in memory.stat of file pages that can be dropped
+  const char* cache;  // the key in memory.stat for file pages that can be dropped
 };
 constexpr Files kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                              "total_inactive_file"};
 constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
-// Calls f(group) for the group at mount + path, which begins with '/', and for each group that
-// encloses it, up to the mount's own: the limits of all of them apply. In a container the path may
-// be the host's, and then only the mount itself exists.
+// Calls f(group) for the group at mount + path and for each enclosing group, up to the mount
+// itself, because the limits of all of them apply. path is empty or begins with '/'. In a container
+// the path may be the host's, and then only the mount itself exists.
 template <class F>
 void ForGroups(const std::string& mount, std::string path, const F& f) {
   while (true) {
@@ -95,7 +96,8 @@ std::string PathOf(const std::string& line) {
   return path.empty() || path[0] == '/' ? path : "";
 }
 
-// The paths of this process's group for a controller, in both versions of control groups.
+// The paths of the group to which this process belongs for a controller, in both versions of
+// control groups.
 struct GroupPaths {
   std::string version1, version2;
 };
@@ -122,7 +124,7 @@ void* Map(std::size_t bytes) {
     munmap(memory, bytes);
     return nullptr;
   }
-  // A kernel older than 5.14.
+  // The kernel is older than 5.14.
   for (std::size_t at = 0; at < bytes; at += kPage) static_cast<volatile char*>(memory)[at] = 0;
   return memory;
 }
@@ -131,12 +133,12 @@ void* Map(std::size_t bytes) {
 // share the memory.
 class Ledger {
  public:
-  // Whether the bytes are free. They count as taken until Settle, and by then the system counts
-  // them.
+  // Reserves the bytes if that many are free, and says whether they were. The ledger counts them as
+  // taken until Settle; by then the system counts them.
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // Until then, memory that other threads are populating counts twice.
+      // Memory that other threads are populating counts twice, so wait until they are done.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }
@@ -159,7 +161,7 @@ class Ledger {
     credit_ -= bytes;
     return true;
   }
-  // Forgets a mapping and returns its size; 0 for memory of the heap.
+  // Forgets a mapping and returns its size; 0 for heap memory.
   std::size_t Forget(void* memory) {
     const std::lock_guard lock(mutex_);
     const auto it = mappings_.find(memory);

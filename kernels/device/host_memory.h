@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct HostMemory {
-  std::uint64_t total = 0;  // the machine's, or the smallest limit of our control groups
+  std::uint64_t total = 0;  // the machine's memory, or the smallest limit of our control groups
   std::uint64_t free = 0;   // what may be allocated without swapping or being killed
 };
 
@@ -22,12 +22,12 @@ HostMemory ReadHostMemory(const std::string& root = "");
 // root: the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
-// Allocates all pages of mapped memory, which starts at a page. On failure it returns false, and
-// errno says why: EINVAL means that the kernel is older than 5.14.
+// Allocates all pages of mapped memory that begins at a page boundary. On failure it returns false,
+// and errno says why: EINVAL means that the kernel is older than 5.14.
 bool PopulateHost(void* memory, std::size_t bytes);
 
-// Allocates `bytes` of uninitialised memory aligned to 256, with all its pages. Returns null when
-// that much is not free; the last 64 MiB are reserved for the rest of the process.
+// Allocates `bytes` of uninitialised memory aligned to 256, with all its pages. Returns null if
+// that much memory is not free; the last 64 MiB are reserved for the rest of the process.
 void* AllocateHost(std::size_t bytes);
 // memory: returned by AllocateHost.
 void FreeHost(void* memory) noexcept;

@@ -1,5 +1,5 @@
-// What is made from an operand before a kernel reads it, such as a copy without gaps. A later
-// request may have the same operand in the same memory, unchanged, so a server may keep the result.
+// Data that is prepared from an operand before a kernel reads it, such as a copy without gaps. A
+// later request may read the same operand, unchanged, so a server may keep the prepared data.
 // Standard library only.
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// What is made, and from which elements. Equal preparations make the same bytes, as long as the
-// elements do not change.
+// Says what is prepared, and from which elements. Equal preparations produce the same bytes as long
+// as the elements do not change.
 struct Preparation {
-  std::string_view how;  // a literal; the bytes depend only on it and on the view
+  std::string_view how;  // a literal; the prepared bytes depend only on it and on the view
   View operand;
 
   friend bool operator==(const Preparation& a, const Preparation& b) {
@@ -30,12 +30,13 @@ struct Preparation {
 
 struct PreparedMemory {
   void* data = nullptr;
-  // True if an earlier request has made the contents; otherwise they are made there in stream
-  // order.
+  // True if an earlier request has written the prepared data. If false, the caller writes it there,
+  // in stream order.
   bool ready = false;
 };
 
-// Keeps what one request prepares, on the device of its stream. Used by one thread.
+// Keeps the data that one request prepares, on the device of the request's stream. Only one thread
+// may use it.
 class Keeper {
  public:
   virtual ~Keeper() = default;

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Returns null if no profiler listens.
+// Returns null if no profiler is listening.
 nvtxDomainHandle_t Domain() noexcept {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("tessera");
   return domain;
@@ -34,7 +34,7 @@ ProfilerRange::~ProfilerRange() {
 
 }  // namespace tessera
 
-#else  // NVTX is part of the CUDA toolkit
+#else  // a build without NVTX, which is part of the CUDA toolkit
 
 namespace tessera {
 

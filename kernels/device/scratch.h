@@ -1,5 +1,5 @@
-// Scratch memory of a stream: blocks that are handed out from front to back, and given back
-// together or from a mark on. Standard library only.
+// The scratch memory of a stream: blocks that are handed out from front to back, and that are
+// released all together or back to a mark. Standard library only.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 
 namespace tessera {
 
-// The owner must call Free before what it allocates from is destroyed.
+// The owner must call Free before the source of the memory is destroyed.
 class ScratchBlocks {
  public:
-  // Size of the stream's own block, which the stream keeps between requests and which no budget
-  // counts. Small requests find it there. Also the smallest allocation.
+  // Size of the stream's own block, which the stream keeps between requests so that small requests
+  // need no allocation, and which no budget counts. It is also the smallest allocation.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
   // allocate may throw DeviceError; free must not throw.
@@ -28,8 +28,8 @@ class ScratchBlocks {
   ScratchBlocks(const ScratchBlocks&) = delete;
   ScratchBlocks& operator=(const ScratchBlocks&) = delete;
 
-  // Returns `bytes` aligned to 256, or null for 0 bytes. Throws DeviceError; kOutOfScratch before
-  // it allocates.
+  // Returns `bytes` aligned to 256, or null for 0 bytes. Throws DeviceError; kOutOfScratch is
+  // thrown before anything is allocated.
   void* Take(std::size_t bytes, Budget* budget) {
     constexpr std::size_t kAlignment = 256;
     if (bytes == 0) return nullptr;
@@ -46,8 +46,8 @@ class ScratchBlocks {
   }
 
   ScratchMark Mark() const { return at_; }
-  // Invalidates what was handed out since the mark; the blocks stay, to be handed out again.
-  // REQUIRES: neither Trim nor Free has been called since.
+  // Invalidates the memory that was handed out since the mark. The blocks remain, and are handed
+  // out again. REQUIRES: neither Trim nor Free has been called since.
   void Rewind(const ScratchMark& mark) { at_ = mark; }
 
   // Invalidates everything that was handed out; the stream's own block stays.
@@ -91,7 +91,7 @@ class ScratchBlocks {
   const std::function<void*(std::size_t)> allocate_;
   const std::function<void(void*)> free_;
   std::vector<Block> blocks_;
-  ScratchMark at_;  // where the next memory comes from: blocks before it are full
+  ScratchMark at_;  // where the next memory comes from; earlier blocks are full
 };
 
 }  // namespace tessera

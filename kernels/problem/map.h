@@ -1,5 +1,5 @@
 // An expression as the strategies of Map run it: typed instructions on registers, each of which
-// holds one value per element. kernels/expression/expression.h makes it from a request. Standard
+// holds one value per element. kernels/expression/expression.h creates it from a request. Standard
 // library only.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace tessera {
 inline constexpr int kMostOperands = 8;
 inline constexpr int kMostNodes = 64;
 
-// What a register holds. 16-bit elements are F32 in registers, and 8-bit integers are I32, both
-// rounded to their own type.
+// The type of the values in a register. Registers hold 16-bit elements as F32 and 8-bit integers as
+// I32, both rounded to the element's type.
 enum class ValueType : std::uint8_t { kF32, kF64, kI32, kI64, kBool };
 
 constexpr ValueType ValueTypeOf(DType dtype) {
@@ -35,12 +35,12 @@ constexpr ValueType ValueTypeOf(DType dtype) {
   }
 }
 
-// Whether elements in memory have the type that registers hold.
+// Whether elements have the same type in memory as in registers.
 constexpr bool IsStoredAsValue(DType dtype) {
   return dtype != DType::kF16 && dtype != DType::kBF16 && !IsByteInteger(dtype);
 }
 
-// Calls f(T{}) for the type of the values.
+// Calls f(T{}) with the C++ type of the values.
 template <class F>
 constexpr decltype(auto) DispatchValue(ValueType type, F&& f) {
   switch (type) {
@@ -73,14 +73,14 @@ struct Instruction {
   std::uint8_t out = 0, a = 0, b = 0, c = 0;
 };
 
-// A constant's value as a register holds it: its bits, from the first byte on.
+// The bits of a constant as a register holds it, starting at the first byte.
 struct MapConstant {
   std::uint64_t bits = 0;
 };
 
-// A node needs one conversion for each argument and one for its result, in addition to itself.
+// A node needs its own instruction, one conversion per argument and one conversion of its result.
 inline constexpr int kMostInstructions = (kMostArguments + 2) * kMostNodes;
-// The values of nodes, and the temporaries of one node.
+// The values of all nodes, and the temporaries of one node.
 inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
 
 // The last instruction leaves the result in its register, of type ValueTypeOf(dtype).
@@ -90,7 +90,7 @@ struct MapProgram {
   std::array<DType, kMostOperands> operand_dtypes{};
   int instructions = 0;
   int registers = 0;
-  int flops = 0;      // of one element, by the cost model
+  int flops = 0;      // per element, in the cost model
   bool wide = false;  // whether any value takes 64 bits
   std::array<Instruction, kMostInstructions> code{};
   std::array<MapConstant, kMostInstructions> constants{};

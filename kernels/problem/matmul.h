@@ -1,5 +1,5 @@
-// What the strategies of Matmul share on every device: the pairs of operand and result types, the
-// arithmetic on one element, and the cost models. Standard library only.
+// Definitions that the Matmul strategies share on every device: the pairs of operand and result
+// types, the arithmetic on one element, and the cost models. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// The pairs that exist: floating-point results have the operands' type, and products of 16-bit
-// operands may also be f32, in which they are accumulated anyway. Integers wrap in the result's
-// width.
+// Whether operands of dtype can have results of out_dtype. Floating-point results have the
+// operands' type. Products of 16-bit operands may also be f32, the type in which they are
+// accumulated anyway. Integers wrap at the result's width.
 constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -51,12 +51,13 @@ decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
   }
 }
 
-// The type that an element of the result is summed in: f32 for 16 bits; the result's own type for
-// integers, since wrapping at every step gives the same as wrapping at the end.
+// The type in which an element of the result is accumulated. It is f32 for 16-bit types. For
+// integers it is the result's own type, because wrapping at every step gives the same result as
+// wrapping at the end.
 template <class T, class O>
 using MatmulAcc = std::conditional_t<std::is_integral_v<T>, O, ValueOf<T>>;
 
-// sum + a * b; fused where the device does that at no cost, and wrapping for integers.
+// Returns sum + a * b. It is fused on devices where that is free, and wraps for integers.
 template <class V, class A>
 TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
   if constexpr (std::is_integral_v<A>) {
@@ -72,7 +73,7 @@ TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
 
 // --- Cost models ---
 
-// Unit roundoff of the accumulators of MatmulAcc.
+// The unit roundoff of MatmulAcc.
 constexpr double MatmulRoundoffUnit(DType dtype) {
   return IsInteger(dtype) ? 0 : dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
@@ -82,7 +83,7 @@ inline double MatmulChainRoundoff(const MatmulProblem& p) {
   return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
 }
 
-// The cost of a strategy that loads `loads` elements of its operands from memory.
+// Returns the cost of a strategy that loads `loads` elements of its operands from memory.
 constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
   const auto k = static_cast<std::uint64_t>(p.k);
@@ -92,7 +93,8 @@ constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
           .depth = k};
 }
 
-// Elements loaded when every rows x columns tile of c loads its rows of a and its columns of b.
+// Returns the number of elements loaded when every rows x columns tile of c loads its rows of a and
+// its columns of b.
 constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t rows,
                                         std::int64_t columns) {
   const auto row_tiles = static_cast<std::uint64_t>((p.m + rows - 1) / rows);
@@ -102,8 +104,8 @@ constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t row
          row_tiles * static_cast<std::uint64_t>(p.n) * k;
 }
 
-// The cost of a CPU strategy in which one core computes all multiply-adds of a block of c, in tiles
-// that are `columns` wide. It computes a tile in full even where the tile extends beyond c on the
+// Returns the cost of a CPU strategy in which one core computes all multiply-adds of a block of c,
+// in tiles that are `columns` wide. A tile is computed in full even if it extends beyond c on the
 // right.
 constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
                               std::int64_t block_columns, std::int64_t columns) {

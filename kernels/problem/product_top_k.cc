@@ -6,20 +6,20 @@
 namespace tessera {
 namespace {
 
-// A register's value, as far as it can become part of a score.
+// What is known about a register's value, as a possible part of a score.
 struct Value {
   enum class Kind : std::uint8_t { kOther, kConstant, kVector, kScore };
   Kind kind = Kind::kOther;
   bool rounded = true;  // to the type of the scores
   float constant = 0;
   int operand = -1;
-  // For kScore: which of its operations it has.
+  // For kScore: the operations of the score that have been found.
   Score score;
   bool scaled = false, multiplied = false;
 };
 
-// The three operations of a score come in a fixed order. -1 * x equals -x, and a - b equals a + -b,
-// whatever is rounded.
+// The three operations of a score have a fixed order. -1 * x equals -x and a - b equals a + -b
+// exactly, even after rounding.
 Value Multiply(const Value& a, const Value& b) {
   if (b.kind == Value::Kind::kConstant && a.kind == Value::Kind::kScore) return Multiply(b, a);
   if (a.kind != Value::Kind::kConstant || b.kind != Value::Kind::kScore || b.multiplied) return {};

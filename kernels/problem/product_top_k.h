@@ -1,6 +1,7 @@
-// A product that selects: the best elements of each row of a matrix product, or of scores that are
-// computed from it, without the product in memory. It replaces three steps of a program (Matmul,
-// Map and TopK) whose results nothing else reads, and gives the same bits. Standard library only.
+// A fused product and TopK: it selects the best elements of each row of a matrix product, or of
+// scores that are computed from the product, without writing the product to memory. It replaces
+// three steps of a program (Matmul, Map and TopK) if nothing else reads the results of the first
+// two, and gives the same bits. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +14,12 @@
 
 namespace tessera {
 
-// What an element c of the product becomes before it is compared; every operation rounds to the
-// scores' type:
+// The score that is computed from an element c of the product and then compared. Every operation
+// rounds to the scores' type:
 //
 //     outer * (vector + scale * c)
 //
-// A factor of 1 and a missing vector change nothing, whatever c is: a missing vector counts as -0.
+// For any c, factors of 1 change nothing, and neither does a missing vector, which counts as -0.
 struct Score {
   float scale = 1;
   float outer = 1;
@@ -26,9 +27,9 @@ struct Score {
   bool negated = false;  // the vector is subtracted
 };
 
-// Returns the expression as a score of operand `product`, if it has that form: s * c, v + c, v - c,
-// c - v, v - s * c, s * (v - c) and the like, with arguments in any order, in one floating-point
-// type.
+// Returns the expression as a score of operand `product` if it has that form. Examples are s * c, v
+// + c, v - c, c - v, v - s * c and s * (v - c). Arguments may be in any order, and all values must
+// have one floating-point type.
 std::optional<Score> FindScore(const MapProgram& program, int product);
 
 // product.c is not used; product.out_dtype is the type of the scores, the vector and the values.
@@ -47,11 +48,11 @@ struct ProductTopKProblem {
 // One implementation: a constant defined in its own file.
 struct ProductTopKStrategy {
   std::string_view name;
-  std::string_view product;  // the Matmul strategy whose bits the scores have
-  // Why the strategy does not take the problem; empty if it does.
+  std::string_view product;  // the Matmul strategy that gives the same bits
+  // Returns why the strategy does not accept the problem; empty if it does.
   std::string (*refuses)(const ProductTopKProblem&, const Device&);
   Cost (*cost)(const ProductTopKProblem&);
-  // The most scratch memory that a launch takes: less than the scores would take.
+  // Returns the maximum scratch memory of a launch, which is less than the scores would take.
   std::uint64_t (*scratch)(const ProductTopKProblem&, const Device&);
   // Throws DeviceError.
   void (*launch)(const ProductTopKProblem&, Stream&);

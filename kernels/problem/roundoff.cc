@@ -11,25 +11,27 @@ double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps)
   const auto all = static_cast<double>(steps.narrow + steps.wide);
   switch (op) {
     case ReduceOp::kProduct:
-      // Every multiplication enters the relative error, not only those on one path.
+      // Every multiplication contributes to the relative error, not only the multiplications on one
+      // path.
       return std::expm1(static_cast<double>(n) * kRoundoffF64);
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      // All of it is in double. The square and the root round once each. An i64 rounds when it
-      // becomes a double, and squaring doubles that error.
+      // All arithmetic is in double. The square and the root round once each. An i64 is rounded
+      // when it is converted to double, and squaring doubles that error.
       return (all + 4) * kRoundoffF64;
     case ReduceOp::kVariance:
     case ReduceOp::kStd: {
-      // All of it is in double. A merge computes the difference of two means to within a few
-      // roundings, and moves the mean by a share of that difference. Its error, including the
-      // effect on later differences, is therefore a few roundings of the deviations that it adds.
-      // Since each element is on the smaller side of a merge at most log2(n) times, all merges
-      // together add no more than log2(n) sums of squares.
+      // All arithmetic is in double. A merge computes the difference of two means to within a few
+      // roundings, and moves the mean by a fraction of that difference. The error of a merge,
+      // including its effect on later differences, is therefore a few roundings of the deviations
+      // that the merge adds. Since each element is on the smaller side of a merge at most log2(n)
+      // times, all merges together add no more than log2(n) sums of squares.
       const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
       return 40 * (1 + levels) * all * kRoundoffF64;
     }
     default:
-      // SUM, MEAN, NORM_L1. The division of a mean rounds once more; one more rounding is a margin.
+      // SUM, MEAN and NORM_L1. One of the two additional roundings is the division of a mean; the
+      // other is a margin.
       return SumRoundoff(dtype, {steps.narrow, steps.wide + 2});
   }
 }

@@ -1,4 +1,5 @@
-// Error bounds that strategies share, relative as Strategy::roundoff says. Standard library only.
+// Error bounds that strategies share. They are relative in the sense of Strategy::roundoff.
+// Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,26 @@ namespace tessera {
 inline constexpr double kRoundoffF32 = UnitRoundoff(DType::kF32);
 inline constexpr double kRoundoffF64 = UnitRoundoff(DType::kF64);
 
-// Unit roundoff of ValueOf<T>, the narrowest type in which elements are accumulated: that of f32
-// also for the 16-bit types, and 0 for integers, which wrap instead.
+// Unit roundoff of ValueOf<T>, the narrowest type in which elements are accumulated. For the 16-bit
+// types this is the unit roundoff of f32, and for integers, which wrap instead of rounding, it is
+// 0.
 constexpr double AccRoundoff(DType dtype) {
   if (IsInteger(dtype)) return 0;
   return dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
-// The bound of two stages, one after the other: (1 + first) (1 + second) - 1.
+// The bound on two consecutive stages: (1 + first) (1 + second) - 1.
 constexpr double Then(double first, double second) { return first + second + first * second; }
 
-// The most combinations that one element passes through: first in the narrow accumulator of an
-// operation (Fold::Acc), then in the wide one (Fold::Wide).
+// The maximum number of combinations that one element passes through: first in an operation's
+// narrow accumulator (Fold::Acc), then in its wide one (Fold::Wide).
 struct FoldSteps {
   std::int64_t narrow;
   std::int64_t wide;
 };
 
 // A sum in which every term passes through at most `steps` roundings is within steps * u of the
-// exact one, without terms of higher order (Jeannerod and Rump, "Improved error bounds for inner
+// exact sum, without higher-order terms (Jeannerod and Rump, "Improved error bounds for inner
 // products in floating-point arithmetic", 2013).
 constexpr double SumRoundoff(DType dtype, FoldSteps steps) {
   if (IsInteger(dtype)) return 0;
@@ -38,7 +40,8 @@ constexpr double SumRoundoff(DType dtype, FoldSteps steps) {
               static_cast<double>(steps.wide) * kRoundoffF64);
 }
 
-// The bound of an operation on n elements of dtype, in any order that keeps within steps.
+// The bound on the error of an operation on n elements of dtype, combined in any order that stays
+// within `steps`.
 double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps);
 
 }  // namespace tessera

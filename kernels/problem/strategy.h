@@ -1,6 +1,6 @@
-// The vocabulary of kernels/: array views, the problem of each operation, and the strategy that
-// every algorithm contributes to the table in strategies.cc. Standard library only, so that a .cu
-// file compiles in seconds.
+// The vocabulary of kernels/: array views, the problem of each operation, and the Strategy that
+// every algorithm adds to the table in strategies.cc. Standard library only, so that a .cu file
+// compiles in seconds.
 #pragma once
 
 #include <array>
@@ -43,9 +43,9 @@ struct View {
   }
 };
 
-// Where an operation with a single value leaves it: host memory that the device can write.
-// Floating-point operands set real, integer operands set integer, and ARGMIN and ARGMAX also set
-// index.
+// The result of an operation that returns a single value. It is in host memory that the device can
+// write. Floating-point operands set real, integer operands set integer, and ARGMIN and ARGMAX also
+// set index.
 struct Scalar {
   double real = 0;
   std::int64_t integer = 0;
@@ -58,8 +58,8 @@ constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum;
 // The problem of each operation. kOperation is the operation's name in requests, the CLI and the
 // documents. Operands are contiguous device memory (row-major, with only the element's alignment),
 // and n >= 0. A strategy with reads_views gets an operand that is not contiguous through its view
-// pointer, and the other pointer is null; otherwise the view pointer is null. result and out are
-// written by the time the stream has been synchronised.
+// pointer, and the data pointer is null. In all other cases the view pointer is null. result and
+// out are complete once the stream has been synchronised.
 
 struct DotProblem {
   static constexpr std::string_view kOperation = "dot";
@@ -75,7 +75,7 @@ struct DotProblem {
 
 struct MapProblem;
 
-// With a map, element i of x is element i of the map's result, and x is null.
+// With a map, x is null, and the folded elements are those of the map's result.
 struct ReduceProblem {
   static constexpr std::string_view kOperation = "reduce";
   DType dtype = DType::kF32;
@@ -88,8 +88,8 @@ struct ReduceProblem {
   Launch launch;
 };
 
-// Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has x's dtype, or
-// I64 when IsArg(op).
+// Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has the type
+// ResultDType(op, dtype).
 struct ReduceAxesProblem {
   static constexpr std::string_view kOperation = "reduce_axes";
   DType dtype = DType::kF32;
@@ -99,21 +99,22 @@ struct ReduceAxesProblem {
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
-  // Above 0: this problem is a share of one with this extent, and has the same bits as there.
+  // If above 0: the value of outer in the whole problem, of which this problem is a share. The
+  // share gives the same bits as the whole problem.
   std::int64_t outer_of_all = 0;
-  // Above 0: likewise for inner, where outer is 1; it is also the distance between rows of x, in
-  // elements.
+  // If above 0: the value of inner in the whole problem, of which this problem is a share; outer is
+  // 1. It is also the distance between rows of x, in elements.
   std::int64_t inner_of_all = 0;
-  // The stream has had another share of the same problem, and the result of its left_range still
-  // counts.
+  // Whether the stream has already run another share of the same problem. If so, left_range covers
+  // both shares.
   bool continues = false;
   Launch launch;
 };
 
 // c[m, n] = op(a) * op(b), with c row-major without gaps and extents above 0. a is [m, k] with row
-// pitch lda >= k, or [k, m] with lda >= m when transpose_a; likewise b is [k, n] or [n, k]. Pitches
-// count elements. IsMatmulPair in kernels/problem/matmul.h says which types c may have for which
-// operands.
+// pitch lda >= k, or [k, m] with lda >= m when transpose_a; b is [k, n] or [n, k] in the same way.
+// Pitches count elements. IsMatmulPair in kernels/problem/matmul.h defines which types c may have
+// for which operand types.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
@@ -150,8 +151,9 @@ struct WindowSumProblem {
   std::int64_t radius = 0;  // below max(1, n): a larger radius gives the same sums
   const void* x = nullptr;
   void* out = nullptr;
-  // The results to compute, [first, end); the first goes to out[0], and end 0 means to the last
-  // one. They begin and end at multiples of kWindowPart, or at n.
+  // The results [first, end) are computed, and the first of them is written to out[0]. If end is 0,
+  // they extend to the last one. first and end are multiples of kWindowPart, except that end may be
+  // n.
   std::int64_t first = 0;
   std::int64_t end = 0;
   Launch launch;
@@ -176,14 +178,14 @@ inline constexpr std::int64_t kMostTopK = 4096;
 
 // Selects the k largest or smallest elements of each row of x[rows, n], sorted, with their indices
 // in the row; kernels/problem/top_k.h defines the order. values and indices are [rows / inner, k,
-// inner]: row r leaves its j-th element at [r / inner, j, r % inner].
+// inner]: the j-th element selected from row r is at [r / inner, j, r % inner].
 struct TopKProblem {
   static constexpr std::string_view kOperation = "top_k";
   DType dtype = DType::kF32;
   bool smallest = false;
   std::int64_t rows = 0;
   std::int64_t n = 0;
-  std::int64_t k = 0;      // from 1 to min(n, kMostTopK) where there are rows
+  std::int64_t k = 0;      // from 1 to min(n, kMostTopK) if there are rows
   std::int64_t inner = 1;  // divides rows
   const void* x = nullptr;
   void* values = nullptr;
@@ -191,7 +193,7 @@ struct TopKProblem {
   Launch launch;
 };
 
-// THE list of operations, in the order of the documents: X(Dot) for DotProblem.
+// THE list of operations, in the order of the documents. X(Dot) stands for DotProblem.
 #define TESSERA_OPERATIONS(X) \
   X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map) X(TopK)
 
@@ -222,8 +224,8 @@ struct Cost {
                               // that one core does in sequence
 };
 
-// Parts [first, end) of a problem, for a stream of the device that takes them: chunks of the fixed
-// tree (Dot and Reduce), slabs (ReduceAxes), or rows of c (Matmul).
+// Parts [first, end) of a problem, and a stream of the device that computes them. Parts are chunks
+// of the fixed tree (Dot and Reduce), slabs (ReduceAxes), or rows of c (Matmul).
 struct TeamShare {
   Stream* stream = nullptr;
   std::int64_t first = 0;
@@ -240,48 +242,48 @@ struct Strategy {
   Backend backend = Backend::kCpu;
   DTypes dtypes = AllDTypes();
   int min_compute_capability = 0;  // 10 * major + minor; 0: kBaseComputeCapability
-  bool deterministic = false;      // same operands, launch and device: same bits
+  bool deterministic = false;      // same bits for the same operands, launch and device
   LaunchLimits limits;
-  // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
-  // result is rounded to an output type. For PRODUCT the factor is relative to |product|; for Map
-  // it bounds each node separately (MapRoundoff). It includes the unit roundoff. It holds as long
-  // as no partial sum overflows its accumulator or becomes subnormal.
+  // Bound on the accumulated rounding error: |computed - exact| <= roundoff * sum of |terms|,
+  // before the result is rounded to an output type. For PRODUCT the factor is relative to
+  // |product|; for Map it bounds each node separately (MapRoundoff). It includes the unit roundoff.
+  // It holds as long as no partial sum overflows its accumulator or becomes subnormal.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after
   // stream.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Stream&) = nullptr;
-  // For strategies whose default accumulators can overflow on sums of finite operands. left_range,
-  // called once launch's work is done: whether any sum is not finite. launch_wide: launches again
-  // for such sums, in accumulators wide enough for them; where operands themselves are not finite,
-  // it finds the same result again. Both are null if there is nothing wider to use.
+  // For strategies whose default accumulators can overflow on sums of finite operands. left_range
+  // is called once launch's work is done, and returns whether any sum is not finite. launch_wide
+  // computes such sums again in accumulators that are wide enough; if the operands themselves are
+  // not finite, it gives the same result again. Both are null if there is no wider accumulator.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // Like launch and launch_wide, but shared out among devices that all reach the operands. The
-  // parts are chunks of the fixed tree (Dot and Reduce; the problem's stream makes the result, with
-  // or without a share), rows of c (Matmul), or slabs (ReduceAxes, where the problem has some;
-  // kernels/team/axis_slabs.h). Shares are adjacent from the first part to the last. The result is
-  // there once all streams have been synchronised. Null: one device does everything.
+  // Like launch and launch_wide, but the work is divided among devices that all reach the operands.
+  // The parts are those of TeamShare. For Dot and Reduce, the stream argument computes the final
+  // result, even if it has no share. For ReduceAxes, the problem must have slabs
+  // (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result
+  // is complete once all streams have been synchronised. Null: one device does everything.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
-  // What the strategy needs that this device or host does not have; empty if nothing. Null: it
-  // always runs.
+  // Returns what the strategy needs and this device or host lacks; empty if nothing. Null: the
+  // strategy always runs.
   std::string (*missing)(const Device&) = nullptr;
-  // What the strategy requires of a problem of its dtypes that this one does not meet; empty if it
-  // takes the problem. Null: it takes every problem.
+  // Returns the requirement that a problem of the strategy's dtypes does not meet; empty if the
+  // strategy accepts the problem. Null: the strategy accepts every problem.
   std::string (*refuses)(const Problem&) = nullptr;
-  // The most scratch memory that launch takes, in bytes: copies of operands and results. Addresses
-  // in the problem that are null are not allocated yet, and count as aligned. Null: at most a few
-  // MiB.
+  // Returns the maximum scratch memory of launch in bytes, for copies of operands and results. Null
+  // addresses in the problem stand for memory that is not allocated yet, and count as aligned. If
+  // the function is null, launch takes at most a few MiB.
   std::uint64_t (*scratch)(const Problem&) = nullptr;
-  // It calls the vendor's library, with which the other strategies are compared.
+  // Whether the strategy calls the vendor's library, with which the other strategies are compared.
   bool vendor = false;
-  // For Dot and Reduce: takes operands that are not contiguous as they are, and for Reduce also
-  // operands that a map computes.
+  // For Dot and Reduce: whether the strategy reads operands in place even if they are not
+  // contiguous. For Reduce, it then also accepts operands that a map computes.
   bool reads_views = false;
 };
 
-// Why the strategy does not take the problem; empty if it does.
+// Returns why the strategy does not accept the problem; empty if it does.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
   return strategy.refuses == nullptr ? "" : strategy.refuses(problem);

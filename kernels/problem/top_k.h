@@ -1,5 +1,5 @@
-// The order in which TopK sorts, defined once for the host and the device: elements become unsigned
-// keys, and the smallest keys are the wanted ones.
+// The order in which TopK sorts, defined once for the host and the device: elements are converted
+// to unsigned keys, and the smallest keys are selected.
 #pragma once
 
 #include <bit>
@@ -15,10 +15,10 @@ template <class T>
 using KeyOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
-// Keys increase with elements: -0 and 0 have the same key, and every NaN has the largest. If the
-// largest elements are wanted, all bits are flipped, so that the wanted keys are the smallest
-// either way. For a floating-point number, the sign becomes the upper bit, and the magnitude of a
-// negative one counts downwards.
+// Keys increase with elements. -0 and 0 have the same key, and every NaN has the largest key. If
+// the largest elements are wanted, all bits are flipped, so that the smallest keys are selected in
+// either case. For a floating-point number, the highest bit is the inverted sign, and the magnitude
+// bits of a negative number are inverted.
 template <class T>
 TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
   using Key = KeyOf<T>;
@@ -41,13 +41,13 @@ TESSERA_HD KeyOf<T> TopKKey(T element, bool smallest) {
   return smallest ? key : static_cast<Key>(~key);
 }
 
-// Returns the place in values and indices of the j-th element that a row selects.
+// Returns the index in `values` and `indices` of the j-th element that is selected from a row.
 TESSERA_HD inline std::int64_t TopKPlace(std::int64_t row, std::int64_t j, std::int64_t k,
                                          std::int64_t inner) {
   return (row / inner * k + j) * inner + row % inner;
 }
 
-// Bytes of values and indices together.
+// Returns the bytes of `values` and `indices` together.
 inline std::uint64_t TopKOutBytes(const TopKProblem& p) {
   return static_cast<std::uint64_t>(p.rows * p.k) * (SizeOf(p.dtype) + sizeof(std::int64_t));
 }

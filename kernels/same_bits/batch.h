@@ -1,6 +1,6 @@
-// Batches: many short problems of Dot or Reduce in one piece of work. Each is folded as the
-// strategy fixed_tree folds it, with the same bits. run/ and the two devices share this interface.
-// Standard library only.
+// Batches: many short Dot or Reduce problems that share one launch. Each problem is folded as by
+// the strategy `fixed_tree`, with the same bits. kernels/run/ and the two backends share this
+// interface. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 
 namespace tessera {
 
-// The longest operand in bytes: one chunk of the fixed tree, in an array of at most this size.
+// The maximum size of an operand in bytes. An array of at most this size is one chunk of the fixed
+// tree.
 inline constexpr std::int64_t kBatchBytes = 8 * kTreeRowBytes;
 
-// A problem: contiguous operands of n elements, of up to kBatchBytes each.
+// A problem with contiguous operands of n elements and at most kBatchBytes each.
 template <int kOperands>
 struct alignas(16) BatchItem {
   const void* x[kOperands];
@@ -23,9 +24,9 @@ struct alignas(16) BatchItem {
 using DotItem = BatchItem<2>;
 using ReduceItem = BatchItem<1>;
 
-// Enqueues problems of one dtype and, for Reduce, one op. The result of items[i] goes to
-// results[i], in memory as Strategy::launch requires. The items may change once the call has
-// returned. Throws DeviceError.
+// Enqueues problems of one dtype and, for Reduce, one op. The result of items[i] is written to
+// results[i], in memory of the kind that Strategy::launch requires. The items may change once the
+// call has returned. Throws DeviceError.
 void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
 void LaunchBatch(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                  Stream& stream);
@@ -38,7 +39,7 @@ void LaunchBatchCuda(DType dtype, std::span<const DotItem> items, Scalar* result
 void LaunchBatchCuda(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                      Stream& stream);
 
-// An item as a separate problem.
+// Returns an item as a separate problem.
 inline DotProblem ProblemOf(DType dtype, const DotItem& item, Scalar* result) {
   return {.dtype = dtype, .n = item.n, .a = item.x[0], .b = item.x[1], .result = result};
 }

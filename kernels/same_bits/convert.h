@@ -1,8 +1,8 @@
 // Converts elements of one type to another, with the same bits on the host and the device.
 //
-// To a floating-point type: the nearest value, ties to even, and infinity beyond the largest. To an
-// integer: the fraction is cut off, a value out of range becomes the nearest end of the range, and
-// NaN becomes 0.
+// A conversion to a floating-point type gives the nearest value, with ties to even, and infinity
+// beyond the largest value. A conversion to an integer cuts off the fraction. A value out of range
+// becomes the nearest end of the range, and NaN becomes 0.
 #pragma once
 
 #include <bit>
@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-// Returns x as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end
-// on the wrong side of a tie. If x is not a float, this therefore returns the one of its two
-// neighbours whose last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and
-// correctly rounded sums", 2008). M: double, or an unsigned integer.
+// Returns a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end on
+// the wrong side of a tie. If x is not representable as a float, the function therefore returns the
+// one of the two adjacent floats whose last bit is 1 (rounding to odd: Boldo and Melquiond,
+// "Emulation of FMA and correctly rounded sums", 2008). M: double, or an unsigned integer.
 template <class M>
 TESSERA_HD float ToOddFloat(M x) {
 #ifdef __CUDA_ARCH__

@@ -1,7 +1,7 @@
-// The tree that the strategies fixed_tree and compensated sum along; this is its only definition.
-// Its shape is a function of the number of elements and the element's size, so that every grid,
-// every GPU, the CPU and any division of the chunks among devices give the same bits. To reproduce
-// a result:
+// The tree along which the strategies `fixed_tree` and `compensated` sum. This is its only
+// definition. Its shape depends only on the number of elements and the element size. Every grid,
+// every GPU, the CPU and any division of the chunks among devices therefore give the same bits. To
+// reproduce a result:
 //
 //   vector   16 bytes: V = 16 / size elements.
 //   row      256 vectors: W = 256 V elements, 4096 bytes. Element i is in row i / W and, within
@@ -27,15 +27,16 @@
 //                         `--'--'--'   `--'--'--'                |      2: across a lane
 //                             `------------- 4: across the lanes-'
 //
-//   6. Where the narrow accumulator is f32 and the result of a sum is not finite, everything is
-//      computed again with double in its place.
+//   6. If the narrow accumulator is f32 and the result of a sum is not finite, everything is
+//   computed again with double as the narrow accumulator.
 //
 // No multiplication is fused with an addition, unless a kind says so. Every NaN result is the quiet
 // NaN with no other bits set.
 //
-// Columns and lanes without elements hold identities and take part, so the tree has no special
-// cases. A term passes through at most 64 additions in the narrow type. In the wide type it passes
-// through one for each segment of a chunk, one for every 256 chunks, and 16 + log2 V more.
+// Columns and lanes without elements hold identities and are folded like the others, so the tree
+// has no special cases. A term passes through at most 64 additions in the narrow type. In the wide
+// type it passes through one addition for each segment of a chunk, one for every 256 chunks, and 16
+// + log2 V more.
 #pragma once
 
 #include <algorithm>
@@ -47,41 +48,42 @@ inline constexpr int kTreeLanes = 256;
 inline constexpr int kTreeVectorBytes = 16;
 inline constexpr int kTreeRowBytes = kTreeLanes * kTreeVectorBytes;
 inline constexpr int kTreeSegmentRows = 64;
-// The most chunks of one array: the last block to start receives that many values, 72 per lane.
+// The maximum number of chunks of one array. The last block to start receives one value per chunk,
+// 72 per lane.
 inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
-// How an array is cut into chunks.
+// How an array is divided into chunks.
 struct Tree {
   std::int64_t n;       // elements
-  std::int64_t chunk;   // elements of a chunk: rows * W
+  std::int64_t chunk;   // elements per chunk: rows * W
   std::int64_t chunks;  // at least 1
 };
 
-// Returns the rows of n elements of `size` bytes; the last row may be short.
+// Returns the number of rows that n elements of `size` bytes form; the last row may be short.
 constexpr std::int64_t TreeTotalRows(std::int64_t n, std::int64_t size) {
   const std::int64_t row = kTreeRowBytes / size;
   return n / row + (n % row != 0);
 }
 
-// Cuts n elements of `size` bytes into chunks of `rows` rows.
+// Divides n elements of `size` bytes into chunks of `rows` rows.
 constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
   const std::int64_t total = TreeTotalRows(n, size);
   return {n, rows * (kTreeRowBytes / size), std::max<std::int64_t>(1, (total + rows - 1) / rows)};
 }
 
-// Returns the rows of a chunk of the fixed tree. An array of at most 8 rows is one chunk of 8,
-// because one block folds it before two could combine their results. Otherwise it is the first of
-// these numbers that makes few enough chunks:
+// Returns the number of rows in a chunk of the fixed tree. An array of at most 8 rows is one chunk
+// of 8, because one block folds it faster than two blocks could combine their results. Otherwise
+// the number is the first of these for which the number of chunks is small enough:
 //
 //   rows     4    8    16   28   60    124   252    508   ...
 //   chunks   256  512  512  640  4608  4608  18432  18432   at most
 //
-// Short arrays have enough chunks for every SM to begin immediately. In long arrays, the chunks
-// that are processed at the same time begin 4 * odd rows apart; with powers of two they would use
-// the same memory channels at the same time. The longest arrays, which several GPUs share, have
-// more chunks. Each GPU runs its chunks in rounds of as many as its SMs hold blocks, and the last
-// round takes as long as the others, however few chunks are left for it (docs/notebook.md, "Chunks
-// of the longest arrays").
+// Short arrays have enough chunks for every SM to begin immediately. In long arrays, the beginnings
+// of the chunks that are processed at the same time are an odd multiple of 4 rows apart. At
+// distances that are powers of two, these chunks would use the same memory channels at the same
+// time. The longest arrays, which several GPUs share, have more chunks. Each GPU runs its chunks in
+// rounds, with one chunk for each block that its SMs hold. The last round takes as long as the
+// others, however few chunks are left for it (docs/notebook.md, "Chunks of the longest arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;

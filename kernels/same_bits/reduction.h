@@ -22,11 +22,11 @@ struct Indexed {
   std::int64_t index;
 };
 
-// Count, mean and sum of squared deviations of some elements. Two of them merge without
+// Count, mean and sum of squared deviations of some elements. Two such values merge without
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979). The mean has twice the digits of a double, so that the difference of
-// two means is accurate even far from zero. The deviations are NaN when an element is not finite,
-// and infinity when they are beyond the range.
+// sample variances", 1979). The mean has twice the digits of a double, so the difference between
+// two means is accurate even far from zero. The deviations are NaN if an element is not finite, and
+// infinity if they are beyond the range.
 template <class Squares>
 struct Moments {
   double count;
@@ -38,9 +38,10 @@ inline constexpr bool kIsMoments = false;
 template <class Squares>
 inline constexpr bool kIsMoments<Moments<Squares>> = true;
 
-// Returns the squared deviations of elements from their mean, given the sum and the sum of squares
-// of their differences from a shift; mean is that sum divided by their number. A sum that is not
-// finite means that an element is not finite (or, for f64, beyond 2^1016).
+// Returns the sum of squared deviations of elements from their mean. sum and squares are the sums
+// of the elements' differences from a shift and of the squares of these differences. mean is sum
+// divided by the number of elements. If sum is not finite, an element is not finite (or, for f64,
+// beyond 2^1016).
 TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   const double deviations = squares - mean * sum;
   if (deviations < 0) return 0;
@@ -55,11 +56,11 @@ TESSERA_HD inline WideSquares<double> DeviationsOf(const WideSquares<double>& sq
           DeviationsOf(squares.small, sum * kGrow, mean * kGrow)};
 }
 
-// apart^2 * weight
+// Returns apart^2 * weight.
 TESSERA_HD inline double Weighted(double apart, double weight) { return apart * apart * weight; }
 
 // Returns the squared deviations of the means of two groups from the mean of both; `apart` is the
-// difference of the two means.
+// difference between the two means.
 template <class Squares>
 TESSERA_HD Squares Between(double apart, double weight) {
   if constexpr (std::is_same_v<Squares, double>) {
@@ -70,7 +71,7 @@ TESSERA_HD Squares Between(double apart, double weight) {
   }
 }
 
-// The absolute value; the least integer stays as it is.
+// Returns the absolute value; the smallest integer is returned unchanged.
 template <class A>
 TESSERA_HD A Magnitude(A x) {
   if constexpr (std::is_integral_v<A>) {
@@ -82,15 +83,15 @@ TESSERA_HD A Magnitude(A x) {
   }
 }
 
-// Whether the earlier value a stays when b comes, where the larger or the smaller value wins. NaN
-// beats every number, and the first of equal values wins.
+// Whether the earlier value a wins over the later value b if the larger value wins (kLargest) or
+// the smaller one. NaN beats every number, and the first of equal values wins.
 template <bool kLargest, class V>
 TESSERA_HD bool Stays(V a, V b) {
   return (kLargest ? a >= b : a <= b) | (a != a);
 }
 
-// Return a sum of squares divided by count, and the root of that quotient. Intermediate values stay
-// in the range if the result does.
+// VarianceOf returns a sum of squares divided by count, and RootOf returns the root of that
+// quotient. Intermediate values are in range if the result is.
 template <class Squares>
 TESSERA_HD double VarianceOf(const Squares& squares, double count) {
   const ScaledSquares scaled = InRange(squares);
@@ -109,7 +110,7 @@ TESSERA_HD inline void StoreReal(double value, Scalar* result) {
 
 // Acc: the accumulator within a thread and a block. Wide: the accumulator for results of blocks or
 // long chains, so that no chain of single-precision additions grows with n. Squares and products
-// are wide from the start, since they leave the range of their operands.
+// are wide from the start, because they may leave the range of their operands.
 template <ReduceOp op, class T>
 struct Fold {
   using R = ReduceOp;
@@ -179,7 +180,7 @@ struct Fold {
     }
   }
 
-  // The contribution of one element.
+  // Returns the contribution of one element.
   TESSERA_HD static Acc Load(T element, [[maybe_unused]] std::int64_t index) {
     const auto x = static_cast<Value>(element);
     if constexpr (kArg) {
@@ -225,10 +226,11 @@ struct Fold {
       if (b.count == 0) return a;
       const double count = a.count + b.count;
       const double apart = (b.mean.value - a.mean.value) + (b.mean.lost - a.mean.lost);
-      // The counts are usually equal, and then the quotient needs no division.
+      // The counts are usually equal, which saves the division.
       const double share = a.count == b.count ? 0.5 : b.count / count;
       const auto deviations = Plus(a.deviations, b.deviations);
-      // The means of finite elements are infinite; then their deviations are infinite already.
+      // If the elements are finite, their means have overflowed to infinity, and their deviations
+      // are infinite already.
       if (apart != apart) return {count, {apart, apart}, deviations};
       const Pair mean = TwoSum(a.mean.value, apart * share);
       return {count,
@@ -243,7 +245,7 @@ struct Fold {
     }
   }
 
-  // Returns the result of the reduction of n elements.
+  // Returns the result of reducing n elements.
   TESSERA_HD static auto Finished(Wide w, [[maybe_unused]] std::int64_t n) {
     if constexpr (kArg) {
       return w.value;
@@ -279,7 +281,7 @@ struct Fold {
   }
 
  private:
-  // The value that every other beats.
+  // Returns the value that every other value beats.
   TESSERA_HD static Value Worst() {
     using Limits = std::numeric_limits<Value>;
     if constexpr (Limits::has_infinity) {
@@ -335,7 +337,8 @@ decltype(auto) DispatchOp(ReduceOp op, F&& f) {
   return f(std::integral_constant<R, R::kStd>{});
 }
 
-// Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.
+// Return the size in bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them
+// through device memory.
 inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
   return DispatchOp(op, [&](auto o) {
     return DispatchDType(

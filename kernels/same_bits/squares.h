@@ -14,27 +14,29 @@ namespace tessera {
 
 // --- Twice the digits ---
 
-// An unevaluated sum: a value, and what rounding has lost of it so far.
+// An unevaluated sum of a value and of what rounding has lost so far.
 struct Pair {
   double value;
   double lost;
 };
 
-// a + b without error: the sum, rounded, and its error (Knuth, "The Art of Computer Programming",
-// volume 2, 4.2.2).
+// Returns a + b without error: the rounded sum and its error (Knuth, "The Art of Computer
+// Programming", volume 2, 4.2.2).
 TESSERA_HD inline Pair TwoSum(double a, double b) {
   const double sum = a + b;
   const double from_b = sum - a;
   return {sum, (a - (sum - from_b)) + (b - from_b)};
 }
 
-// a * b without error, as long as the error does not underflow. By definition, fma rounds once.
+// Returns a * b without error, as long as the error does not underflow. By definition, fma rounds
+// once.
 TESSERA_HD inline Pair TwoProduct(double a, double b) {
   const double product = a * b;
   return {product, ::fma(a, b, -product)};
 }
 
-// Returns the sum of both, rounded once. Once the value has left the range, `lost` means nothing.
+// Returns the sum of `value` and `lost`, rounded once. Once the value has left the range, `lost` is
+// meaningless.
 TESSERA_HD inline double Rounded(double x) { return x; }
 TESSERA_HD inline double Rounded(Pair p) {
   return p.value - p.value == 0 ? p.value + p.lost : p.value;
@@ -59,7 +61,7 @@ TESSERA_HD inline Pair Normal(Pair a) {
 }
 TESSERA_HD inline Pair Negative(Pair a) { return {-a.value, -a.lost}; }
 
-// Returns x without error. A 64-bit integer is the sum of its halves.
+// Returns x as a Pair, without error. A 64-bit integer is the sum of its halves.
 template <class V>
 TESSERA_HD Pair ExactPair(V x) {
   if constexpr (std::is_same_v<V, std::int64_t>) {
@@ -98,7 +100,7 @@ struct WideSquares {
 inline constexpr double kShrink = 0x1p-537;
 inline constexpr double kGrow = 0x1p537;
 
-// The type in which squares of elements of T are summed. Only squares of doubles overflow or
+// The type in which squares of elements of T are summed. Only squares of doubles can overflow or
 // underflow a double.
 template <class T>
 using SquaresOf = std::conditional_t<std::is_same_v<T, double>, WideSquares<double>, double>;

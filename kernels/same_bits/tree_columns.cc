@@ -8,15 +8,15 @@ namespace {
 
 constexpr int Log2(std::int64_t power) { return power <= 1 ? 0 : 1 + Log2(power / 2); }
 
-// The bound of sums with twice the digits of f64, as PairSum keeps them, with `more` additional
-// roundings. The lost part is itself a sum of that many roundings, each of at most u times its
+// The bound on sums with twice the digits of f64, as PairSum computes them, with `more` additional
+// roundings. The lost part is itself a sum of all these roundings, each of at most u times its
 // operand, and the result is rounded once more.
 double PairRoundoff(const FoldSteps& steps, std::int64_t more) {
   const double all = static_cast<double>(2 * (steps.narrow + steps.wide + more)) * kRoundoffF64;
   return static_cast<double>(1 + more) * kRoundoffF64 + all * all;
 }
 
-// Returns the type whose accumulators the columns of dtype have.
+// Returns the type whose accumulators are used for columns of dtype.
 constexpr DType Widened(DType dtype, bool compensated) {
   return compensated && !IsInteger(dtype) ? DType::kF64 : dtype;
 }
@@ -49,9 +49,9 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
-    // Inside a segment of c elements, a column's differences are at most (2 + 2c) times the squares
-    // in the sum of their squares, and pass through c + 4 roundings. The later merges are those of
-    // ReduceRoundoff.
+    // In a segment of c elements, the terms of a column's sum of squares are together at most (2 +
+    // 2c) times the squared deviations, and pass through c + 4 roundings. The bound on the later
+    // merges is that in ReduceRoundoff.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
     const double all =

@@ -7,12 +7,14 @@
 //   Start(x)               a column before its first element, which is x, or 0 if it has none
 //   Step(column, x, row)   adds the next element (Dot: a pair), of row `row` of the segment
 //   Widen(column, span)    the column's value as Wide
-//   Identity, Combine      of Wide values; Combine(earlier, later): KindOf has them from Fold
+//   Identity, Combine      for Wide values, in the order Combine(earlier, later); KindOf takes them
+//                          from Fold
 //   Finish                 stores the result of an operation
-// mirror is the only run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
+// mirror is the only run-time choice inside a kind. With it, one kernel serves both SUM and
+// NORM_L1, and another serves both MIN and MAX.
 //
-// Narrow columns of f32 may overflow although a double would hold the sum. The strategies
-// fixed_tree then fold again with the kind of compensated, whose columns are double.
+// Narrow columns of f32 may overflow although a double would hold the sum. The strategies named
+// `fixed_tree` then fold again with the kind of `compensated`, whose columns are double.
 //
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
@@ -43,8 +45,8 @@ inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
 // --- What a kind takes from Fold ---
 
-// The kind of the operations kOps, which differ in their terms and in their last step. An operation
-// for which T is folded in a type other than W belongs to another kind.
+// The base of the kind of operations kFirst and kOthers, which differ in their terms and in their
+// last step. If an operation folds T in a type other than W, it belongs to another kind.
 template <class T, class W, ReduceOp kFirst, ReduceOp... kOthers>
 struct KindOf {
   using Element = T;
@@ -68,7 +70,7 @@ struct KindOf {
   }
 };
 
-// An operation that needs no special kind: its columns are the accumulators of Fold.
+// The kind of an operation that needs no special one. Its columns are the accumulators of Fold.
 template <ReduceOp op, class T>
 struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
   using F = Fold<op, T>;
@@ -80,13 +82,14 @@ struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
 
 // --- Sums ---
 
-// Narrow accumulators of plain sums: those of Fold, in which products and sums of 16-bit elements
-// are f32.
+// The narrow accumulator of plain sums. It is that of Fold, in which products and sums of 16-bit
+// elements are f32.
 template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
 
-// c + x * y, with the product rounded first. Where A holds the product of two T exactly, there is
-// nothing to round, and a GPU fuses the two operations. Products of bf16 may overflow f32.
+// Returns c + x * y, with the product rounded first. If A holds the product of two T exactly, there
+// is nothing to round, so a GPU fuses the two operations. It does not do so for bf16, whose
+// products may overflow f32.
 template <class T, class A>
 TESSERA_HD A AddProduct(A c, A x, A y) {
 #ifdef __CUDA_ARCH__
@@ -109,8 +112,9 @@ struct SumColumns : KindOf<T, WideOf<A>, ReduceOp::kSum, ReduceOp::kMean, Reduce
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
 };
 
-// MEAN of i64: exact up to the last two roundings. The columns of a segment need no carry, because
-// the sums of the upper and of the lower halves of 64 elements each fit 64 bits.
+// MEAN of i64: exact except for the last two roundings. The columns of a segment need no carry,
+// because the sum of the upper halves of 64 elements and the sum of their lower halves both fit 64
+// bits.
 struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   struct Column {
     std::int64_t upper;
@@ -129,7 +133,7 @@ struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   }
 };
 
-// SUM_SQUARES, and NORM_L2 of every type but f64.
+// SUM_SQUARES, and NORM_L2 of every type except f64.
 template <class T, class A>
 struct SquareColumns : KindOf<T, WideOf<A>, ReduceOp::kSumSquares, ReduceOp::kNormL2> {
   using Column = A;
@@ -182,8 +186,8 @@ struct ExtremeColumns : KindOf<T, ValueOf<T>, ReduceOp::kMax> {
   }
 };
 
-// ARGMAX; mirrored: ARGMIN. A column remembers the row of its value, which is cheaper to carry
-// along than a 64-bit index.
+// ARGMAX; mirrored: ARGMIN. A column stores the row of its value, which is cheaper than storing a
+// 64-bit index.
 template <class T>
 struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
   using F = Fold<ReduceOp::kArgMax, T>;
@@ -239,10 +243,11 @@ TESSERA_HD inline double ElementsOf(ColumnSpan span, std::int64_t row) {
   return static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
 }
 
-// VARIANCE and STD. A column adds the differences from its first element of the segment, and their
-// squares, which needs no division per element and does not cancel. No element of a segment is
-// further from the mean than the sum of squared deviations allows. With c elements, the squares are
-// therefore at most 1 + c times the wanted deviations. Segments merge as Moments do.
+// VARIANCE and STD. A column sums the differences between its elements and its first element of the
+// segment, and the squares of these differences. This needs no division per element and does not
+// cancel. The squared deviation of a single element is at most the sum of all squared deviations.
+// With c elements, the squares are therefore at most 1 + c times the wanted sum of squared
+// deviations. Segments are merged as Moments.
 template <class T>
 struct MomentColumns : KindOf<T, Moments<SquaresOf<T>>, ReduceOp::kVariance, ReduceOp::kStd> {
   using Wide = Moments<SquaresOf<T>>;
@@ -384,7 +389,7 @@ struct PairDotColumns : PairSum {
   TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
 };
 
-// After Graillat, "Accurate floating-point product and exponentiation", 2009.
+// PRODUCT, after Graillat, "Accurate floating-point product and exponentiation", 2009.
 struct PairProductColumns {
   using Element = double;
   using Column = Pair;
@@ -412,9 +417,10 @@ constexpr bool IsMirrored(ReduceOp op) {
   return op == ReduceOp::kNormL1 || op == ReduceOp::kMin || op == ReduceOp::kArgMin;
 }
 
-// The kind that folds T for op. Compensated kinds have twice the precision of T: f64 uses Pair, and
-// the smaller floating-point types use double. Integers and operations that do not round have
-// nothing to compensate; squares, products and variances of the smaller types are double already.
+// Returns the kind that folds T for op. Compensated kinds have twice the precision of T: f64 uses
+// Pair, and the smaller floating-point types use double. Integers and operations that do not round
+// have nothing to compensate; squares, products and variances of the smaller types are double
+// already.
 template <ReduceOp op, class T, bool kCompensated>
 constexpr auto ColumnsOf() {
   using R = ReduceOp;
@@ -478,8 +484,8 @@ constexpr auto DotColumnsType() {
 
 // --- Out of range ---
 
-// Whether the kinds of an operation add values in f32 that may overflow it. The 64 terms of a
-// column of f16, or of their products, do not.
+// Whether an operation's kinds add values in f32 whose sum may overflow. A column of 64 elements of
+// f16, or of 64 products of them, does not overflow.
 constexpr bool MayLeaveRange(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
 constexpr bool MayLeaveRange(const DotProblem& p) { return MayLeaveRange(p.dtype); }
 constexpr bool MayLeaveRange(const ReduceProblem& p) {
@@ -487,8 +493,8 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
          (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
 }
 
-// Strategy::left_range of fixed_tree, whose launch_wide is compensated: the same tree, in double
-// for these types.
+// Implements Strategy::left_range for `fixed_tree`. Its launch_wide is `compensated`: the same
+// tree, in double for these types.
 template <class Problem>
 bool TreeLeftRange(const Problem& p, Stream&) {
   return MayLeaveRange(p) && !std::isfinite(p.result->real);
@@ -496,22 +502,22 @@ bool TreeLeftRange(const Problem& p, Stream&) {
 
 // --- Bounds and costs ---
 
-// The steps in a column, then those in the wide accumulator.
+// Returns the number of steps in a column and in the wide accumulator.
 FoldSteps StepsOf(const Tree& tree, DType dtype);
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
 double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);
-// Bytes of the value that the block of a chunk passes to another block.
+// Returns the size in bytes of the value that a chunk's block passes to another block.
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
 
-// The fixed tree of a problem of Dot or Reduce.
+// Returns the fixed tree of a Dot or Reduce problem.
 template <class Problem>
 Tree FixedTreeOf(const Problem& p) {
   return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
 }
 
-// The cost of folding along the tree. value_bytes: TreeWideBytes where the values of chunks pass
-// through device memory, 0 where they stay on a core.
+// Returns the cost of folding along the tree. value_bytes: TreeWideBytes if the values of chunks
+// pass through device memory, 0 if they stay on a core.
 Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes);
 Cost TreeCost(const ReduceProblem& p, const Tree& tree, std::uint64_t value_bytes);
 

@@ -1,6 +1,6 @@
-// The rows of a product as shares of several devices: each multiplies its rows of a by all of b,
-// and writes its rows of c. k is never cut, so that a strategy that can be shared out gives the
-// same bits for any division. Standard library only.
+// Divides the rows of a product among several devices. Each device multiplies its rows of a by all
+// of b, and writes its rows of c. k is never divided, so a strategy that can be shared out gives
+// the same bits for any division. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-// Rows of a part of the product (TeamShare). On a GPU these are the rows of a tile, because
-// tensor_f32x3 computes whole tiles again where an element is out of range of its parts.
+// Returns the number of rows in a part of the product (TeamShare). On a GPU this is the height of a
+// tile, because `tensor_f32x3` computes whole tiles again if an element is out of range for the
+// parts into which it is split.
 constexpr std::int64_t MatmulPartRows(Backend backend) {
   return backend == Backend::kCuda ? 128 : 1;
 }
@@ -36,17 +37,18 @@ struct ProductPiece {
   std::int64_t columns = 0;
 };
 
-// The pieces in which a device multiplies the columns of its share while the columns of the next
-// piece arrive.
+// The sizes of the pieces in which a device multiplies the columns of its share. While it
+// multiplies one piece, the columns of the next piece arrive.
 struct PieceSizes {
-  std::int64_t round;  // columns that the whole device computes at a time
+  std::int64_t round;  // columns that the whole device computes at the same time
   std::int64_t most;   // largest piece, in whole rounds
   double growth;       // columns that arrive while one column is multiplied
 
-  // Returns the columns of the next piece. The first piece is one round, since the device waits for
-  // it; each later one arrives while the piece before it is multiplied. Pieces are whole rounds,
-  // except that a remainder of less than a round joins the last piece. last: columns of the piece
-  // before, 0 for the first; left: columns that are in no piece yet.
+  // Returns the number of columns in the next piece. The first piece is one round, because the
+  // device waits for it. Each later piece arrives while the previous one is multiplied. Pieces are
+  // whole rounds, except that a remainder of less than a round joins the last piece. last: the
+  // number of columns in the previous piece, 0 for the first; left: the number of columns that are
+  // not yet in any piece.
   std::int64_t Next(std::int64_t last, std::int64_t left) const {
     const auto grown = static_cast<std::int64_t>(growth * static_cast<double>(last));
     const std::int64_t rounds = grown / round > 1 ? grown / round : 1;
@@ -55,7 +57,7 @@ struct PieceSizes {
   }
 };
 
-// The piece as a problem, except that the pitch of c is p.n.
+// Returns the piece as a problem. Unlike in other problems, the pitch of c is p.n.
 inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece) {
   MatmulProblem part = p;
   part.n = piece.columns;
@@ -65,7 +67,7 @@ inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece
   return part;
 }
 
-// Strategy::launch_shared for CPU strategies; all CPU devices reach b in place.
+// Implements Strategy::launch_shared for CPU strategies. All CPU devices read b in place.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchRows(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   for (const TeamShare& share : shares)

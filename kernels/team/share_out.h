@@ -1,6 +1,6 @@
-// Splits one operation among the devices that its operands are sharded over. Each device computes
-// the parts whose first byte it has. What a part is depends on the problem alone, so that any
-// division gives the same bits.
+// Divides one operation among the devices over which its operands are sharded. Each device computes
+// the parts whose first byte it holds. The parts depend only on the problem, so every assignment of
+// parts to devices gives the same bits.
 //
 //   Dot, Reduce                    a chunk of the fixed tree
 //   Map, Reduce along inner axes   an index of the outermost axis
@@ -9,9 +9,9 @@
 //   WindowSum                      kWindowPart results
 //   Matmul                         some rows of c
 //
-// A reduction along the outermost axis has no such parts, since each result depends on all shards.
-// If it is long, each device folds some slabs of rows (axis_slabs.h); otherwise each folds as many
-// columns as the others.
+// A reduction along the outermost axis has no such parts, because each result depends on all
+// shards. If it is long, each device folds some slabs of rows (axis_slabs.h). Otherwise every
+// device folds the same number of columns.
 #pragma once
 
 #include <algorithm>
@@ -27,20 +27,22 @@
 
 namespace tessera {
 
-// Parts of part_bytes each, of an array at data. Without parts, the problem cannot be shared out.
+// Describes an array at `data` as `parts` parts of part_bytes each. If there are no parts, the
+// problem cannot be shared out.
 struct Division {
   const void* data = nullptr;
   std::int64_t part_bytes = 1;
   std::int64_t parts = 0;
-  // Even a single device with all parts takes them as a share: otherwise the bits would differ.
+  // Whether a single device that has all parts also computes them as a share, because its bits
+  // would differ otherwise.
   bool also_alone = false;
-  // Each part extends over all shards: the devices that have some of the array take equally many
-  // parts, and part_bytes is the size of a part over all shards.
+  // Whether each part extends over all shards. If so, the devices that hold some of the array take
+  // equally many parts, and part_bytes is the size of a part on all shards together.
   bool across = false;
 };
 
-// GPUs finish less work than this before the other devices have begun: bytes of an operand, and
-// multiply-adds of a product.
+// A GPU would finish less work than this before the other devices have begun. The first limit
+// counts bytes of an operand, and the second counts multiply-adds of a product.
 inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
 inline constexpr double kLeastSharedProduct = 0x1p32;
 
@@ -66,15 +68,16 @@ inline bool LaunchesShares(const ReduceAxesProblem& p,
   return strategy.launch_shared != nullptr && SlabRows(p) > 0;
 }
 
-// --- Which parts ---
+// --- Divisions of problems ---
 
 template <class Problem>
 Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
   return {};
 }
 
-// Whether each device computes the rows of a product that it has. This depends on the operands
-// alone, so that the strategy and the bits are the same for any number of devices.
+// Whether the rows of a product are shared out, so that each device multiplies the rows of a that
+// it holds. This depends only on the operands, so the strategy and the bits are the same for any
+// number of devices.
 inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
   if (p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a)) return false;
   return backend == Backend::kCpu ||
@@ -82,17 +85,17 @@ inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team
              kLeastSharedProduct;
 }
 
-// Returns the strategy of a product whose rows are shared out, given the one that is chosen
-// otherwise: that one if it can be shared out, else the fastest one that can be and has no larger
-// error bound.
+// Returns the strategy for a product whose rows are shared out. alone: the strategy that is chosen
+// for one device. Returns `alone` if it can be shared out, and otherwise the fastest strategy that
+// can be and whose error bound is not larger.
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device);
-// Likewise, among the strategies that need next to no scratch memory.
+// The same, but only among strategies that need almost no scratch memory.
 const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
                                                    const Device& device);
 
-// For a request that names no strategy: returns `alone` or its replacement.
+// Returns the strategy for a request that names none: `alone` or its replacement.
 template <class Problem>
 const Strategy<Problem>* ForTeam(const Problem&, const Strategy<Problem>& alone, const Device&,
                                  const Team&) {
@@ -162,7 +165,8 @@ inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>
   if (p.x == nullptr) return {};
   return TreeDivision(p.x, p.n, p.dtype);
 }
-// The columns of a part: whole vectors of any element type, and whole cache lines.
+// The number of columns in a part. It is a whole number of vectors of any element type, and of
+// cache lines.
 inline constexpr std::int64_t kPartColumns = 128;
 inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
                            const Team&) {
@@ -173,7 +177,8 @@ inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxes
   const std::int64_t bytes = p.length * row;
   if (p.outer > 1) return {p.x, bytes, p.outer};
   if (LaunchesShares(p, strategy)) {
-    // A slab belongs to the device that has its middle, so that little of it is elsewhere.
+    // A slab is assigned to the device that holds its middle, so that little of the slab is on
+    // other devices.
     const std::int64_t slab = SlabRows(p) * row;
     return {Advanced(p.x, slab / 2), slab, SlabCount(p)};
   }
@@ -196,8 +201,8 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
 }
 
 // A part is kWindowPart results. A device reads the elements beyond both ends of its parts from
-// other devices. If a window were as wide as what a device has, each device would read most of the
-// array.
+// other devices. The problem is not divided if a window is wider than the part of the array that
+// one device holds, because each device would then read most of the array.
 inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
                            const Team& team) {
   if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};
@@ -205,8 +210,8 @@ inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumPr
           (p.n + kWindowPart - 1) / kWindowPart};
 }
 
-// A part is the rows of one index of the axes before the one that is searched; these rows are
-// adjacent.
+// A part consists of the rows that belong to one index of the axes before the searched axis; these
+// rows are adjacent.
 inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, const Team&) {
   if (p.x == nullptr) return {};
   return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
@@ -214,7 +219,7 @@ inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, c
 
 // --- A share as a problem ---
 
-// The problem of the indices [share.first, share.end) of outer.
+// Returns the problem of the indices [share.first, share.end) of outer.
 inline ReduceAxesProblem RowsOf(const ReduceAxesProblem& p, const TeamShare& share) {
   ReduceAxesProblem part = p;
   part.outer = share.end - share.first;
@@ -283,8 +288,8 @@ inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
 
 // --- Sharing out ---
 
-// Returns at least two shares, or none if no other device would have work or sharing is not worth
-// it. With also_alone, a single device gets one share.
+// Returns at least two shares, or none if only one device would have work or the problem is too
+// small. With also_alone, a single device gets one share.
 inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
                                                        Stream& own) {
   std::vector<TeamShare> shares;
@@ -334,16 +339,16 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
   return shares;
 }
 
-// Waits for the shares of other devices, and marks their errors as those devices' own.
+// Waits for the shares of other devices, and attributes errors to the devices on which they occur.
 inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own) {
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->Synchronize(); });
   }
 }
 
-// Enqueues all shares or, for a wide launch, those that have left the range. They run after the
-// work that the own stream has, and before what it is given next. launch: launches a part of the
-// problem unless the strategy launches all shares itself.
+// Enqueues all shares or, for a wide launch, the shares that have left the range. They run after
+// all earlier work on `own`, and before all later work on it. `launch` launches one share; it is not
+// called if the strategy launches all shares itself.
 template <class Problem>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, Stream& own, bool wide,
@@ -367,7 +372,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
   }
 }
 
-// Whether any share has left the range, once all have been synchronised.
+// Whether any share has left the range. REQUIRES: all shares have been synchronised.
 template <class Problem>
 bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
                const std::vector<TeamShare>& shares, Stream& own) {

@@ -51,7 +51,7 @@ std::optional<TokenHash> ParseHash(absl::string_view text) {
 
 constexpr absl::string_view kUser = "uid:";
 
-// The prefix of a kind of name in the file, and the property that gRPC keeps it in.
+// A kind of name in the file: its prefix, and the gRPC property that has such names.
 struct NameKind {
   absl::string_view prefix;
   const char* property;
@@ -61,7 +61,7 @@ constexpr NameKind kNames[] = {{"cn:", GRPC_X509_CN_PROPERTY_NAME},
                                {"uri:", GRPC_PEER_URI_PROPERTY_NAME},
                                {kUser, UserMark::kProperty}};
 
-// Returns a name in the form in which the names of lines and callers are compared.
+// Returns a name in the form in which names in the file are compared with those of callers.
 std::string NameOf(absl::string_view prefix, absl::string_view name) {
   return absl::StrCat(prefix, prefix == "dns:" ? absl::AsciiStrToLower(name) : std::string(name));
 }
@@ -86,7 +86,7 @@ std::optional<Role> ParseRole(absl::string_view text) {
   return std::nullopt;
 }
 
-// Parses a quota such as "bytes=4Gi". For a bad one, returns false and sets *why.
+// Parses a quota such as "bytes=4Gi". Returns false and sets *why if the text is not a valid quota.
 bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits('=', 1));
@@ -124,8 +124,8 @@ std::uint64_t NextGeneration() {
   return ++last;
 }
 
-// Returns false if OpenSSL fails. The algorithm is looked up once, and each thread keeps its state,
-// because each look-up in OpenSSL 3 takes a process-wide lock.
+// Returns false if OpenSSL fails. The algorithm is looked up only once, and each thread keeps its
+// own state, because every look-up in OpenSSL 3 takes a process-wide lock.
 bool Sha256(const grpc::string_ref& text, TokenHash& hash) {
   struct Free {
     void operator()(EVP_MD_CTX* state) const { EVP_MD_CTX_free(state); }
@@ -200,7 +200,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     if (name == absl::StrCat(kUser, OverflowUser())) {
       return Bad(number,
                  "the kernel shows this user's number for every user outside a user namespace, so "
-                 "that the line would admit all of them");
+                 "the line would admit all of them");
     }
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is not read, write or admin");
@@ -236,8 +236,8 @@ class Access::Table {
     }
   }
 
-  // Returns null if no line has that token. The time taken reveals only part of the hash that was
-  // sent.
+  // Returns null if no line has that token. The time that this takes reveals at most a part of the
+  // hash.
   const Caller* Find(const TokenHash& hash) const {
     const auto found = entries_.find(KeyOf(hash));
     if (found == entries_.end()) return nullptr;
@@ -246,7 +246,7 @@ class Access::Table {
     return nullptr;
   }
 
-  // Returns the caller of the first line that names the connection of a call, or null if none does.
+  // Returns the caller of the first line that matches the call's connection, or null if none does.
   const Caller* Find(const grpc::ServerContext& context) const {
     if (names_.empty()) return nullptr;
     const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
@@ -288,8 +288,8 @@ class Access::Table {
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Tenants& tenants) {
   std::unique_ptr<Access> access(new Access(file, tenants));
   if (access->restricted()) {
-    // The first use of SHA-256 loads OpenSSL's configuration. It happens here, in a thread that
-    // lasts as long as the server, and not in the first call.
+    // The first use of SHA-256 loads OpenSSL's configuration. This happens here, in a thread that
+    // lasts as long as the server, and not in a thread that handles the first call.
     TokenHash hash;
     if (!Sha256("", hash)) {
       return MakeError(StatusCode::kInternal, "INTERNAL", "OpenSSL has no SHA-256");
@@ -300,7 +300,7 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Te
 }
 
 absl::Status Access::Load() {
-  stamp_ = StampOf(file_);  // before the contents: a later change is read again
+  stamp_ = StampOf(file_);  // taken first, so a change during the read is noticed
   absl::StatusOr<std::string> text = ReadWatched(file_, /*refuse_writable=*/true);
   absl::StatusOr<TokenFile> tokens;
   if (text.ok()) {
@@ -319,8 +319,8 @@ absl::Status Access::Load() {
     uid_t number = 0;
     if (absl::ConsumePrefix(&user, kUser) && absl::SimpleAtoi(user, &number) && !HasUser(number)) {
       spdlog::warn(
-          "--tokens: {} lets nobody in: the server runs in a user namespace (of a container, "
-          "or PrivateUsers= of systemd) that does not have this user",
+          "--tokens: {} lets nobody in, because the server runs in a user namespace (that of a "
+          "container, or of systemd's PrivateUsers=) that does not have this user",
           line.name);
     }
   }
@@ -341,12 +341,14 @@ void Access::Reload(bool asked) {
                  asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("{}; the lines in use stay", std::string_view(message.data(), message.size()));
+    spdlog::error("{}; the current lines stay in use",
+                  std::string_view(message.data(), message.size()));
   }
 }
 
 const Access::Table& Access::Current() const {
-  // Each thread keeps the table that it has last seen, so that threads share no reference count.
+  // Each thread keeps a reference to the table that it last used, so that threads do not contend
+  // for a reference count.
   thread_local std::uint64_t generation = 0;
   thread_local std::shared_ptr<const Table> table;
   if (generation != generation_.load(std::memory_order_acquire)) {
@@ -378,8 +380,7 @@ absl::StatusOr<Caller> Access::Admit(std::string_view method,
   if (caller == nullptr) {
     return MakeError(StatusCode::kUnauthenticated, "BAD_TOKEN",
                      "the call needs a token that this server knows, as metadata "
-                     "'authorization: Bearer TOKEN', or a certificate or a user of its host that "
-                     "it knows");
+                     "'authorization: Bearer TOKEN', or a known certificate or local user");
   }
   if (absl::Status status = caller->Require(RoleFor(method), method, method); !status.ok())
     return status;

@@ -1,19 +1,18 @@
-// Who may call what: the callers in the file of --tokens, their roles, and the tenants that they
-// belong to.
+// Access control: the callers in the --tokens file, with their roles and tenants.
 //
 // The file has a line for each caller, and contains no secrets:
 //
-//   # who, role, tenant, quotas
+//   # caller, role, tenant, quotas
 //   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi
 //   dns:trainer.example.org                                          write vision
 //   uid:1000                                                         read  vision
 //
 // The first word of a line is the SHA-256 of a token, a name in a client's certificate (cn:, dns:
-// or uri:), or a user of this host that connects by a unix socket (uid:). A call with a token
-// belongs to the token's line, whatever its certificate or user; a call without one belongs to the
-// first line that matches.
+// or uri:), or a user of this host that connects through a unix socket (uid:). A call with a token
+// belongs to the token's line, regardless of its certificate and user. A call without a token
+// belongs to the first line that matches.
 //
-// A quota (bytes, buffers or calls) applies to the tenant, and may be in any line of that tenant.
+// A quota (bytes, buffers or calls) applies to the tenant and may be in any line of that tenant.
 #pragma once
 
 #include <sys/types.h>
@@ -41,7 +40,7 @@ namespace tessera {
 
 std::string_view Name(Role role);
 
-// Returns the role that a method needs, or kAdmin for a method that is not in the list.
+// Returns the role that a method needs, or kAdmin for a method that is not in kMethods.
 Role RoleFor(std::string_view method);
 
 // The tenant and the role of a call.
@@ -49,10 +48,10 @@ struct Caller {
   Tenant* tenant = nullptr;
   Role role = Role::kNone;
 
-  // Whether it may see what all tenants together use.
+  // Whether the caller may see what all tenants together use.
   bool sees_all() const { return role == Role::kAdmin; }
-  // PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the role. what:
-  // what needs the role; the message begins with it.
+  // Returns PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the
+  // role. what: the subject of the error message.
   absl::Status Require(Role needed, std::string_view method, std::string_view what) const;
 };
 
@@ -60,45 +59,47 @@ using TokenHash = std::array<unsigned char, 32>;  // SHA-256
 
 struct TokenFile {
   struct Line {
-    TokenHash hash;    // of a token, if name is empty
+    TokenHash hash;    // the hash of a token, if name is empty
     std::string name;  // "cn:NAME", "dns:NAME" in lower case, "uri:URI" or "uid:NUMBER"
     Role role;
     std::string tenant;
   };
   std::vector<Line> lines;
-  std::map<std::string, Quotas> quotas;  // of every tenant that a line names
+  std::map<std::string, Quotas> quotas;  // one entry for every tenant that a line names
 };
 
-// INVALID_ARGUMENT with a message that begins with the number of the bad line, and never quotes the
-// line.
+// Parses the text of a --tokens file. For a bad line, returns INVALID_ARGUMENT with a message that
+// begins with the line's number and never quotes the line.
 absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
 
-// Thread safe. Finding a caller takes no lock. A call keeps the tenant and role that it began with.
+// Thread safe. Finding a caller takes no lock. A call keeps the tenant and the role with which it
+// began.
 class Access {
  public:
-  // file: if it is empty, every caller is an admin of the unnamed tenant. INVALID_ARGUMENT /
-  // BAD_TOKENS {file} if the file cannot be used. The tenants outlive the result.
+  // file: the --tokens file; without a file, every caller is an admin of the unnamed tenant.
+  // Returns INVALID_ARGUMENT / BAD_TOKENS {file} if the file cannot be used. The tenants must
+  // outlive the result.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
 
-  // Whether only callers in a file are served.
+  // Whether there is a file, so that only the callers in it are served.
   bool restricted() const { return !file_.empty(); }
   // Whether lines of the file name certificates.
   bool names_certificates() const;
 
-  // Returns the tenant and role of a call. UNAUTHENTICATED / BAD_TOKEN, with the same message
-  // whatever is wrong; PERMISSION_DENIED / ROLE_TOO_SMALL.
+  // Returns the tenant and role of a call. Errors: UNAUTHENTICATED / BAD_TOKEN, whose message does
+  // not say what is wrong, and PERMISSION_DENIED / ROLE_TOO_SMALL.
   absl::StatusOr<Caller> Admit(std::string_view method, const grpc::ServerContext& context) const;
 
-  // Whether a user of this host has a line, is the user that the server runs as, or needs no line
-  // because there is no file.
+  // Whether a user of this host has a line or is the user that the server runs as. Without a file,
+  // true for every user.
   bool KnowsUser(uid_t user) const;
   // Whether a user has a line.
   bool NamesUser(uid_t user) const;
 
-  // Reads the file again if it has changed, or in any case if asked, and logs the result. If the
-  // file cannot be used, the lines in use stay. Only one thread at a time may call this.
+  // Reads the file again if it has changed or if `asked` is true, and logs the result. If the file
+  // cannot be used, the current lines stay in use. Only one thread at a time may call this.
   void Reload(bool asked);
-  // Whether the file could not be used when it was last read.
+  // Whether the last attempt to use the file has failed.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
@@ -111,9 +112,9 @@ class Access {
 
   const std::string file_;
   Tenants& tenants_;
-  FileStamp stamp_;  // when the file was last read
+  FileStamp stamp_;  // the file's state when it was last read
   std::atomic<bool> stale_{false};
-  // The number of the table, which no other table of the process has.
+  // Identifies the table: no other table in the process has the same number.
   std::atomic<std::uint64_t> generation_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<const Table> table_;

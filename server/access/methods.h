@@ -1,13 +1,13 @@
-// THE list of the server's methods. Access control, metrics, the compute service and programs read
-// it.
+// The only list of the server's methods. Access control, metrics, the compute service and programs
+// use it.
 #pragma once
 
 #include <string_view>
 
 namespace tessera {
 
-// The operations: X(method of ComputeService, field of Step and StepResult, which is also the
-// kernels' name of the operation).
+// The operations, as X(method, field). `method` is a method of ComputeService. `field` is a field
+// of Step and StepResult, and the kernels' name for the operation.
 #define TESSERA_OPERATION_METHODS(X) \
   X(Dot, dot)                        \
   X(Reduce, reduce)                  \
@@ -17,11 +17,11 @@ namespace tessera {
   X(Map, map)                        \
   X(TopK, top_k)
 
-// Each role may do what the roles before it may do.
+// Each role includes the permissions of the roles before it.
 enum class Role { kNone, kRead, kWrite, kAdmin };
 
-// A method and the least role that it needs. The methods of the health service and of reflection
-// need none and are not listed.
+// A method and the lowest role that it needs. The methods of the health service and of reflection
+// need no role and are not listed.
 struct MethodInfo {
   std::string_view name;
   Role role;

@@ -1,4 +1,5 @@
-// The parties that share a server. Each has its own names, quotas and turns at the devices.
+// The tenants that share a server. Each tenant has its own buffers, quotas and queues for the
+// devices.
 #pragma once
 
 #include <array>
@@ -19,34 +20,35 @@
 
 namespace tessera {
 
-// What a tenant may hold at the same time; kUnlimited: as much as the server has.
+// The limits on what a tenant may hold at the same time. With kUnlimited, only the server's own
+// limits apply.
 struct Quotas {
-  std::uint64_t bytes = kUnlimited;    // of buffers, on each device
+  std::uint64_t bytes = kUnlimited;    // of the tenant's buffers, on each device
   std::uint64_t buffers = kUnlimited;  // including drafts
-  std::uint64_t calls = kUnlimited;    // that have no response yet
+  std::uint64_t calls = kUnlimited;    // calls without a response yet
 };
 
-// A kind of stream that moves an array. Tenants share the streams of each kind. A transfer through
-// shared memory counts as an upload or a download.
+// A kind of stream that moves an array. The tenants share the server's limit on each kind. A
+// transfer through shared memory counts as an upload or a download.
 enum class StreamKind { kUpload, kDownload, kImport };
 inline constexpr std::size_t kStreamKinds = 3;
 
 // Thread safe.
 class Tenant {
  public:
-  // number: the tenants of a server are numbered from 0.
+  // number: a server's tenants are numbered from 0.
   Tenant(std::string name, std::size_t number, std::unique_ptr<BufferStore> store)
       : name_(std::move(name)), number_(number), store_(std::move(store)) {}
   Tenant(const Tenant&) = delete;
   Tenant& operator=(const Tenant&) = delete;
 
-  // Empty for the tenant of a server that has no others.
+  // Empty for the unnamed tenant.
   const std::string& name() const { return name_; }
   std::size_t number() const { return number_; }
   BufferStore& store() { return *store_; }
   const Quota& calls() const { return calls_; }
 
-  // Counts a call that has ended. refused: whether it ended with RESOURCE_EXHAUSTED, because a
+  // Counts a call that has ended. refused: whether it ended with RESOURCE_EXHAUSTED because a
   // quota, a queue, memory or another limit was exhausted.
   void CountCall(bool refused) const {
     ended_.fetch_add(1, std::memory_order_relaxed);
@@ -55,13 +57,14 @@ class Tenant {
   std::uint64_t ended_calls() const { return ended_.load(std::memory_order_relaxed); }
   std::uint64_t refused_calls() const { return refused_.load(std::memory_order_relaxed); }
 
-  // Sets the quotas from now on. What the tenant already holds stays.
+  // Sets the quotas for later requests. The tenant keeps what it already holds, even if that
+  // exceeds a quota.
   void SetQuotas(const Quotas& quotas);
-  // Counts a call in flight until the returned charge ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS
-  // {quota, requested, used, limit}.
+  // Counts a call as in flight until the returned charge is destroyed. Returns RESOURCE_EXHAUSTED /
+  // TOO_MANY_CALLS {quota, requested, used, limit} if the quota is exhausted.
   absl::StatusOr<Charge> BeginCall();
-  // Counts a stream of a kind until the returned charge ends. The tenant may have `most` of them at
-  // the same time: RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}.
+  // Counts a stream of a kind until the returned charge is destroyed. Returns RESOURCE_EXHAUSTED /
+  // reason {quota, requested, used, limit} if the tenant already has `most` streams of that kind.
   absl::StatusOr<Charge> BeginStream(StreamKind kind, std::uint64_t most, std::string_view reason);
 
  private:
@@ -73,24 +76,25 @@ class Tenant {
   mutable std::atomic<std::uint64_t> ended_{0}, refused_{0};
 };
 
-// All tenants of a server. Thread safe. Tenants are never removed, because others refer to their
-// buffers.
+// All tenants of a server. Thread safe. Tenants are never removed, because other objects refer to
+// their buffers.
 class Tenants {
  public:
-  // devices: the memory that all tenants share. limits: the limits of each store.
+  // devices: the memory that all tenants share. limits: the limits on each store.
   Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
   // The tenant of all calls on a server without --tokens.
   Tenant& unnamed() { return *unnamed_; }
-  // Returns the tenant of that name, which the first call creates.
+  // Returns the tenant with this name. The first call for a name creates the tenant.
   Tenant& Named(const std::string& name);
   // Whether there is more than one named tenant.
   bool several() const { return several_.load(std::memory_order_relaxed); }
 
-  // The memory and the number of the buffers of all tenants.
+  // The budgets for the memory and for the number of buffers, which all tenants share.
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
   const Budget& count() const { return unnamed_->store().count(); }
-  // The copies of operands that are kept for later calls. They take memory from the same budget.
+  // The prepared operands that are kept for later calls. They take memory from the same budget as
+  // buffers.
   PreparedOperands& prepared(const Device& device) const {
     return unnamed_->store().prepared(device);
   }

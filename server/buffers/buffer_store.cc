@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kLongestName = 128;
 constexpr std::size_t kRangesInErrors = 16;
 constexpr std::size_t kVersionsInErrors = 16;
-// A Timestamp ends with the year 9999.
+// The latest time, in seconds, that a Timestamp can represent: the end of the year 9999.
 const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
 absl::Status Sealed(std::string_view name) {
@@ -32,15 +32,15 @@ std::string Hex(std::uint32_t checksum) {
   return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
-// expected: the checksum that the client gives for the bytes, if it gives one.
+// expected: the client's checksum of the bytes, if it sent one.
 absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
                            std::optional<std::uint32_t> actual) {
   if (!expected.has_value() || expected == actual) return absl::OkStatus();
   if (!actual.has_value()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
                      absl::StrCat("buffer '", name,
-                                  "' cannot be checked: some of its bytes came without a checksum, "
-                                  "or twice"),
+                                  "' cannot be checked, because some of its bytes were written "
+                                  "without a checksum or more than once"),
                      {{"name", name}});
   }
   return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
@@ -140,7 +140,7 @@ void RangeSet::Remove(Range range) {
 
 std::vector<Range> RangeSet::Missing(std::uint64_t size, std::size_t limit) const {
   std::vector<Range> missing;
-  std::uint64_t end = 0;  // of the bytes known to be there
+  std::uint64_t end = 0;  // end of the bytes known to be present
   for (auto it = ranges_.begin(); it != ranges_.end() && missing.size() < limit; ++it) {
     if (it->first > end) missing.push_back({end, it->first});
     end = it->second.end;
@@ -242,7 +242,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     version = ++last_version_;
   }
 
-  // A buffer that is refused returns what it has taken when it is destroyed.
+  // If Reserve fails, the buffer's destructor returns what Reserve has taken.
   const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Buffer>> {
     std::shared_ptr<Buffer> made(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
     if (absl::Status status = Reserve(*made); !status.ok()) return status;
@@ -284,8 +284,8 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
     }
     return absl::OkStatus();
   };
-  // A store's own limits come first, so that a tenant that has reached them learns nothing about
-  // others.
+  // A store's own limits are checked first, so that a tenant that has reached them learns nothing
+  // about other tenants.
   absl::StatusOr<Charge> charge =
       own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
                       "the tenant holds as many buffers as its quota of buffers allows");
@@ -305,7 +305,7 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
   status = for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
     absl::StatusOr<Charge> taken =
         Charge::Take(*shared_->bytes.at(device), bytes, "QUOTA_EXCEEDED",
-                     "the buffers of this device would take more than the server allows");
+                     "the buffers on this device would take more memory than the server allows");
     if (taken.ok()) return taken;
     absl::Status full = taken.status();
     SetErrorMetadata(full, "device", device->info().name);
@@ -331,8 +331,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BufferStore::MakeAgain(
   const bool swept = !Sweep(SteadyNow()).empty();
   std::deque<PreparedOperands::Claim> claims;
   for (const Shard& shard : shards) claims.emplace_back(prepared(*shard.device));
-  // The server's own sweep may just have made room, so a limit is always tried again. A device that
-  // is out of memory stays so until something is freed.
+  // The server's own sweep may have freed memory since the refusal, so an allocation that reached a
+  // limit is always tried again. A device that was out of memory has none until something is freed.
   bool again = swept || !absl::EndsWith(ErrorReason(refused), "MEMORY_EXHAUSTED");
   for (;;) {
     const std::string reason = ErrorReason(refused);
@@ -414,7 +414,7 @@ void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t siz
   if (done) {
     draft.written_.Add(range, checksum);
   } else {
-    draft.written_.Remove(range);  // what an earlier write left there is lost
+    draft.written_.Remove(range);  // the bytes of an earlier write are lost
   }
 }
 
@@ -527,7 +527,7 @@ absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint6
   absl::StatusOr<absl::Duration> ttl = CheckTtl(link.ttl);
   if (!ttl.ok()) return ttl.status();
   absl::StatusOr<BufferInfo> made = LinkOnce(source, version, link, *ttl);
-  // Expired buffers count until they are swept.
+  // Expired buffers count toward the limits until they are swept.
   if (absl::IsResourceExhausted(made.status())) {
     Sweep(SteadyNow());
     made = LinkOnce(source, version, link, *ttl);
@@ -684,7 +684,8 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
     const auto it = ready_.find(expiries_.begin()->second);
     Buffer& buffer = *it->second.buffer;
-    // Nothing else holds it, so it stops counting now, however long freeing its memory takes.
+    // Nothing else refers to the buffer, so its charges end now, even if freeing its memory takes
+    // long.
     if (it->second.buffer.use_count() == 1) {
       buffer.own_count_ = Charge();
       buffer.own_bytes_.clear();
@@ -816,7 +817,7 @@ absl::Status BufferStore::CheckOpenLocked(const Draft& draft) {
 void BufferStore::SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time) {
   const auto it = ready_.find(name);
   expiries_.erase({ready.expire_time, it->first});
-  // An expiry at the end of a Timestamp's range means never, and is not in the list.
+  // An expiry time at the end of a Timestamp's range means never and is not in the list.
   ready.expire_time = expire_time >= kLatest ? absl::InfiniteFuture() : expire_time;
   if (ready.expire_time != absl::InfiniteFuture()) expiries_.emplace(expire_time, it->first);
 }

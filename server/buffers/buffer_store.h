@@ -1,10 +1,10 @@
-// The named arrays of the server: which names exist, the memory behind them, and how much memory
-// they may take.
+// The server's named arrays: which names exist, the memory behind them, and the limits on that
+// memory.
 //
 // A name has at most one READY buffer, which is immutable, and any number of drafts, which are
-// buffers that are being written. A draft becomes READY in one step. If it was created to replace,
-// it then takes the place of the READY buffer of its name: the last draft to become READY wins. A
-// reference to a buffer keeps its memory, whatever happens to the name.
+// buffers that are being written. A draft becomes READY in one step. If it was created with
+// `replace`, it then replaces the READY buffer of the same name, so the last draft to become READY
+// wins. A reference to a buffer keeps the buffer's memory, even if the name is deleted or reused.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@
 
 namespace tessera {
 
-// A typed array in device memory. Everything except the bytes is constant once it is READY. The
-// store and the device outlive it.
+// A typed array in device memory. Once it is READY, it never changes. The store and the device must
+// outlive it.
 class Buffer {
  public:
   Buffer(const Buffer&) = delete;
@@ -43,19 +43,19 @@ class Buffer {
 
   const std::string& name() const { return name_; }
   const ArrayType& type() const { return type_; }
-  // Where the array is: one shard, or several for a sharded buffer.
+  // The parts of the array on its devices: one shard, or several for a sharded buffer.
   absl::Span<const Shard> shards() const { return shards_; }
   // The device of the first shard.
   Device& device() const { return *shards_.front().device; }
-  // Whether a shard is on the device, so that the device's streams reach the memory.
+  // Whether a shard is on the device. If so, the device's streams can access the memory.
   bool IsOn(const Device& device) const;
-  // Returns the device of the shard that has the byte. Beyond the end of the array, that is the
-  // last shard.
+  // Returns the device of the shard that contains the byte, or of the last shard for a byte beyond
+  // the end of the array.
   Device& DeviceOf(std::uint64_t byte) const;
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
   void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
-  // CRC-32C of the bytes, if each of them was written with a checksum, and only once.
+  // The CRC-32C of the bytes, if each byte was written only once and with a checksum.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
 
  private:
@@ -69,10 +69,10 @@ class Buffer {
   std::uint64_t version_;
   const absl::Time create_time_ = SteadyNow();
   std::optional<std::uint32_t> checksum_;
-  // Members are destroyed in reverse order: the memory is freed first, and only then counts as free
-  // for all stores and for this one.
+  // Members are destroyed in reverse order, so the memory is freed before it counts as free, first
+  // for this store and then for all stores.
   Charge count_;
-  std::vector<Charge> bytes_;  // of each device
+  std::vector<Charge> bytes_;  // one per shard
   Charge own_count_;
   std::vector<Charge> own_bytes_;
   Memory memory_;
@@ -80,23 +80,23 @@ class Buffer {
   std::shared_ptr<const Buffer> origin_;
 };
 
-// Half-open range of bytes.
+// A half-open range of bytes.
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// A set of bytes, kept as disjoint ranges that do not touch. Each range has the CRC-32C of its
-// bytes if that follows from the checksums of the ranges that were added.
+// A set of bytes, kept as ranges that neither overlap nor touch. A range has the CRC-32C of its
+// bytes if that can be computed from the checksums of the ranges that were added.
 class RangeSet {
  public:
-  // A range that overlaps existing ones leaves no checksum.
+  // If the range overlaps existing ones, the resulting range has no checksum.
   void Add(Range range, std::optional<std::uint32_t> checksum = std::nullopt);
   void Remove(Range range);
-  // Returns the gaps of [0, size), in order, at most limit of them.
+  // Returns the gaps in [0, size) in order, but at most `limit` of them.
   std::vector<Range> Missing(std::uint64_t size, std::size_t limit) const;
-  // Length of the range that begins at 0.
+  // Returns the length of the range that begins at 0.
   std::uint64_t Prefix() const;
   // Returns the checksum of [0, size), once nothing is missing.
   std::optional<std::uint32_t> Checksum(std::uint64_t size) const;
@@ -112,10 +112,11 @@ class RangeSet {
   std::map<std::uint64_t, Tail> ranges_;  // by begin
 };
 
-// "0-1048576, 2097152-4194304": how ranges look in messages and metadata.
+// Returns the text for messages and metadata, for example "0-1048576, 2097152-4194304".
 std::string ToString(const std::vector<Range>& ranges);
 
-// A buffer that is being written. It is used through the store, which guards what changes.
+// A buffer that is being written. It is used through the store, whose mutex guards the members that
+// change.
 class Draft {
  public:
   const Buffer& buffer() const { return *buffer_; }
@@ -123,7 +124,7 @@ class Draft {
   enum class Kind {
     kRanges,  // written and sealed by any call that knows name and version
     kStream,  // written and sealed by one upload, and visible to all calls
-    kResult,  // of an operation: invisible before it is READY
+    kResult,  // result of an operation, invisible until it is READY
   };
 
  private:
@@ -136,12 +137,12 @@ class Draft {
   absl::Duration ttl_ = absl::InfiniteDuration();
   RangeSet written_;
   int writes_in_flight_ = 0;
-  // Only for kRanges: the place in the list of idle drafts.
+  // Both are only used for kRanges.
   absl::Time last_use_;
-  std::list<Draft*>::iterator idle_place_;
+  std::list<Draft*>::iterator idle_place_;  // in the list of idle drafts
 };
 
-// What a client is told about a buffer: its state at one point in time.
+// The state of a buffer at one point in time, as it is reported to clients.
 struct BufferInfo {
   std::shared_ptr<const Buffer> buffer;
   std::uint64_t version = 0;
@@ -149,29 +150,29 @@ struct BufferInfo {
   std::uint64_t committed_bytes = 0;
   absl::Time expire_time = absl::InfiniteFuture();  // infinite for a draft
   std::optional<std::uint32_t> checksum;            // of a READY buffer
-  std::vector<Range> missing;                       // of a draft; at most BufferStore::kMostMissing
+  std::vector<Range> missing;  // gaps in a draft; at most BufferStore::kMostMissing
 };
 
 struct BufferSpec {
   std::string name;
   ArrayType type;
   Device* device = nullptr;
-  // Instead of device: the devices among which the array is divided (MakeShards).
+  // The devices among which the array is divided (MakeShards), instead of `device`.
   std::vector<Device*> placement;
-  // For a result: a device that must reach it. If the placement gives that device no shard, the
-  // whole array goes there.
+  // For a result: a device that must be able to access it. If the placement gives that device no
+  // shard, the whole array is placed there.
   Device* reached_by = nullptr;
   std::optional<absl::Duration> ttl;
   bool replace = false;
   Draft::Kind kind = Draft::Kind::kRanges;
 };
 
-// Thread safe. Memory is allocated and freed on the caller's thread, never under the lock. The
-// store outlives its buffers, and the devices outlive the store.
+// Thread safe. Memory is allocated and freed on the caller's thread, and never while the lock is
+// held. The store must outlive its buffers, and the devices must outlive the store.
 class BufferStore {
  public:
   static constexpr std::size_t kMostMissing = 100;
-  static constexpr std::size_t kMostDrafts = 16;  // that Drafts returns
+  static constexpr std::size_t kMostDrafts = 16;  // maximum that Drafts returns
 
   // How much memory the buffers of a device may take.
   struct DeviceLimit {
@@ -183,78 +184,80 @@ class BufferStore {
     absl::Duration max_ttl = absl::InfiniteDuration();
     // How long a draft may go without a write before it is removed.
     absl::Duration idle_draft = absl::Seconds(60);
-    std::uint64_t buffers = 100'000;  // READY, drafts, and nameless ones still in use
+    std::uint64_t buffers = 100'000;  // READY, drafts, and nameless buffers still in use
     std::size_t ranges = 4096;        // in one draft
-    // Returns an error for a name that is not this server's, else OK. Empty: all names are this
-    // server's.
+    // Returns an error for a name that belongs to another server, and OK otherwise. If it is empty,
+    // all names belong to this server.
     std::function<absl::Status(std::string_view name)> foreign = {};
   };
   BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits);
-  // Returns a store with its own names, whose buffers count together with those of this store.
+  // Returns another store, with its own names. Its buffers count toward the same limits as those of
+  // this store.
   std::unique_ptr<BufferStore> MakeAnother() const;
 
-  // Sets what this store alone may hold from now on, in addition to the limits of all stores: bytes
-  // on each device, and buffers. What it already holds stays.
+  // Sets limits for this store only, in addition to the limits on all stores together: a number of
+  // bytes on each device, and a number of buffers. The store keeps what it already holds.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Takes the memory. Before anything is refused for lack of room, expired buffers and copies of
-  // operands are forgotten. This may wait for calls that use such copies, at most
-  // PreparedOperands::kPatience. The caller must therefore hold nothing that such a call needs in
-  // order to end: a lock, a stream that calls share, or a copy that its own call was given. Calls
-  // open their results before they launch anything. A draft that does not replace claims its name
-  // against others of its kind. INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
+  // Creates a draft and allocates its memory. Before this fails for lack of memory, expired buffers
+  // and prepared operands are forgotten. That may take up to PreparedOperands::kPatience, because
+  // calls may still be using the prepared operands. The caller must therefore hold nothing that
+  // such a call needs in order to end: no lock, no stream that calls share, and no prepared operand
+  // that its own call was given. For this reason, calls open their results before they launch
+  // anything. While a draft without `replace` exists, no other draft without `replace` can be
+  // created under its name. Errors: INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
   // BUFFER_EXISTS; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED
   // {quota, requested, used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED;
   // FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
-  // Returns the error that Create would give now for the name, the ttl or the claim, without taking
-  // memory.
+  // Returns the error that Create would return now for an invalid name or ttl, or because the name
+  // is taken. Allocates no memory.
   absl::Status Check(const BufferSpec& spec);
 
-  // Returns the draft of kRanges that has the version, or, for version 0, the only one of its name.
-  // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED, VERSION_MISMATCH,
-  // VERSION_REQUIRED {versions} with the oldest 16, or BUFFER_NOT_READY if another call owns it.
+  // Returns the draft of kind kRanges that has the version, or, for version 0, the only such draft
+  // of the name. Errors: NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED,
+  // VERSION_MISMATCH, VERSION_REQUIRED {versions} with the oldest 16, or BUFFER_NOT_READY if
+  // another call owns it.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
-  // Returns where bytes of a draft go; EndWrite or AbandonWrite must follow. INVALID_ARGUMENT /
-  // BAD_RANGE {offset, size, limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors
-  // of CheckOpen.
+  // Begins a write, and returns the address where its bytes go. EndWrite or AbandonWrite must
+  // follow. Errors: INVALID_ARGUMENT / BAD_RANGE {offset, size, limit}; RESOURCE_EXHAUSTED /
+  // TOO_MANY_RANGES {limit}; and the errors of CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // Extends a write by bytes that follow its end. The EndWrite of that write then covers them; this
-  // begins no other write. Returns the errors of BeginWrite except TOO_MANY_RANGES.
+  // Extends a write by bytes that follow its end. The EndWrite of that write must then cover them
+  // too. Returns the errors of BeginWrite except TOO_MANY_RANGES.
   absl::StatusOr<void*> ExtendWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // done: whether the bytes are on the device. checksum: the CRC-32C of what was written.
+  // Ends a write. done: whether the bytes are on the device. checksum: the CRC-32C of these bytes.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
                 std::optional<std::uint32_t> checksum = std::nullopt);
-  // Ends a write that has written nothing: what was there stays.
+  // Ends a write that has written nothing, so the earlier contents stay valid.
   void AbandonWrite(Draft& draft);
-  // Returns the errors of BeginWrite except TOO_MANY_RANGES, before a write begins or where there
-  // is nothing to write.
+  // Returns the errors of BeginWrite except TOO_MANY_RANGES, but begins no write.
   absl::Status CheckWrite(const Draft& draft, std::uint64_t offset, std::uint64_t size);
   // Returns an error unless the draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND if it
-  // was deleted, FAILED_PRECONDITION / BUFFER_SEALED.
+  // was deleted, or FAILED_PRECONDITION / BUFFER_SEALED.
   absl::Status CheckOpen(const Draft& draft);
 
-  // Makes a draft READY. FAILED_PRECONDITION / BUFFER_NOT_READY {missing} until every byte is there
-  // and no write is in flight, CHECKSUM_UNKNOWN; DATA_LOSS / BAD_CHECKSUM; ALREADY_EXISTS /
-  // BUFFER_EXISTS.
+  // Makes a draft READY. Errors: FAILED_PRECONDITION / BUFFER_NOT_READY {missing} if bytes are
+  // missing or a write is in flight; FAILED_PRECONDITION / CHECKSUM_UNKNOWN; DATA_LOSS /
+  // BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS.
   absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {});
   // Seals several drafts in one step: all become READY, or none does.
   absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<Draft* const> drafts);
-  // Seals the draft that FindDraft would return. Also succeeds if the draft of this version is
-  // already sealed and its buffer is still there.
+  // Seals the draft that FindDraft would return. Also succeeds if the draft of this version has
+  // already been sealed and its buffer still exists.
   absl::StatusOr<BufferInfo> Seal(std::string_view name, std::uint64_t version,
                                   std::optional<std::uint32_t> checksum);
   // Forgets a draft, unless it has been sealed.
   void Discard(Draft& draft);
 
-  // Gives the memory of a READY buffer another name: a separate READY buffer, which takes no bytes.
-  // Returns the errors of Find for the source, and those of Create and Seal.
+  // Creates another READY buffer that shares the memory of a READY buffer and takes no memory
+  // itself. Returns the errors of Find for the source, and those of Create and Seal.
   absl::StatusOr<BufferInfo> Link(std::string_view source, std::uint64_t version,
                                   const BufferSpec& link);
 
-  // Returns a READY buffer; version 0 means any. NOT_FOUND / BUFFER_NOT_FOUND {name};
-  // FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
+  // Returns a READY buffer; version 0 means any version. Errors: NOT_FOUND / BUFFER_NOT_FOUND
+  // {name}; FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version);
 
   struct Wanted {
@@ -263,37 +266,38 @@ class BufferStore {
     absl::Status status;
     std::shared_ptr<const Buffer> buffer;
   };
-  // Finds several in one step, and skips those without a name.
+  // Finds several buffers in one step, and skips entries without a name.
   void FindAll(absl::Span<Wanted> wanted);
 
   // Returns the READY buffer or, if there is none, the newest visible draft. With a version,
-  // returns the buffer or draft that has it. NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION /
-  // VERSION_MISMATCH.
+  // returns the buffer or draft that has it. Errors: NOT_FOUND / BUFFER_NOT_FOUND;
+  // FAILED_PRECONDITION / VERSION_MISMATCH.
   absl::StatusOr<BufferInfo> Get(std::string_view name, std::uint64_t version);
   // Returns the newest kMostDrafts visible drafts of a name, in order of version.
   std::vector<BufferInfo> Drafts(std::string_view name);
   BufferInfo Describe(const Draft& draft);
-  // Returns at most limit buffers with names above `after`, in order of name, each as Get returns
-  // it.
+  // Returns at most `limit` buffers whose names come after `after`, in order of name, each as Get
+  // returns it.
   std::vector<BufferInfo> List(std::string_view prefix, std::string_view after, std::size_t limit);
-  // Sets the ttl, which counts from now, or for a draft from when it becomes READY; without a ttl,
-  // the buffer never expires. Returns the errors of Get; INVALID_ARGUMENT / BAD_TTL.
+  // Sets the ttl. It counts from now, or for a draft from when the draft becomes READY. Without a
+  // ttl, the buffer never expires. Returns the errors of Get, or INVALID_ARGUMENT / BAD_TTL.
   absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::uint64_t version,
                                     std::optional<absl::Duration> ttl);
-  // Deletes the READY buffer and the visible drafts, or only what has the version. Returns the
-  // errors of Get.
+  // Deletes the READY buffer and the visible drafts of a name, or, with a version, only the buffer
+  // or draft that has it. Returns the errors of Get.
   absl::Status Delete(std::string_view name, std::uint64_t version);
 
-  // Forgets expired buffers and idle drafts. (Look-ups do not find a buffer once it has expired.)
-  // Their memory is freed with the returned pointers.
+  // Forgets expired buffers and idle drafts. Their memory is freed when the returned pointers are
+  // destroyed. (Look-ups do not find a buffer once it has expired, even before this.)
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  // Forgets all buffers and drafts that have a shard on a lost device, and the copies of operands
-  // kept there. Their memory is freed with the returned pointers.
+  // Forgets all buffers and drafts that have a shard on a lost device, and the prepared operands
+  // kept there. Their memory is freed when the returned pointers are destroyed.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The named buffers of a device, including drafts of results, and their bytes. A sharded buffer
-  // counts on the device of its first shard; its bytes count where they are.
+  // The numbers of named buffers on a device, including drafts of results, and of their bytes. A
+  // sharded buffer counts on the device of its first shard, but each of its bytes on the device
+  // that has it.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -302,11 +306,11 @@ class BufferStore {
   };
   Tally tally(const Device& device);
 
-  // The limits of all stores together.
+  // The limits on all stores together.
   const Budget& budget(const Device& device) const { return *shared_->bytes.at(&device); }
   const Budget& count() const { return shared_->count; }
   PreparedOperands& prepared(const Device& device) const { return *shared_->prepared.at(&device); }
-  // The limits of this store.
+  // The limits on this store only.
   const Quota& own_bytes(const Device& device) const { return own_bytes_.at(&device); }
   const Quota& own_count() const { return own_count_; }
 
@@ -330,9 +334,9 @@ class BufferStore {
   absl::StatusOr<BufferInfo> FindLocked(std::string_view name, std::uint64_t version,
                                         absl::Time now);
   absl::Status NotFound(std::string_view name) const;
-  // Returns the error of Get when nothing has the version.
+  // Returns the error of Get for a version that no buffer or draft has.
   absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
-  // Returns an error if no buffer may have the name.
+  // Returns an error if no buffer of this server may have the name.
   absl::Status CheckName(std::string_view name) const;
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
   absl::Status CheckOpenLocked(const Draft& draft);
@@ -351,14 +355,15 @@ class BufferStore {
   // Adds `change`, which is 1 or -1, to the device's number of buffers.
   void CountReady(const Buffer& buffer, int change);
   void CountWriting(const Buffer& buffer, int change);
-  // Takes the memory, and charges it.
+  // Allocates the memory and charges it.
   absl::Status Reserve(Buffer& buffer);
-  // Repeats make(), which was refused for lack of memory for the shards, for as long as forgetting
-  // copies of operands makes room. frees: the value of FreesOf(shards) before the first attempt.
+  // Calls make() again, which has failed for lack of memory for the shards, for as long as
+  // forgetting prepared operands frees memory. refused: the error of the first attempt. frees: the
+  // value of FreesOf(shards) before that attempt.
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);
-  // Links with a valid name and time to live, without sweeping expired buffers first.
+  // Makes one attempt of Link, with a valid name and ttl, without sweeping expired buffers.
   absl::StatusOr<BufferInfo> LinkOnce(std::string_view source, std::uint64_t version,
                                       const BufferSpec& link, absl::Duration ttl);
   // Returns PreparedOperands::frees of each shard's device.
@@ -368,7 +373,7 @@ class BufferStore {
 
   absl::StatusOr<absl::Duration> CheckTtl(std::optional<absl::Duration> ttl) const;
 
-  // What the stores of a server share.
+  // The budgets and prepared operands that the stores of a server share.
   struct Shared {
     explicit Shared(std::uint64_t buffers) : count(buffers) {}
     std::map<const Device*, std::unique_ptr<Budget>> bytes;
@@ -391,8 +396,8 @@ class BufferStore {
   std::list<Draft*> idle_;  // drafts of kRanges, the least recently used first
 };
 
-// A buffer that one call writes as a whole for its result. It is discarded unless it is sealed. For
-// one thread.
+// A buffer for a call's result, which the call writes as a whole. It is discarded unless it is
+// sealed. Not thread safe.
 class ResultDraft {
  public:
   ResultDraft(BufferStore& store, BufferSpec spec) : store_(store), spec_(std::move(spec)) {
@@ -404,11 +409,12 @@ class ResultDraft {
   ResultDraft(const ResultDraft&) = delete;
   ResultDraft& operator=(const ResultDraft&) = delete;
 
-  // Takes the memory. Returns the errors of BufferStore::Create.
+  // Creates the draft, and returns its memory or the errors of BufferStore::Create.
   absl::StatusOr<void*> Open();
-  // REQUIRES: it is open.
+  // REQUIRES: Open has succeeded.
   const Buffer& buffer() const { return draft_->buffer(); }
-  // Makes it READY once the bytes are there. Returns the errors of BufferStore::Seal.
+  // Makes the buffer READY; called once its bytes are written. Returns the errors of
+  // BufferStore::Seal.
   absl::StatusOr<BufferInfo> Seal();
   // Seals several drafts of one store in one step: all become READY, or none does.
   static absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<ResultDraft* const> results);

@@ -1,4 +1,4 @@
-// An amount that is taken from a budget for as long as its holder exists.
+// An amount that is taken from a budget for as long as the Charge exists.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Movable; returns its amount when it is destroyed. The budget outlives it.
+// Movable. Returns its amount to the budget when it is destroyed. The budget must outlive it.
 class Charge {
  public:
   Charge() = default;
@@ -33,12 +33,13 @@ class Charge {
   // REQUIRES: if both have a budget, it is the same one.
   void Add(Charge more);
 
-  // RESOURCE_EXHAUSTED / reason {requested, free, total}. held: what the caller already has of the
-  // budget and still needs. It is counted in `requested` and in `free`.
+  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {requested, free, total}. held: the
+  // amount that the caller already has from the budget and still needs. It is included in
+  // `requested` and in `free`.
   static absl::StatusOr<Charge> Take(Budget& budget, std::uint64_t amount, std::string_view reason,
                                      std::string_view message, std::uint64_t held = 0);
 
-  // Takes one of the items that the budget counts: RESOURCE_EXHAUSTED / reason {limit}.
+  // Takes one of the items that the budget counts, or returns RESOURCE_EXHAUSTED / reason {limit}.
   static absl::StatusOr<Charge> TakeOne(Budget& budget, std::string_view reason,
                                         std::string_view message);
 
@@ -50,20 +51,21 @@ class Charge {
 
 inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
-// A budget of one tenant, whose limit may change. Thread safe; outlives its charges.
+// A tenant's budget, whose limit may change. Thread safe. It must outlive its charges.
 class Quota {
  public:
-  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name: the quota's name.
+  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name:
+  // the quota's name.
   absl::StatusOr<Charge> Take(std::uint64_t amount, std::string_view reason, std::string_view name,
                               std::string_view message);
 
-  // Sets the limit from now on. What is held stays, even if it exceeds the limit.
+  // Sets the limit for later calls of Take. Existing charges stay, even if they exceed it.
   void SetLimit(std::uint64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   std::uint64_t used() const { return taken_.used(); }
 
  private:
-  std::mutex mutex_;  // with a limit, only one call takes at a time
+  std::mutex mutex_;  // held by Take if there is a limit
   Budget taken_{kUnlimited};
   std::atomic<std::uint64_t> limit_{kUnlimited};
 };

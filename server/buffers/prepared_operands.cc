@@ -34,7 +34,7 @@ std::uint64_t PreparedOperands::Unlink(std::uint64_t bytes, bool used_too, Entri
   std::uint64_t unlinked = 0;
   for (auto it = entries_.end(); it != entries_.begin() && unlinked < bytes;) {
     const auto entry = std::prev(it);
-    // Calls take the entries that they use from the list under the mutex, so the count cannot grow
+    // Calls take references to entries only while they hold the mutex, so use_count() cannot grow
     // here.
     if ((*entry)->bytes() == 0 || (!used_too && entry->use_count() > 1)) {
       it = entry;
@@ -143,13 +143,13 @@ std::shared_ptr<PreparedOperands::Entry> PreparedOperands::Find(
 
 bool PreparedOperands::Allocate(Entry& entry, std::size_t bytes) {
   const std::uint64_t charged = device_.AllocationBytes(bytes);
-  // Takes a charge, unless there is a claim. If there is no room, returns false, but first unlinks
-  // unused entries if they make enough room.
+  // Takes a charge. Returns false if there is a claim or if the budget is exhausted. In the second
+  // case, it first unlinks unused entries if that frees enough.
   const auto take = [&](Entries& doomed) {
     const std::lock_guard lock(mutex_);
     if (claims_ > 0) return false;
     absl::StatusOr<Charge> charge =
-        Charge::Take(budget_, charged, "QUOTA_EXCEEDED", "no room beside the buffers");
+        Charge::Take(budget_, charged, "QUOTA_EXCEEDED", "the buffers leave too little memory");
     if (charge.ok()) {
       entry.charge = *std::move(charge);
       bytes_.fetch_add(charged, std::memory_order_relaxed);
@@ -232,7 +232,7 @@ std::uint64_t PreparedOperands::Call::EndOperation(bool done) {
   } else if (!making_.empty()) {
     const std::lock_guard lock(of_.mutex_);
     Forget(making_);
-    // Work of this operation may still be running in their memory.
+    // Work of this operation may still be using the memory of these entries.
     found_.insert(found_.end(), making_.begin(), making_.end());
   }
   making_.clear();

@@ -25,7 +25,8 @@ using absl::StatusCode;
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kBlock = 512;  // the unit of st_blocks
 
-// Seals that a client must have set, and seals that would keep the server from setting its own.
+// The seals that a client must have set, and the seals that would prevent the server from setting
+// its own.
 constexpr int kSealsWanted = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr int kSealsRefused = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
@@ -68,7 +69,7 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
   if (memory == MAP_FAILED) return BadRegion("file", "the file cannot be mapped for writing");
   memory_ = static_cast<char*>(memory);
   // From here on, neither truncation nor holes can remove the file's pages: F_SEAL_FUTURE_WRITE
-  // forbids both write and FALLOC_FL_PUNCH_HOLE, and leaves existing mappings alone.
+  // forbids both write() and FALLOC_FL_PUNCH_HOLE, and does not affect existing mappings.
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
     return BadRegion("seals", "the file accepts no further seals");
   // The pages belong to the client and are charged to it.
@@ -81,8 +82,8 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
                       {"size", absl::StrCat(size_)},
                       {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
   }
-  // A malicious client may have allocated pages beyond the end instead. This call allocates
-  // whatever is missing, or fails; from then on every page is there.
+  // A malicious client may have allocated pages beyond the end instead. This call either allocates
+  // the missing pages or fails. If it succeeds, every page is present from then on.
   if (!PopulateHost(memory, size_)) {
     if (errno == EINVAL) {
       return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",
@@ -99,7 +100,7 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
 
 absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0) return BadRegion("file", "the descriptor is not of a file made by memfd_create");
+  if (seals < 0) return BadRegion("file", "the descriptor is not that of a memfd_create file");
   if ((seals & kSealsWanted) != kSealsWanted || (seals & kSealsRefused) != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
                      "the file's seals are not F_SEAL_SHRINK and F_SEAL_GROW",
@@ -119,9 +120,9 @@ absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
   }
   region.user_quotas_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
   region.user_quotas_->bytes.SetLimit(bytes_.limit() / 2);
-  absl::StatusOr<Charge> count =
-      region.user_quotas_->count.Take(1, "TOO_MANY_REGIONS", "regions",
-                                      "the user shares half as many regions as the server accepts");
+  absl::StatusOr<Charge> count = region.user_quotas_->count.Take(
+      1, "TOO_MANY_REGIONS", "regions",
+      "the user shares half of the regions that the server accepts");
   if (!count.ok()) return count.status();
   region.own_count_ = *std::move(count);
   absl::StatusOr<Charge> bytes = region.user_quotas_->bytes.Take(
@@ -146,7 +147,7 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
   if (size == 0 || size % kPage != 0) {
     return MakeError(
         StatusCode::kInvalidArgument, "BAD_REGION",
-        "the file's size is not a multiple of 4096 bytes above 0",
+        "the file's size is not a positive multiple of 4096 bytes",
         {{"field", "size"}, {"value", absl::StrCat(size)}, {"multiple", absl::StrCat(kPage)}});
   }
   std::shared_ptr<SharedRegion> region(new SharedRegion);

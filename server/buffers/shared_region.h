@@ -39,15 +39,16 @@ class Descriptor {
   int fd_;
 };
 
-// A client's file that is mapped, and pinned on the devices. The client may write it at any time,
-// so no byte may be read twice. It cannot remove pages, so reading never faults.
+// A client's file that is mapped, and pinned for the devices. The client may write to it at any
+// time, so the server must not read any byte twice. The client cannot remove pages, so reading
+// never faults.
 class SharedRegion {
  public:
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // Returns null unless [offset, offset + size) lies inside.
+  // Returns the address of [offset, offset + size), or null if that is not inside the region.
   char* At(std::uint64_t offset, std::uint64_t size) const {
     return size <= size_ && offset <= size_ - size ? memory_ + offset : nullptr;
   }
@@ -55,7 +56,7 @@ class SharedRegion {
 
  private:
   friend class SharedRegions;
-  // The quotas of a user who may have at most half of the regions.
+  // The quotas of a user that may have at most half of the regions.
   struct UserQuotas {
     Quota count;
     Quota bytes;
@@ -64,7 +65,7 @@ class SharedRegion {
   absl::Status Map(const Descriptor& file);
 
   // The destructor unmaps the memory before the charges return it.
-  std::shared_ptr<UserQuotas> user_quotas_;  // null: the user may take all
+  std::shared_ptr<UserQuotas> user_quotas_;  // null if the user may have all
   Charge own_count_;
   Charge own_bytes_;
   Charge count_;
@@ -72,8 +73,7 @@ class SharedRegion {
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
   std::vector<HostRegistration> registrations_;
-  // The first tenant that asked for the region; null if none has. Guarded by the mutex of the
-  // regions.
+  // The first tenant that requested the region, or null. Guarded by the mutex of SharedRegions.
   mutable const Tenant* tenant_ = nullptr;
 };
 
@@ -82,30 +82,30 @@ class SharedRegions {
  public:
   static constexpr std::size_t kTokenBytes = 16;
 
-  // Every region is pinned on all devices. The devices and the budgets outlive the regions. bytes:
-  // the budget of all regions together; count: the budget of their number.
+  // Every region is pinned for all devices. The devices and the budgets must outlive the regions.
+  // bytes: the budget for the bytes of all regions. count: the budget for the number of regions.
   SharedRegions(std::vector<Device*> devices, Budget& bytes, Budget& count)
       : devices_(std::move(devices)), bytes_(bytes), count_(count) {}
 
-  // Checks whether a descriptor may be that of a region. It is cheap and does not access a file
-  // system, which might block. INVALID_ARGUMENT / BAD_REGION {field}.
+  // Checks whether a descriptor may belong to a region. The check is cheap and does not access a
+  // file system, which might block. Returns INVALID_ARGUMENT / BAD_REGION {field} if it may not.
   static absl::Status CheckFile(const Descriptor& file);
 
-  // Checks, maps and pins a client's file, and returns the token that names it from then on. May
-  // take a second for some GiB. sharer: a user who may have at most half of all regions and of
-  // their bytes; nothing: there is no such limit. INVALID_ARGUMENT / BAD_REGION {field};
-  // RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free,
-  // total}, both with {quota, requested, used, limit} if the half is exceeded,
+  // Checks, maps and pins a client's file, and returns the token that names the region from then
+  // on. This may take a second for a few GiB. sharer: a user that may have at most half of all
+  // regions and of their bytes; without a value, there is no such limit. Errors: INVALID_ARGUMENT /
+  // BAD_REGION {field}; RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED
+  // {requested, free, total}, both with {quota, requested, used, limit} if the half is exceeded,
   // HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 
-  // Removes the token and returns its region, or null if there is none. The region ends with its
-  // last user, which may take as long as Add.
+  // Removes the token and returns its region, or null if there is none. The region is destroyed
+  // with the last reference to it, which may take as long as Add.
   std::shared_ptr<const SharedRegion> Remove(std::string_view token);
 
-  // Returns a region, which belongs to the first tenant that asks for it; other tenants do not find
-  // it. NOT_FOUND / REGION_NOT_FOUND.
+  // Returns a region, or NOT_FOUND / REGION_NOT_FOUND. A region belongs to the first tenant that
+  // requests it, and other tenants do not find it.
   absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(std::string_view token,
                                                            const Tenant* tenant = nullptr) const;
 

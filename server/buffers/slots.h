@@ -1,4 +1,4 @@
-// Pieces of staging memory. gRPC sends a device's bytes from them, and then they are reused.
+// Reusable pieces of staging memory, from which gRPC sends a device's bytes.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ namespace tessera {
 
 class SlotPool;
 
-// A piece of memory with an owner. Movable. It returns to its pool on destruction, on any thread.
+// Owns a piece of staging memory. Movable. Its destructor, which may run on any thread, returns the
+// memory to the pool.
 class Slot {
  public:
   static constexpr std::size_t kBytes = std::size_t{1} << 20;
@@ -34,18 +35,19 @@ class Slot {
   StagingMemory memory_{nullptr, nullptr};
 };
 
-// The slots of one device. Thread safe. The pool outlives its slots. The device must outlive the
+// The slots of one device. Thread safe. Slots keep their pool alive. The device must outlive the
 // last call of Take, but not the pool.
 class SlotPool : public std::enable_shared_from_this<SlotPool> {
  public:
-  // Creates the first `least` slots, which it keeps: page-locking waits for work that runs on the
-  // device, and few requests should have to wait for that.
+  // Creates a pool with `least` slots, which it never frees. Page-locking memory waits for the work
+  // that is running on the device, and few requests should have to wait for that.
   static absl::StatusOr<std::shared_ptr<SlotPool>> Make(Device& device, std::size_t least);
 
-  // Returns the errors of MakeStaging.
+  // Returns a slot, or the errors of MakeStaging.
   absl::StatusOr<Slot> Take();
 
-  // Frees slots that have not been used since the last call, which may wait for the device's work.
+  // Frees slots that have not been used since the last call of Trim. This may wait for the device's
+  // work.
   void Trim();
 
  private:
@@ -56,7 +58,7 @@ class SlotPool : public std::enable_shared_from_this<SlotPool> {
   const std::size_t least_;
   std::mutex mutex_;
   std::vector<StagingMemory> free_;
-  std::size_t unused_ = 0;  // how many of free_ have been in it since the last Trim
+  std::size_t unused_ = 0;  // number of slots that have been in free_ since the last Trim
 };
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Returns the devices of a placement, or the errors of Core::FindDevice; INVALID_ARGUMENT /
+// Returns the devices of a placement, the errors of Core::FindDevice, or INVALID_ARGUMENT /
 // BAD_PLACEMENT.
 absl::StatusOr<std::vector<Device*>> FindPlacement(
     const google::protobuf::RepeatedPtrField<std::string>& names, const Core& core) {
@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<Device*>> FindPlacement(
   }
   for (const std::string& name : names) {
     if (name.empty() || name == kAllDevices)
-      return bad("a placement names each of its devices, or all of them by \"all\" alone", name);
+      return bad("a placement is a list of device names, or only \"all\"", name);
     absl::StatusOr<Device*> device = core.FindDevice(name);
     if (!device.ok()) {
       absl::Status status = device.status();

@@ -1,4 +1,4 @@
-// Conversions between messages about buffers and the store.
+// Conversions between messages about buffers and the types of the store.
 #pragma once
 
 #include <string>
@@ -16,20 +16,20 @@ namespace tessera {
 // In a placement, stands for all devices of the server that are of the same kind as the first one.
 inline constexpr std::string_view kAllDevices = "all";
 
-// Sets where a new buffer goes from a message's fields device and placement; without both, it goes
-// to the first device. Returns the errors of Core::FindDevice; INVALID_ARGUMENT / BAD_PLACEMENT
-// {field, value}.
+// Sets the devices of a new buffer according to a message's fields `device` and `placement`. If
+// both are empty, the buffer goes to the first device. Returns the errors of Core::FindDevice, or
+// INVALID_ARGUMENT / BAD_PLACEMENT {field, value}.
 absl::Status SetPlace(const std::string& device,
                       const google::protobuf::RepeatedPtrField<std::string>& placement,
                       const Core& core, BufferSpec& spec);
 
-// Returns the buffer that a client asks for, or the errors of MakeArrayType, SetPlace and FromProto
-// of a ttl.
+// Returns the spec of the buffer that a client requests, or the errors of MakeArrayType, SetPlace
+// and FromProto(ttl).
 absl::StatusOr<BufferSpec> MakeSpec(const std::string& name, const v1::BufferSpec& proto,
                                     const Core& core);
 
-// Returns the buffer for the result of an operation that runs on the device, or the errors of
-// SetPlace; INVALID_ARGUMENT / BAD_TTL.
+// Returns the spec of the buffer for the result of an operation that runs on the device, the errors
+// of SetPlace, or INVALID_ARGUMENT / BAD_TTL.
 absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayType& type,
                                     Device& device, const Core& core);
 

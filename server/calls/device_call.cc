@@ -7,18 +7,18 @@
 namespace tessera {
 namespace {
 
-// Operations that take at most this long, including the transfer of their inline arrays, run on the
-// thread that receives them while the device has nothing longer to do. Waking a worker takes
+// While the device has no longer work, an operation that takes at most this long, including the
+// transfer of its inline arrays, runs on the thread that receives it. Waking a worker would take
 // longer.
 constexpr double kTinyMicroseconds = 10;
-// Tasks whose least time is at most this are small.
+// A task is small if the lower bound on its time is at most this.
 constexpr double kSmallMicroseconds = 500;
 
 absl::Status TookTooLong(double expected, double spare) {
   const double limit = spare + Executor::kOverrun * expected;
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
-      absl::StrFormat("the operation was stopped after %.3g s, as it was expected to take %.3g s",
+      absl::StrFormat("the operation was stopped after %.3g s; it was expected to take %.3g s",
                       limit, expected),
       {{"estimate_seconds", absl::StrFormat("%.3g", expected)},
        {"limit_seconds", absl::StrFormat("%.3g", limit)}});
@@ -61,11 +61,12 @@ void DeviceCall::Run(Stream& stream) {
   NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
-  // It was told to stop, but not because its client has left.
+  // The stream was told to stop, but not because the client has left.
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
     status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
   const absl::Status ended = EndRequest(stream);
-  // A client that has its response may rely on the memory of buffers that it has deleted.
+  // The operands are released before the response is sent: once a client has its response, the
+  // memory of buffers that it has deleted must be free.
   Release(nullptr);
   End(status.ok() ? ended : status);
 }

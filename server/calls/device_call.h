@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-// If its client leaves or its deadline passes, the call leaves the queue immediately, or tells the
-// stream to stop if it is running.
+// If its client leaves or its deadline passes, a waiting call leaves the queue immediately, and a
+// running call tells its stream to stop.
 class DeviceCall : public UnaryCall, private Task {
  public:
   DeviceCall(Core& core, std::string_view method, UnaryExchange& exchange)
       : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
-  // Called once, on the thread on which the call arrived. The request exists until the call has
+  // Called once, on the thread on which the call arrived. The request must exist until the call has
   // ended.
   void Start();
 
@@ -28,12 +28,12 @@ class DeviceCall : public UnaryCall, private Task {
  private:
   // Checks what can be checked without a stream, and returns the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;
-  // Called after Prepare. This thread may run a tiny task itself.
+  // Called after Prepare. A tiny task may run on the thread that calls this.
   virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
-  // Called on a worker or, for a tiny task, on this thread, inside a request of the stream.
+  // Called within a request of the stream, on a worker or, for a tiny task, on the thread of Start.
   virtual absl::Status RunOn(Stream& stream) = 0;
-  // Releases the operands. chores: frees the memory, because this thread must not; null: this
-  // thread frees it.
+  // Releases the operands. If `chores` is not null, the chores free the memory, because the calling
+  // thread must not. Otherwise the calling thread frees it.
   virtual void Release(Chores* chores) = 0;
 
   void Run(Stream& stream) final;

@@ -16,12 +16,12 @@ namespace tessera {
 // Whether a call changes something or only reads.
 enum class Effect { kNone, kChange };
 
-// The most memory that the description of a buffer needs in a response: a name of 128 bytes, a
-// shape of 8 axes, and a shard for each device.
+// The maximum memory that the description of a buffer needs in a response: for a name of 128 bytes,
+// a shape with 8 axes, and a shard for each device.
 constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
 
-// Holds its ticket and the memory of its response until its exchange ends. A response that the
-// client does not take within --download-timeout ends the call.
+// A unary call. It holds its ticket and the charge for its response until its exchange ends. If the
+// client does not read the response within --download-timeout, the call is cancelled.
 class UnaryCall {
  public:
   // REQUIRES: the exchange has been admitted.
@@ -34,15 +34,15 @@ class UnaryCall {
   const Caller& caller() const { return exchange_.caller(); }
   // Returns the errors of Core::Accept.
   absl::Status Accept();
-  // Takes host memory for a further `bytes` bytes of a response and of its preparation.
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  // Takes host memory for another `bytes` bytes of a response or of its preparation. Returns
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little.
   absl::Status ChargeAnswer(std::size_t bytes);
-  // Takes host memory for the description of one buffer of any kind.
+  // Takes host memory for the description of any one buffer.
   absl::Status ChargeDescription();
-  // Fills the response by body(), which returns a status, and charges it as a message of many
-  // parts, whose objects take more than their encoding. If there is no memory for it, it is freed
-  // immediately. The response of a change describes at most one buffer, and is charged before
-  // body(), so that a refused change has not been made.
+  // Fills the response with body(), which returns a status, and charges for its objects, which take
+  // more memory than their encoding, and for the encoding. If there is too little memory for the
+  // response, frees it immediately. The response to a change describes at most one buffer. It is
+  // charged before body(), so that no change is made whose response would then be refused.
   template <class Response, class Body>
   absl::Status Fill(Effect effect, Response& answer, const Body& body) {
     if (effect == Effect::kChange) {
@@ -56,8 +56,8 @@ class UnaryCall {
     if (!status.ok()) answer = Response();
     return status;
   }
-  // Ends the call once the response is in place; called once, and the call must not be used
-  // afterwards. Counts the call, and logs a failure.
+  // Ends the call; called once, when the response is in place. The call must not be used
+  // afterwards. Counts the call, and logs it if it failed.
   void End(const absl::Status& status);
   // Called when the client has left or the deadline has passed; the call may have ended.
   virtual void OnCancel() {}
@@ -73,22 +73,22 @@ class UnaryCall {
     return caller().Require(Role::kWrite, method_, "a result that is stored");
   }
 
-  // Notes the strategy, if any, that the call asks for or that ran. The text outlives the call's
-  // End.
+  // Notes the strategy, if any, that the call requests or that ran. The text must outlive the
+  // call's End.
   void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
-  // Notes that the call begins on a worker now.
+  // Notes that the call is now beginning on a worker.
   void NoteBegin() { begin_time_ = SteadyNow(); }
-  // Notes the time by the device's clock.
+  // Notes the kernels' time, as measured by the device's clock.
   void NoteKernel(double microseconds) {
     kernel_ = absl::Microseconds(microseconds);
     core_.metrics().CountKernel(method_, strategy_, microseconds);
   }
-  // For a transfer: notes that a piece has waited for a worker, or has been copied.
+  // For a transfer: notes how long a piece has waited for a worker, or how long its copy has taken.
   void NoteWait(absl::Duration wait) { waited_ += wait; }
   void NoteCopy(absl::Duration copy) { copies_ += copy; }
-  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is the
-  // first call of total_us or of End.
+  // Returns the time from acceptance to the beginning on a worker, in microseconds.
   double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
+  // Returns the time from acceptance to the first call of total_us or End, in microseconds.
   double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
 
  private:
@@ -111,11 +111,12 @@ class UnaryCall {
   Charge answer_memory_;
 };
 
-// Admits calls to a method if the caller has the role for it, the request is not too large and
-// there is host memory for it. Logs and counts the other calls.
+// Returns the admission check for a method. It admits a call if the caller has the required role,
+// the request is not too large and there is enough host memory for it. It logs and counts the calls
+// that it does not admit.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
-// Serves a unary call that neither allocates nor frees memory of buffers. body(caller) runs
+// Serves a unary call that neither allocates nor frees buffer memory. body(caller) runs
 // immediately, fills the response (UnaryCall::Fill) and returns a status.
 template <class Request, class Response, class Body>
 void Answer(Core& core, std::string_view method, Effect effect,
@@ -128,8 +129,9 @@ void Answer(Core& core, std::string_view method, Effect effect,
   }));
 }
 
-// Serves a unary call that may allocate or free memory, or call the operating system: body(caller)
-// runs on a thread of the chores. The request and the response exist until the call is done.
+// Serves a unary call that may allocate or free memory, or call the operating system. body(caller)
+// therefore runs on a thread of the chores. The request and the response exist until the call is
+// done.
 template <class Request, class Response, class Body>
 void AnswerLater(Core& core, std::string_view method, Effect effect,
                  UnaryExchangeOf<Request, Response>& exchange, Body body) {

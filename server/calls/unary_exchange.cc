@@ -21,7 +21,7 @@ void UnaryExchange::AwaitClient() {
 
 void UnaryExchange::OnArrived(bool ok) {
   if (!ok) {
-    delete this;  // the server stops
+    delete this;  // the server is stopping
     return;
   }
   trace_ = BeginTrace(context_);

@@ -24,9 +24,9 @@ namespace tessera {
 
 class UnaryCall;
 
-// One call on the wire. Its events arrive on threads of its queue. It ends, together with the call
-// that it serves, when its handler has returned and gRPC has sent the response and knows that the
-// client is done.
+// One call on the wire. Its events arrive on threads of its queue. It is destroyed, together with
+// the UnaryCall that it serves, when its handler has returned, gRPC has sent the response, and gRPC
+// has reported the end of the call.
 class UnaryExchange {
  public:
   UnaryExchange(const UnaryExchange&) = delete;
@@ -34,26 +34,28 @@ class UnaryExchange {
 
   grpc::ServerContext& context() { return context_; }
   struct Admit {
-    // Returns OK if a call is to be handled. It is called before the message is parsed. If it
-    // returns OK, it has set the caller and the memory of the request.
+    // Returns OK if a call is to be handled. In that case it has set the caller and the memory of
+    // the request. It is called before the message is parsed.
     std::function<grpc::Status(UnaryExchange&)> check;
     // Returns the error of an admitted call whose request is not a valid message.
     std::function<grpc::Status(UnaryExchange&)> refuse;
   };
   const Caller& caller() const { return caller_; }
   void set_caller(const Caller& caller) { caller_ = caller; }
-  // The trace of the call, from its arrival on.
+  // The trace of the call; set when the call arrives.
   const Trace& trace() const { return trace_; }
-  // Holds the call until the exchange ends, and tells it if the client leaves before it has its
-  // response. A request that is answered immediately needs no call.
+  // Owns the call until the exchange ends, and calls its OnCancel if the client leaves before it
+  // has its response. A request that is answered immediately needs no call.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
-  // Sets what cancels the call if its client does not take the response. It outlives the exchange.
+  // Sets the list that cancels the call if its client does not read the response. The list must
+  // outlive the exchange.
   void set_answers(Answers& answers) { answers_ = &answers; }
   // The size of the request before it is parsed.
   virtual std::size_t message_size() const = 0;
-  // Returns what the request takes and repeats, or nothing if it is not a valid message.
+  // Returns a bound on the request's memory and repeated fields, or nothing if the request is not a
+  // valid message.
   virtual std::optional<MessageBound> Bound() const = 0;
-  // The memory of the request, which is held until the response.
+  // The charge for the memory of the request, which is held until Finish.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
   const Charge& memory() const { return memory_; }
   // Sends the response that is in place. Called once, on any thread. On return, the messages are
@@ -74,7 +76,7 @@ class UnaryExchange {
   // Accepts the next call, and handles this one.
   virtual void Handle() = 0;
 
-  // ok: true if a call has arrived, false if the server stops.
+  // ok: true if a call has arrived, false if the server is stopping.
   void OnArrived(bool ok);
   void OnSent(bool) { LetGo(); }
   void OnDone(bool);
@@ -94,10 +96,10 @@ class UnaryExchange {
   std::atomic<State> state_{State::kArriving};
 };
 
-// The messages of a call, in one block that is large enough for small messages.
+// The messages of a call, in an arena whose first block is large enough for small messages.
 template <class Request, class Response>
 struct CallMessages {
-  // A Dot of two buffers whose names have 40 bytes each takes about 700.
+  // A Dot of two buffers whose names have 40 bytes each takes about 700 bytes.
   alignas(std::max_align_t) char block[1024];
   google::protobuf::Arena arena{block, sizeof block};
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -115,8 +117,8 @@ struct CallMessages {
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
   }
 };
-// An exchange with its messages. gRPC passes them as bytes. If gRPC parsed them, an object that
-// failed to parse would wait for the next call and keep its memory.
+// An exchange with its messages, which gRPC passes as bytes. If gRPC parsed the messages, an object
+// whose parsing failed would keep its memory until the next call.
 template <class Request, class Response>
 class UnaryExchangeOf final : public UnaryExchange {
  public:
@@ -132,7 +134,7 @@ class UnaryExchangeOf final : public UnaryExchange {
 
   void Finish(const grpc::Status& status) override {
     if (status.ok()) messages_->Serialize(bytes_);
-    messages_.reset();  // the client may be slow to take the response
+    messages_.reset();  // freed first, because the client may be slow to read the response
     set_memory(Charge());
     AwaitClient();
     if (status.ok()) {
@@ -142,7 +144,7 @@ class UnaryExchangeOf final : public UnaryExchange {
     }
   }
 
-  // How calls of a method are requested from gRPC, and how they are handled.
+  // How calls of a method are requested from gRPC, admitted and handled.
   struct Method {
     using Ask = std::function<void(grpc::ServerContext*, grpc::ByteBuffer*, Writer*,
                                    grpc::ServerCompletionQueue*, void*)>;
@@ -183,7 +185,7 @@ class UnaryExchangeOf final : public UnaryExchange {
 
 // Accepts the calls of one method from the queues of a built server. handle(exchange) is called for
 // each admitted call, on a thread of a queue, and must return soon. ask: Service::RequestMethod of
-// a raw method. The service outlives the queues.
+// a raw method. The service must outlive the queues.
 template <class Request, class Response, class Service, class Asker, class Handle>
 void AcceptUnary(CallQueues& queues, Service& service,
                  void (Asker::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,

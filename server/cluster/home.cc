@@ -63,7 +63,8 @@ void Home::Reload(bool asked) {
                  asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("{}; the ring in use stays", std::string_view(message.data(), message.size()));
+    spdlog::error("{}; the current ring stays in use",
+                  std::string_view(message.data(), message.size()));
   }
 }
 

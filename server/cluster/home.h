@@ -1,4 +1,4 @@
-// Which names belong to this server if several servers share them.
+// Decides which names belong to this server when several servers share them.
 #pragma once
 
 #include <atomic>
@@ -17,20 +17,20 @@ namespace tessera {
 // Thread safe, except for Reload, which only one thread calls.
 class Home {
  public:
-  // file: in the format of Ring::Parse. server: the name of this server's line. INVALID_ARGUMENT /
-  // BAD_RING {file}.
+  // Reads a file in the format of Ring::Parse. server: the name in this server's line. Returns
+  // INVALID_ARGUMENT / BAD_RING {file} if the file cannot be used.
   static absl::StatusOr<std::unique_ptr<Home>> Open(const std::string& file,
                                                     const std::string& server);
 
-  // FAILED_PRECONDITION / WRONG_HOST {name, owner, address} for a name whose home is another
-  // server. Names that begin with "unnamed/" are at home on every server: clients use them for
-  // intermediate results whose operands are here.
+  // Returns FAILED_PRECONDITION / WRONG_HOST {name, owner, address} for a name whose home is
+  // another server. Names that begin with "unnamed/" belong to every server, because clients use
+  // them for intermediate results, which are stored on the server of their operands.
   absl::Status Check(std::string_view name) const;
 
-  // Reads the file again if it has changed, or in any case if asked, and logs the result. If the
-  // file cannot be used, the ring in use stays.
+  // Reads the file again if it has changed or if `asked` is true, and logs the result. If the file
+  // cannot be used, the current ring stays in use.
   void Reload(bool asked);
-  // Whether the file could not be used when it was last read.
+  // Whether the last attempt to use the file has failed.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:

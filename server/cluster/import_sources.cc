@@ -50,7 +50,7 @@ bool IsHostAndPort(std::string_view text) {
 }
 
 bool Matches(std::string_view pattern, std::string_view text) {
-  // Where the last `*` was, and up to where in the text it matches so far.
+  // The position of the last `*`, and the end of the text that it matches so far.
   std::size_t star = pattern.npos, taken = 0;
   std::size_t p = 0, t = 0;
   while (t < text.size()) {
@@ -92,7 +92,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // How long one attempt to connect may take.
+  // The maximum duration of one attempt to connect.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);

@@ -1,4 +1,4 @@
-// Which servers buffers may be imported from, and how they are reached.
+// The servers from which buffers may be imported, and the connections to them.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -21,13 +21,15 @@ bool Matches(std::string_view pattern, std::string_view text);
 // Thread safe.
 class ImportSources {
  public:
-  // The options outlive it.
+  // The options must outlive this object.
   explicit ImportSources(const Options& options) : options_(options) {}
 
-  // INVALID_ARGUMENT / BAD_SOURCE {field, value}; PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
+  // Returns an error unless the source is host:port and allowed: INVALID_ARGUMENT / BAD_SOURCE
+  // {field, value} or PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
   absl::Status Check(const std::string& source) const;
-  // Returns a separate channel, whose connection ends with it. FAILED_PRECONDITION /
-  // BAD_CERTIFICATE {file} if a file of TLS cannot be used.
+  // Returns a new channel, which shares its connection with no other channel. The connection ends
+  // with the channel. Returns FAILED_PRECONDITION / BAD_CERTIFICATE {file} if a TLS file cannot be
+  // used.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& source) const;
 
  private:

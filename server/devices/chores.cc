@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Each chore that hangs holds one thread.
+// The maximum number of threads. A chore that hangs occupies one of them.
 constexpr std::size_t kMostThreads = 64;
 
 constexpr std::size_t kReleases = 0;  // the queue of releases; share i has queue i + 1
@@ -43,7 +43,7 @@ absl::Status Chores::Submit(absl::AnyInvocable<void()> work, std::size_t share) 
     const std::size_t queue = share + 1;
     if (queue < queues_.size() && queues_[queue].waiting.size() >= queue_length_) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                       "as many calls wait for memory as the server accepts",
+                       "as many calls are waiting for memory as the server accepts",
                        {{"limit", absl::StrCat(queue_length_)}});
     }
     Add(queue, std::move(work));
@@ -86,7 +86,7 @@ void Chores::Relieve() {
       try {
         threads_.emplace_back(&Chores::Run, this, /*stays=*/false);
       } catch (const std::system_error&) {
-        // The next attempt may succeed.
+        // A later call of Relieve may succeed.
       }
     }
   }
@@ -130,7 +130,7 @@ void Chores::Run(bool stays) {
     const auto mine = std::prev(running_.end());
     lock.unlock();
     work();
-    work = nullptr;  // destroying it may submit more work, which takes the lock
+    work = nullptr;  // without the lock, because a destructor may submit more work
     lock.lock();
     running_.erase(mine);
     --queues_[*queue].running;

@@ -1,5 +1,5 @@
-// Probes a device regularly on a separate thread, so that a device that is lost or hangs is noticed
-// even if nothing uses it, and whatever other devices do.
+// Probes a device regularly on a separate thread. A device that is lost or hangs is therefore
+// noticed even if nothing uses it, and even if other devices hang.
 #pragma once
 
 #include <atomic>
@@ -13,23 +13,23 @@
 
 namespace tessera {
 
-// Thread safe. A loss is latched in the device, which outlives the probe.
+// Thread safe. A loss is latched in the device, which must outlive the probe.
 class DeviceProbe {
  public:
   explicit DeviceProbe(Device& device);
-  // Waits for an answer that is outstanding.
+  // Waits for the current probe to be answered.
   ~DeviceProbe();
   DeviceProbe(const DeviceProbe&) = delete;
   DeviceProbe& operator=(const DeviceProbe&) = delete;
 
-  // Returns how long the device has owed an answer, or zero if it owes none.
+  // Returns how long the current probe has been unanswered, or zero if there is none.
   std::chrono::steady_clock::duration Waiting() const;
 
  private:
   void Ask();
 
   Device& device_;
-  // When the unanswered probe began, in ticks of the steady clock; 0: no answer is outstanding.
+  // When the current probe began, in ticks of the steady clock; 0 if there is none.
   std::atomic<std::int64_t> asked_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -28,8 +28,8 @@ void Pause() {
 // An interval that is too long to poll for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
-// What threads of large tasks add to their nice value. They get a tenth of the processor's time
-// while threads of other tasks need it, and all of it otherwise.
+// The amount that threads for large tasks add to their nice value. With it, they get a tenth of the
+// processor's time while threads for other tasks need it, and all of it otherwise.
 constexpr int kGiveWay = 10;
 
 std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }
@@ -106,7 +106,7 @@ absl::Status Executor::RunOrSubmit(Task& task) {
     }
   }
   if (worker != nullptr) {
-    PrepareThread(device_, /*shares_loops=*/false);  // less work than waking a thread
+    PrepareThread(device_, /*shares_loops=*/false);  // cheaper than waking a thread
     const std::size_t share = task.share_;
     const std::int64_t took = Run(task, *worker);
     const std::lock_guard lock(mutex_);
@@ -124,7 +124,7 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
         "the device has as much work waiting as the server accepts",
         {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
   }
-  // Memory is allocated first: if that fails, the task is in no list.
+  // Memory is allocated first, so that the task is in no list if that fails.
   Group& group = GroupOf(task.size_);
   Queue& queue = QueueOf(group, task.share_);
   group.active.reserve(group.queues.size());
@@ -266,8 +266,8 @@ std::int64_t Executor::Run(Task& task, WorkerStream& worker) {
 void Executor::Work(Group& group) {
   if (settings_.reserve && &group == &GroupOf(TaskSize::kLarge) &&
       device_.info().backend == Backend::kCpu) {
-    // This applies to this thread and to the threads that it creates. If it fails, all keep the
-    // same priority.
+    // This applies to this thread and to the threads that it creates. If it fails, all threads keep
+    // the same priority.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
   }
   PrepareThread(device_, settings_.shares_loops);
@@ -303,7 +303,7 @@ Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, WorkerStr
 void Executor::Poll(std::unique_lock<std::mutex>& lock, Group& group) {
   const steady_clock::duration most = settings_.spin;
   const steady_clock::duration likely(2 * interval_);
-  if (likely > most) return;  // polling would end before the next task comes
+  if (likely > most) return;  // polling would end before the next task is likely to arrive
   group.polling = true;
   lock.unlock();
   const steady_clock::time_point end = steady_clock::now() + likely;

@@ -16,7 +16,7 @@ namespace {
 constexpr char kLibrary[] = "libnvidia-ml.so.1";
 
 // From nvml.h, which is part of the toolkit and not of the driver.
-using NvmlResult = int;  // 0: success
+using NvmlResult = int;  // 0 means success
 using NvmlDevice = struct NvmlDeviceOpaque*;
 struct NvmlUtilization {
   unsigned gpu;     // per cent
@@ -45,12 +45,13 @@ struct Nvml {
   NvmlResult (*errors)(NvmlDevice, int, int, unsigned long long*);
 };
 
-// Loads and initialises it. Returns nothing, and logs why, if that fails.
+// Loads and initialises NVML. If that fails, logs why and returns nothing.
 std::optional<Nvml> Load() {
-  // It is never closed: it stays loaded as long as the process runs, like a linked library.
+  // The library is never closed. Like a linked library, it stays loaded for as long as the process
+  // runs.
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    spdlog::warn("no metrics of the GPUs: {}", dlerror());
+    spdlog::warn("no GPU metrics: {}", dlerror());
     return std::nullopt;
   }
   Nvml nvml{};
@@ -69,11 +70,11 @@ std::optional<Nvml> Load() {
   find("nvmlDeviceGetCurrentClocksEventReasons", nvml.slowdowns);
   find("nvmlDeviceGetTotalEccErrors", nvml.errors);
   if (nvml.init == nullptr || nvml.error_string == nullptr || nvml.handle_by_bus_id == nullptr) {
-    spdlog::warn("no metrics of the GPUs: {} lacks functions", kLibrary);
+    spdlog::warn("no GPU metrics: {} lacks functions that they need", kLibrary);
     return std::nullopt;
   }
   if (const NvmlResult result = nvml.init(); result != 0) {
-    spdlog::warn("no metrics of the GPUs: nvmlInit: {}", nvml.error_string(result));
+    spdlog::warn("no GPU metrics: nvmlInit: {}", nvml.error_string(result));
     return std::nullopt;
   }
   return nvml;
@@ -117,7 +118,7 @@ struct GpuMonitor::Shared {
   struct Gpu {
     std::string device;
     std::string bus_id;
-    NvmlDevice handle = nullptr;  // only the thread uses it; null: not found yet
+    NvmlDevice handle = nullptr;  // only used by the thread; null until it is found
   };
   std::vector<Gpu> gpus;
 
@@ -126,7 +127,7 @@ struct GpuMonitor::Shared {
   bool wanted = false;
   bool stop = false;
   std::uint64_t readings = 0;
-  std::vector<GpuFigures> figures;  // of the last reading
+  std::vector<GpuFigures> figures;  // from the last reading
 
   void Run() {
     const std::optional<Nvml> nvml = Load();

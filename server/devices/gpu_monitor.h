@@ -1,8 +1,8 @@
-// Metrics of the GPUs from the driver: load, memory, temperature, power and errors. They come from
-// NVML, which is part of the driver and is loaded at run time; a host without it has no such
-// metrics. A dozen of its functions are declared by hand, because its header is part of the
-// toolkit, which the CPU image lacks. A separate thread asks the driver when a scrape needs the
-// metrics, because calls to the driver may hang.
+// GPU metrics from the driver: load, memory, temperature, power and errors. They come from NVML,
+// which is part of the driver and is loaded at run time; a host without it has no such metrics. A
+// dozen of its functions are declared by hand, because its header is part of the toolkit, which the
+// CPU image lacks. When a scrape needs the metrics, a separate thread gets them, because calls to
+// the driver may hang.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace tessera {
 
-// Metrics of one whole GPU, whichever processes use it. A metric that the driver does not report
-// has no value.
+// Metrics of one GPU as a whole, for all processes that use it. A metric that the driver does not
+// report has no value.
 struct GpuFigures {
-  // Why clocks are lower than they could be, as bits of NVML (nvmlClocksEventReasons).
+  // Reasons why clocks are lower than they could be, as NVML's bits (nvmlClocksEventReasons).
   static constexpr std::uint64_t kPowerCap = 0x4;          // the power limit
   static constexpr std::uint64_t kThermalSoftware = 0x20;  // the driver's temperature limit
   static constexpr std::uint64_t kThermalHardware =
@@ -39,7 +39,7 @@ struct GpuFigures {
   std::optional<std::uint64_t> uncorrected_errors;
 };
 
-// Thread safe. Does nothing until it is asked, and nothing at all if no device is a GPU.
+// Thread safe. Reads metrics only on request, and starts no thread if no device is a GPU.
 class GpuMonitor {
  public:
   explicit GpuMonitor(const std::vector<std::unique_ptr<Device>>& devices);
@@ -53,8 +53,8 @@ class GpuMonitor {
 
  private:
   struct Shared;
-  // Shared with a thread, which does not end while a call to the driver hangs.
-  std::shared_ptr<Shared> shared_;  // null: there is no GPU
+  // Shared with the thread that calls the driver. The thread outlives this object if a call hangs.
+  std::shared_ptr<Shared> shared_;  // null if there is no GPU
 };
 
 }  // namespace tessera

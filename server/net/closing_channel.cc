@@ -21,7 +21,7 @@
 // gRPC passes each new socket to a mutator before it connects. The type of a mutator is in a header
 // that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
 struct grpc_socket_mutator_vtable {
-  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives up the socket
+  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false makes gRPC drop the socket
   int (*compare)(grpc_socket_mutator* a, grpc_socket_mutator* b);
   void (*destroy)(grpc_socket_mutator* mutator);
   bool (*mutate_with_usage)(const void* info, grpc_socket_mutator* mutator);  // may be null
@@ -34,7 +34,8 @@ struct grpc_socket_mutator {
 namespace tessera {
 namespace {
 
-// How long gRPC may take to close a socket that has been shut down: 2 ms if a thread polls.
+// How long gRPC may take to close a socket that has been shut down. It takes 2 ms if a thread is
+// polling.
 constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 
 // Returns the cookie of an open socket. It identifies the socket even after its descriptor has been
@@ -51,8 +52,8 @@ struct Socket {
   std::uint64_t cookie;
 };
 
-// A descriptor number that belongs to this file. It holds a socket while it is inspected, because
-// gRPC may close its own number at any time. This works even if no descriptors are left. Thread
+// A descriptor that this file reserves. A socket is duplicated to it for inspection, because gRPC
+// may close the original descriptor at any time. This works even if no descriptors are left. Thread
 // safe.
 class OwnNumber {
  public:
@@ -60,7 +61,7 @@ class OwnNumber {
     static OwnNumber number;
     return number;
   }
-  // Shuts it down if the number still belongs to the same socket.
+  // Shuts the socket down if its number still belongs to it.
   void ShutDown(const Socket& socket) {
     const std::lock_guard lock(mutex_);
     if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;
@@ -77,7 +78,7 @@ class OwnNumber {
 // The sockets of one channel. Thread safe.
 class Sockets {
  public:
-  // Returns false once they have been closed.
+  // Adds a socket. Returns false after Close.
   bool Add(int socket) {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
@@ -93,7 +94,7 @@ class Sockets {
     closed_ = true;
     for (const Socket& one : sockets_) OwnNumber::Get().ShutDown(one);
   }
-  // Whether gRPC still has any of them.
+  // Whether gRPC still has any of the sockets open.
   bool open() {
     const std::lock_guard lock(mutex_);
     return std::any_of(sockets_.begin(), sockets_.end(),
@@ -123,7 +124,7 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments) {
   const auto sockets = std::make_shared<Sockets>();
-  OwnNumber::Get();  // made while there are descriptors
+  OwnNumber::Get();  // reserved while descriptors are available
   if (GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51) {
     auto mutator = std::make_unique<Mutator>();
     mutator->vtable = &kMutator;

@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-// Returns a channel whose TCP connections, including those being established, end with its last
-// pointer. Releasing that pointer takes up to two seconds, or some milliseconds if a thread polls
-// gRPC's queues. gRPC 1.51 by itself never closes the descriptor of a connection that is
-// established after its channel is gone.
+// Returns a channel. When its last pointer is released, its TCP connections end, including those
+// that are being established. The release takes up to two seconds, or a few milliseconds if a
+// thread is polling gRPC's queues. Ordinary channels of gRPC 1.51 never close the descriptor of a
+// connection that is established after the channel is gone.
 std::shared_ptr<grpc::Channel> CreateClosingChannel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments);

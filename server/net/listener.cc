@@ -26,14 +26,15 @@
 namespace tessera {
 namespace {
 
-// Descriptors that are kept for everything except connections: devices, files and gRPC. A small
-// limit is halved instead.
+// Descriptors that are reserved for devices, files and gRPC. If the process's limit is small, only
+// half of it is reserved.
 constexpr std::size_t kReservedDescriptors = 256;
 
-// From this limit on, one source may have at most half of the places.
+// If the limit on connections is at least this, one source may have at most half of them.
 constexpr std::size_t kShared = 16;
 
-// Checking takes 0.2 us per connection, so this interval bounds the cost to a part of one core.
+// A sweep takes 0.2 us per connection. With this interval, sweeps take at most a fraction of one
+// core.
 constexpr std::chrono::milliseconds kSweepInterval{10};
 
 constexpr std::chrono::seconds kLogInterval{1};
@@ -41,7 +42,7 @@ constexpr std::chrono::seconds kLogInterval{1};
 // How long to leave connections waiting when none can be accepted.
 constexpr int kPauseMs = 100;
 
-// Connections accepted from one socket before the others are checked.
+// The number of connections accepted from one socket before the other sockets are checked.
 constexpr int kBatch = 64;
 
 // Data that stays unacknowledged for this long ends the connection, as the keepalive timeout does
@@ -55,7 +56,7 @@ constexpr std::string_view kUnixPrefix = "unix:";
 
 bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
 
-// Decodes an address as clients of gRPC do: "%20" is a space.
+// Decodes an address as gRPC clients do. For example, "%20" is a space.
 std::string PercentDecoded(std::string_view text) {
   std::string decoded;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -73,10 +74,10 @@ int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const int on = 1;
-  // Old connections of a server that has ended then do not block the port, but a listening socket
-  // does.
+  // With this option, old connections of an ended server do not block the port. A listening socket
+  // still does.
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  // Accepted sockets inherit these two.
+  // Accepted sockets inherit the next two options.
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
   if (address->sa_family == AF_INET6) {
@@ -121,7 +122,7 @@ void CloseAll(std::vector<int>& sockets) {
 }
 
 std::uint64_t CookieOf(int fd) {
-  std::uint64_t cookie = 0;  // which no socket has
+  std::uint64_t cookie = 0;  // no socket has this cookie
   socklen_t size = sizeof(cookie);
   if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
   return cookie;
@@ -131,13 +132,13 @@ std::string_view BytesOf(const in_addr& address) {
   return {reinterpret_cast<const char*>(&address), 4};
 }
 
-// Returns the four bytes of IPv4 for an IPv4 address that is mapped to IPv6.
+// Returns the bytes of an address: four bytes if it is an IPv4 address that is mapped to IPv6.
 std::string_view BytesOf(const in6_addr& address) {
   const std::string_view bytes(reinterpret_cast<const char*>(&address), 16);
   return IN6_IS_ADDR_V4MAPPED(&address) ? bytes.substr(12) : bytes;
 }
 
-// Returns an endpoint of a connected TCP socket. name: getpeername or getsockname.
+// Returns one endpoint of a connected TCP socket. name: getpeername or getsockname.
 std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -165,7 +166,7 @@ std::size_t RaiseDescriptorLimit() {
 
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   const std::size_t colon = address.rfind(':');
-  // getaddrinfo takes the number of a port modulo 65536.
+  // getaddrinfo takes port numbers modulo 65536.
   if (colon == address.npos || !IsPort(std::string_view(address).substr(colon + 1)))
     return CannotListen(address, "it has no port from 0 to 65535");
   std::string host = address.substr(0, colon);
@@ -176,7 +177,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   }
 
   addrinfo hints{};
-  hints.ai_flags = AI_PASSIVE;  // no host: every address
+  hints.ai_flags = AI_PASSIVE;  // without a host, all addresses
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* resolved = nullptr;
   const int wrong = getaddrinfo(host.empty() ? nullptr : host.c_str(), address.c_str() + colon + 1,
@@ -195,7 +196,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   int error = EADDRNOTAVAIL;
   for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
     bool taken = false;
-    int port = 0;  // of the first address; the others must get the same
+    int port = 0;  // the first address's port, which the others must share
     for (const addrinfo* it : found) {
       sockaddr_storage name{};
       std::memcpy(&name, it->ai_addr, it->ai_addrlen);
@@ -234,7 +235,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
 std::string SourceOf(const sockaddr_storage& peer, int fd) {
   if (peer.ss_family == AF_UNIX) {
     const std::optional<uid_t> user = PeerUser(fd);
-    // This is longer than any address, so the two cannot be confused.
+    // This text is longer than any address, so it cannot be mistaken for one.
     return user.has_value() && !IsOwnUser(*user) ? absl::StrCat("user number ", *user) : "";
   }
   std::string_view bytes;
@@ -335,7 +336,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   const std::size_t descriptors = RaiseDescriptorLimit();
   const std::size_t possible = descriptors - std::min(kReservedDescriptors, descriptors / 2);
   if (possible < max_connections) {
-    spdlog::warn("at most {} connections: the process may have {} descriptors", possible,
+    spdlog::warn("at most {} connections: the process may have only {} descriptors", possible,
                  descriptors);
   }
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
@@ -433,7 +434,7 @@ bool Listener::AcceptSome(int listening) {
       case EAGAIN:
         return true;
       case EINTR:
-      case ECONNABORTED:  // the client left while it waited
+      case ECONNABORTED:  // the client left while it was waiting
       case EPROTO:
         break;
       case EMFILE:

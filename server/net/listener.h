@@ -1,5 +1,5 @@
-// The server's sockets: it accepts connections itself, so that their number has a limit, which
-// gRPC 1.51 does not offer, and so that running out of descriptors does not end its listeners.
+// The server's listening sockets. The server accepts connections itself for two reasons: to limit
+// their number, which gRPC 1.51 cannot do, and to keep listening when it runs out of descriptors.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,24 +25,26 @@
 
 namespace tessera {
 
-// Raises the process's limit of descriptors as far as possible, and returns it.
+// Raises the process's limit on descriptors as far as possible, and returns it.
 std::size_t RaiseDescriptorLimit();
 
 // Sockets that listen on one "host:port". The host may be a name, an IPv4 address, or an IPv6
-// address in brackets; port 0 takes a free port. For a name with several addresses, they listen on
-// all that this machine has. They do not block, and belong to the caller.
+// address in brackets; port 0 means any free port. If the name has several addresses, the sockets
+// listen on all of them that this machine has. The sockets are non-blocking and belong to the
+// caller.
 struct TcpSockets {
   std::vector<int> sockets;      // at least one
   std::string address;           // with the port that was chosen for port 0
   bool beyond_loopback = false;  // whether other hosts can connect
 };
-// [::] means every IPv6 and IPv4 address, or every IPv4 address if the kernel has no IPv6.
-// UNAVAILABLE / CANNOT_LISTEN {address}.
+// [::] means every IPv6 and IPv4 address, or every IPv4 address if the kernel has no IPv6. Returns
+// UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 
-// Returns what a connection counts against: an IPv4 address, or the network (/64) of an IPv6
-// address, as bytes, or, if fd is an accepted unix socket, the user. Empty for this host itself:
-// loopback addresses, and the server's own user.
+// Returns the source that a connection counts against. For TCP, it consists of the bytes of the
+// IPv4 address, or of the /64 network of the IPv6 address. If fd is an accepted unix socket, it is
+// the user. Returns "" for this host itself, that is, for loopback addresses and for the server's
+// own user.
 std::string SourceOf(const sockaddr_storage& peer, int fd = -1);
 
 // One end of a TCP connection.
@@ -53,26 +55,27 @@ struct Endpoint {
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
-// The open connections and their sources. gRPC does not report that a connection closes. A
-// connection is identified by its descriptor and its socket's cookie, which the kernel never
-// reuses; closed connections are noticed when a place is needed. Thread safe.
+// The open connections and their sources. gRPC does not report when a connection closes. The table
+// therefore identifies a connection by its descriptor and by its socket's cookie, which the kernel
+// never reuses, and looks for closed connections when it needs space. Thread safe.
 class ConnectionTable {
  public:
-  // limit: at least 1. From 16 on, one source may have at most half of the places.
+  // limit: the maximum number of connections, at least 1. If it is 16 or more, one source may have
+  // at most half of them.
   explicit ConnectionTable(std::size_t limit);
 
   enum class Answer { kAdmitted, kFull, kSourceFull };
-  // Takes a place for the socket fd, which may be closed at any time afterwards. source: from
-  // SourceOf; the empty source may have all places.
+  // Adds the socket fd, which may be closed at any time afterwards, unless a limit is reached.
+  // source: from SourceOf; the empty source may have all connections.
   Answer Admit(int fd, const std::string& source);
   void CountRefused();
-  // Ends the TCP connection between these two. Returns false if there is none that has not been
-  // ended.
+  // Ends the TCP connection between the two endpoints. Returns false if there is none, or if it has
+  // already been ended.
   bool End(const Endpoint& peer, const Endpoint& here);
 
   std::size_t limit() const { return limit_; }
   std::size_t source_limit() const { return source_limit_; }
-  std::size_t open();             // is up to 10 ms old
+  std::size_t open();             // may be out of date by 10 ms
   std::uint64_t refused() const;  // since the start
   std::uint64_t ended() const;    // by End, since the start
 
@@ -83,16 +86,16 @@ class ConnectionTable {
     std::string source;
     bool ended = false;  // by End
   };
-  // Forgets closed connections, unless that has just been done.
+  // Removes closed connections, unless that has just been done.
   void Sweep();
-  // Whether there is a place. The caller of both functions holds the mutex.
+  // Whether the source may have another connection. The caller of Sweep and Look holds the mutex.
   Answer Look(const std::string& source) const;
 
   const std::size_t limit_;
   const std::size_t source_limit_;
   mutable std::mutex mutex_;
   std::vector<Connection> open_;
-  std::unordered_map<std::string, std::size_t> of_source_;  // connections by source, without ""
+  std::unordered_map<std::string, std::size_t> of_source_;  // connections by source, except ""
   std::chrono::steady_clock::time_point next_sweep_;
   std::uint64_t refused_ = 0;
   std::uint64_t ended_ = 0;
@@ -103,14 +106,14 @@ class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  // Listens on every address: "host:port" as for ListenTcp; "unix:/path" or "unix:///path", whose
-  // files get the permissions of access. Clients that connect wait until Start. max_connections: at
-  // least 1; the limit is lower if the process may not have that many descriptors. UNAVAILABLE /
-  // CANNOT_LISTEN {address}.
+  // Listens on all addresses. An address is "host:port", as for ListenTcp, or "unix:/path" or
+  // "unix:///path", whose file gets the permissions in `access`. Clients that connect wait until
+  // Start. max_connections: at least 1; the limit is lower if the process may not have that many
+  // descriptors. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen on an address.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
                                                         std::size_t max_connections,
                                                         const SocketAccess& access = {});
-  ~Listener();  // closes
+  ~Listener();  // calls Close
 
   // The addresses that it listens on, in the order of Open, with the port that was chosen for port
   // 0.
@@ -128,18 +131,19 @@ class Listener {
     std::unique_ptr<Acceptor> acceptor;
   };
   using Knows = std::function<bool(uid_t)>;
-  // Starts to serve, once, by handing connections to acceptors whose gRPC server has started. A
-  // connection by a unix socket goes to the entry of users that has the mark of its user, or to a
-  // free entry, which then gets that mark. Other connections go to acceptor, as do those of users
-  // who are unknown or for whom no entry is left. knows: called by the listener's thread; not empty
-  // if there are users.
+  // Starts to serve; called once. Connections are handed to acceptors whose gRPC server has
+  // started. A connection through a unix socket goes to the entry of `users` that has its user's
+  // mark, or else to a free entry, which then gets that mark. All other connections go to
+  // `acceptor`, including those of unknown users and of users for which no entry is left. knows:
+  // whether a user is known. The listener's thread calls it; it must not be empty if there are
+  // users.
   void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {}, Knows knows = {});
 
-  // Stops listening, removes socket files, and hands no more connections to gRPC, which keeps those
-  // that it has. May be called more than once.
+  // Stops listening, removes socket files, and hands no more connections to gRPC. Connections that
+  // gRPC already has stay open. May be called more than once.
   void Close();
 
-  // For a process that ends without Close. Does not wait for anything.
+  // Removes the socket files of a process that ends without Close. Does not wait for anything.
   void RemoveSocketFiles();
 
   ConnectionTable& connections() { return connections_; }
@@ -149,15 +153,16 @@ class Listener {
   absl::Status OpenUnix(const std::string& address, const SocketAccess& access);
   absl::Status OpenTcp(const std::string& address);
 
-  // The accept thread.
+  // Runs on the thread that accepts connections.
   void Run();
   // Accepts some of the waiting connections. Returns false if there are too few resources to accept
   // any.
   bool AcceptSome(int listening);
   void Take(int listening, int fd, const sockaddr_storage& peer);
   Acceptor& AcceptorFor(int fd);
-  // Called when there are no descriptors: closes the spare one, accepts the next connection with
-  // it, and closes that. Returns false if no new spare one can be opened.
+  // Called when no descriptors are left. Closes the spare descriptor, accepts the next connection
+  // in its place, and closes that connection. Returns false if no new spare descriptor can be
+  // opened.
   bool RefuseOne(int listening);
   void NoteRefused(std::string_view why);
 
@@ -167,11 +172,11 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<User> users_;
   Knows knows_;
-  bool told_of_users_ = false;  // whether the log has reported that they are too many
+  bool told_of_users_ = false;  // whether the log has reported too many users
   int stop_ = -1;               // an eventfd, which Close makes readable
   int spare_ = -1;  // kept so that a connection can be refused when there are no other descriptors
   std::chrono::steady_clock::time_point next_log_;
-  std::uint64_t unlogged_ = 0;  // refused since the last log line
+  std::uint64_t unlogged_ = 0;  // connections refused since the last log line
 
   std::mutex close_mutex_;
   std::vector<int> sockets_;  // changed by Open, and by Close once the thread has ended

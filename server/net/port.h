@@ -1,4 +1,4 @@
-// Ports in addresses, for the options and for the listeners.
+// Checks the ports in addresses, for the options and for the listeners.
 #pragma once
 
 #include <algorithm>

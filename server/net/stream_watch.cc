@@ -26,7 +26,7 @@ constexpr absl::Duration kWatchLogInterval = absl::Seconds(1);
 // How long a connection may have more calls than the limit.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
-// Processor time of this thread.
+// Returns the processor time of this thread.
 absl::Duration OwnTime() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -51,19 +51,19 @@ std::string Text(const Json& object, const char* key) {
   return member.is_string() ? member.get<std::string>() : "";
 }
 
-// Numbers of 64 bits are text, and are left out if they are 0.
+// 64-bit numbers are strings in this JSON, and are left out if they are 0.
 std::int64_t Number(const Json& object, const char* key) {
   std::int64_t number = 0;
   return absl::SimpleAtoi(Text(object, key), &number) ? number : 0;
 }
 
-// Returns how many calls or streams have begun and not ended.
+// Returns how many calls or streams have begun but not ended.
 std::int64_t Open(const Json& data, const char* started, const char* succeeded,
                   const char* failed) {
   return Number(data, started) - Number(data, succeeded) - Number(data, failed);
 }
 
-// Returns nullopt if the address is not of a TCP connection.
+// Returns nullopt if the address does not belong to a TCP connection.
 std::optional<Endpoint> EndpointOf(const Json& address) {
   const Json& tcp = Member(address, "tcpip_address");
   const Json& port = Member(tcp, "port");
@@ -86,7 +86,7 @@ void StreamWatch::Look(absl::Time now, bool forbearing) {
   for (const Json& server : Member(servers, "server")) {
     const std::int64_t open =
         Open(Member(server, "data"), "callsStarted", "callsSucceeded", "callsFailed");
-    // No connection has more calls than the server.
+    // No connection can have more calls than the whole server.
     if (open > limit_) LookAtServer(Number(Member(server, "ref"), "serverId"), now);
   }
   next_look_ = SteadyNow() + kPause * (OwnTime() - begin);
@@ -121,7 +121,7 @@ void StreamWatch::LookAtConnection(std::int64_t socket, std::string_view name, a
   ++unlogged_;
   if (now < next_log_) return;
   next_log_ = now + kWatchLogInterval;
-  spdlog::warn("{} connections ended for more than {} calls: {} had {}",
+  spdlog::warn("{} connections ended for having more than {} calls: {} had {}",
                std::exchange(unlogged_, 0), limit_, name.substr(name.find(' ') + 1), open);
 }
 

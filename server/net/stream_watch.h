@@ -1,5 +1,5 @@
-// Ends connections with more calls than --max-streams allows. gRPC 1.51 does not: it holds a client
-// only to a limit that the client has acknowledged.
+// Ends connections with more calls than --max-streams allows. gRPC 1.51 itself enforces the limit
+// only on clients that have acknowledged it.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,26 @@
 
 namespace tessera {
 
-// Reads gRPC's counts of every connection (channelz), which takes some microseconds each.
-// Connections by unix sockets cannot be told apart there, and are left alone. Not thread safe.
+// Reads gRPC's counts for every connection (channelz), which takes a few microseconds per
+// connection. Connections through unix sockets cannot be told apart there, so they are not checked.
+// Not thread safe.
 class StreamWatch {
  public:
-  // limit: how many calls a connection of the table may have. A connection is ended when it has
-  // more than 2 * limit + 256 calls for half a second, or more than twice that number. The margin
-  // is needed because a call that its client has given up counts until the server notices, while
-  // gRPC already lets the client open another one.
+  // limit: how many calls a connection of the table may have. A connection is ended when it has had
+  // more than 2 * limit + 256 calls for half a second, or as soon as it has more than twice that
+  // number. The margin is needed because a call that its client has cancelled counts until the
+  // server notices, while gRPC already lets the client open another one.
   StreamWatch(ConnectionTable& connections, int limit)
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
   // Called many times a second. Takes at most a twentieth of a core, because it does nothing if it
   // is called too soon. now: from SteadyNow. forbearing: whether no connection may be ended
-  // immediately, because the server has not run for a while and does not know yet which calls its
-  // clients have given up.
+  // immediately, because the server was stopped for a while and does not yet know which calls its
+  // clients have cancelled.
   void Look(absl::Time now, bool forbearing);
 
  private:
-  // server, socket: gRPC's numbers for them.
+  // server, socket: gRPC's identifiers for them.
   void LookAtServer(std::int64_t server, absl::Time now);
   void LookAtConnection(std::int64_t socket, std::string_view name, absl::Time now);
 
@@ -39,10 +40,10 @@ class StreamWatch {
   const std::int64_t limit_;
   bool forbearing_ = false;
   Since over_;       // since when connections have had more calls than limit_
-  Since were_over_;  // during a look: over_ of the look before
+  Since were_over_;  // during a look: over_ after the previous look
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time next_log_ = absl::InfinitePast();
-  std::uint64_t unlogged_ = 0;  // ended since the last log line
+  std::uint64_t unlogged_ = 0;  // connections ended since the last log line
 };
 
 }  // namespace tessera

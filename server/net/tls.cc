@@ -37,7 +37,7 @@ constexpr std::string_view kNoCertificate =
     "it holds no certificate in PEM, or one that is damaged";
 
 absl::Status Bad(const std::string& file, std::string_view why) {
-  ERR_clear_error();  // the queue belongs to the thread, and gRPC reads it as well
+  ERR_clear_error();  // the error queue is the thread's, and gRPC reads it too
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
                    absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
 }
@@ -46,7 +46,8 @@ Bio Open(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// Whether the PEM reader has reached the end of the text, and not a block that it cannot read.
+// Whether the PEM reader has stopped at the end of the text, and not at a block that it cannot
+// read.
 bool AtEnd() {
   const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
   ERR_clear_error();
@@ -81,7 +82,7 @@ bool IsWhole(const std::string& text) {
   return AtEnd() && read == begun && !cut;
 }
 
-// Returns all certificates in order, or none if there are none or one cannot be read.
+// Returns all certificates in order. Returns none if any of them cannot be read.
 std::vector<Certificate> ParseCertificates(const std::string& text) {
   const Bio bio = Open(text);
   std::vector<Certificate> all;
@@ -95,19 +96,19 @@ absl::StatusOr<std::string> ReadFile(const std::string& file) {
   if (text.ok()) {
     ERR_clear_error();
     if (IsWhole(*text)) return text;
-    return Bad(file, "a block of PEM in it is cut off or damaged");
+    return Bad(file, "a PEM block in it is cut off or damaged");
   }
   const absl::string_view why = text.status().message();
   return Bad(file, std::string_view(why.data(), why.size()));
 }
 
-// Never asks for a password, so a key that has one is rejected.
+// Never requests a password, so a key that has one is rejected.
 Key ParseKey(const std::string& text) {
   const auto no_password = [](char*, int, int, void*) { return -1; };
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
 }
 
-// Returns a time of a certificate, or `otherwise` if it has no valid one.
+// Converts a time from a certificate. Returns `otherwise` if it is not valid.
 absl::Time TimeOf(const ASN1_TIME* time, absl::Time otherwise) {
   std::tm utc = {};
   return ASN1_TIME_to_tm(time, &utc) == 1 ? absl::FromTM(utc, absl::UTCTimeZone()) : otherwise;
@@ -117,8 +118,8 @@ std::string DayText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
-// The log warns of a certificate's expiry an eighth of its life in advance, but at most this long.
-// Certificates that live for a day are renewed only shortly before they expire.
+// The log warns of a certificate's expiry when an eighth of its life is left, but no longer than
+// this in advance. Certificates with a life of one day are renewed only shortly before they expire.
 constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
 // How often the log warns.
 constexpr absl::Duration kNoticeInterval = absl::Hours(24);
@@ -146,13 +147,14 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
     return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
   }
 
-  // gRPC calls it at every handshake.
+  // gRPC calls this at every handshake.
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
     ServerTls& source = *static_cast<Credentials*>(self)->source_;
     std::uint64_t& seen = static_cast<Credentials*>(self)->seen_;
     {
-      // One handshake reads the files, whose file system may hang; others use the pair in use.
+      // Only one handshake at a time reads the files, because their file system may hang. Other
+      // handshakes use the current pair.
       const std::unique_lock reading(source.files_mutex_, std::try_to_lock);
       if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
     }
@@ -161,8 +163,8 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const Pair& in_use = source.in_use_;
     const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
-    // gRPC 1.51 aborts without roots, even if it asks no client for a certificate and never uses
-    // them, so some certificate must be given.
+    // gRPC 1.51 aborts if it gets no root certificates, even if it requests no client certificates
+    // and never uses the roots. In that case it gets the server's certificate.
     const std::string& roots = in_use.client_ca.empty() ? in_use.certificate : in_use.client_ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
@@ -215,13 +217,13 @@ void ServerTls::ReloadLocked(bool asked) {
     GiveNotice();
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("TLS: {}; the certificate in use stays",
+    spdlog::error("TLS: {}; the current certificate stays in use",
                   std::string_view(message.data(), message.size()));
   }
 }
 
 absl::Status ServerTls::LoadLocked() {
-  stamps_ = StampsNow();  // before the contents: a later change is read again
+  stamps_ = StampsNow();  // taken first, so a change during the read is noticed
   next_try_ = absl::InfiniteFuture();
   absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
   if (!certificate.ok()) return certificate.status();

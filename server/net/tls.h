@@ -1,4 +1,5 @@
-// TLS of the listeners: certificate and key from files that may be replaced while the server runs.
+// TLS for the listeners. The certificate and the key come from files that may be replaced while the
+// server runs.
 #pragma once
 
 #include <array>
@@ -18,9 +19,9 @@ namespace tessera {
 
 // Paths of PEM files.
 struct TlsFiles {
-  std::string certificate;  // the server's, followed by the intermediate ones
+  std::string certificate;  // the server's, then intermediate certificates
   std::string key;
-  std::string client_ca;  // CAs that sign clients' certificates; empty: clients need none
+  std::string client_ca;  // CAs that sign client certificates; empty if clients need none
 };
 
 // When a certificate is valid.
@@ -29,25 +30,26 @@ struct CertificateLife {
   bool Covers(absl::Time time) const { return begin <= time && time < end; }
 };
 
-// The certificate, key and CAs in use. Thread safe. Messages name files, and never quote them.
+// The certificate, key and CAs in use. Thread safe. Error messages name files, but never quote
+// them.
 class ServerTls : public std::enable_shared_from_this<ServerTls> {
  public:
-  // INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot be used. A certificate that is
-  // not currently valid is used, but logged.
+  // Returns INVALID_ARGUMENT / BAD_CERTIFICATE {file} if a file cannot be used. A certificate that
+  // is not currently valid is used, but the log reports it.
   static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
 
-  // Returns credentials that also check the files at every handshake. Keep them for as long as the
-  // server that uses them. mark: the mark of the connections that use them; null: none.
+  // Returns credentials that also check the files for changes at every handshake. They must outlive
+  // the server that uses them. mark: the mark for connections with these credentials, or null.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
 
-  // Reads the files again if they have changed, or in any case if asked, and logs the result. The
-  // certificate in use stays if the files cannot be used, or if it is currently valid and theirs is
-  // not. Warns once a day of a certificate that expires soon or is not valid.
+  // Reads the files again if they have changed or if `asked` is true, and logs the result. The
+  // current certificate stays in use if the files cannot be used, or if it is valid now and the new
+  // one is not. Warns once a day about a certificate that expires soon or is not valid.
   void Reload(bool asked);
 
   // The life of the certificate in use.
   CertificateLife life() const;
-  // Whether the files could not be used when they were last read.
+  // Whether the last attempt to use the files has failed.
   bool stale() const;
 
  private:
@@ -66,14 +68,14 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
 
   const TlsFiles files_;
   // Held while the files are read, which may take long. mutex_ is only locked briefly, and may be
-  // locked while files_mutex_ is held. Changing the pair in use needs both.
+  // locked while files_mutex_ is held. A thread that changes in_use_ holds both.
   std::mutex files_mutex_;
   mutable std::mutex mutex_;
-  std::array<FileStamp, 3> stamps_;               // when the files were last read
-  absl::Time next_try_ = absl::InfiniteFuture();  // of a certificate that is not valid yet
+  std::array<FileStamp, 3> stamps_;               // the files' state when last read
+  absl::Time next_try_ = absl::InfiniteFuture();  // for a certificate that is not valid yet
   absl::Time next_notice_;
   Pair in_use_;
-  std::uint64_t generation_ = 0;  // of the pair in use; 0: there is none
+  std::uint64_t generation_ = 0;  // of in_use_; 0 before the first
   bool stale_ = false;
 };
 

@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-// Room for the members of a large group.
+// Buffer size for the members of a large group.
 constexpr std::size_t kGroupEntry = std::size_t{1} << 20;
 
 int MakeSocket(int type) { return socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }
@@ -53,10 +53,10 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   return std::nullopt;
 }
 
-// Returns how many users of [first, end) are in the process's user namespace.
+// Returns how many of the users in [first, end) are in the process's user namespace.
 std::uint64_t UsersIn(std::uint64_t first, std::uint64_t end) {
   std::ifstream map("/proc/self/uid_map");
-  if (!map) return end - first;  // a kernel without such namespaces
+  if (!map) return end - first;  // the kernel has no such namespaces
   std::uint64_t users = 0, inside = 0, outside = 0, count = 0;
   while (map >> inside >> outside >> count) {
     const std::uint64_t from = std::max(first, inside), to = std::min(end, inside + count);
@@ -120,7 +120,7 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
     return cannot(absl::StrCat("its group cannot become ", access.group, ": ",
                                std::error_code(errno, std::generic_category()).message()));
   }
-  // This never changes a file that has been linked in its place.
+  // If a symbolic link has replaced the socket, this does not change the file that it points to.
   if (fchmodat(AT_FDCWD, path.c_str(), access.mode, AT_SYMLINK_NOFOLLOW) != 0) return failed(errno);
   if (listen(fd, SOMAXCONN) != 0) return failed(errno);
   std::move(closer).Cancel();

@@ -1,5 +1,5 @@
-// Unix sockets in the file system: the permissions of the file decide who may connect, and the
-// kernel tells which user has connected.
+// Unix sockets in the file system: the permissions of the file decide which users may connect, and
+// the kernel reports which user has connected.
 #pragma once
 
 #include <sys/types.h>
@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-// Which users may connect: those that may write the socket's file.
+// Which users may connect: those with write permission for the socket's file.
 struct SocketAccess {
   mode_t mode = 0600;
-  std::string group;  // name or number; empty: the default group of the process's files
+  std::string group;  // name or number; empty for the default group of the process's files
 };
 
 // The file of a socket, as it was created.
@@ -31,24 +31,26 @@ struct UnixSocket {
   int fd;  // belongs to the caller
   SocketFile file;
 };
-// UNAVAILABLE / CANNOT_LISTEN {address}, for sockets of any kind. error: a value of errno.
+// Returns UNAVAILABLE / CANNOT_LISTEN {address}, for sockets of any kind. error: a value of errno.
 absl::Status CannotListen(const std::string& address, const std::string& why);
 absl::Status CannotListen(const std::string& address, int error);
 
-// Returns a listening socket that does not block, and accepts no connection before its file has the
-// requested permissions. type: SOCK_STREAM or SOCK_SEQPACKET. It replaces a socket that no process
-// serves. Errors: CannotListen(address, ...).
+// Returns a non-blocking listening socket, or CannotListen(address, ...). The socket accepts no
+// connection before its file has the requested permissions. It replaces an existing socket that no
+// process serves. type: SOCK_STREAM or SOCK_SEQPACKET.
 absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
                                       const std::string& address);
 
-// The effective user of the process that connected a unix socket, at that time; nothing for other
-// sockets. It is OverflowUser() for a user outside the process's user namespace.
+// Returns the effective user that the process at the other end of a unix socket had when it
+// connected, or nothing for other sockets. Returns OverflowUser() for a user outside this process's
+// user namespace.
 std::optional<uid_t> PeerUser(int fd);
 
-// The number that the kernel shows for users who are not in the process's user namespace: 65534,
+// Returns the number that the kernel shows for users outside the process's user namespace: 65534,
 // unless the kernel is configured otherwise.
 uid_t OverflowUser();
-// Whether this is the process's user; false if it could also be one outside its user namespace.
+// Whether this is the process's user. Returns false if the number could also stand for a user
+// outside the process's user namespace.
 bool IsOwnUser(uid_t user);
 // Whether a user is in the process's user namespace.
 bool HasUser(uid_t user);

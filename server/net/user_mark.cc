@@ -33,7 +33,7 @@ void UserMark::Process(void* mark, grpc_auth_context* context, const grpc_metada
                        grpc_process_auth_metadata_done_cb done, void* call) {
   UserMark& self = *static_cast<UserMark*>(mark);
   if (const std::optional<uid_t> user = self.user(); user.has_value()) {
-    // The context belongs to the connection. It is written at the first call, before a handler sees
+    // The context belongs to the connection. The first call writes to it, before any handler sees
     // it.
     const std::lock_guard lock(self.mutex_);
     grpc_auth_property_iterator found =

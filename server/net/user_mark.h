@@ -1,9 +1,9 @@
-// Which user of this host a call comes from.
+// Finds out which user of this host has made a call.
 //
-// gRPC does not tell a handler which socket a call came by, only what the credentials of the
-// listener have added to it. So each user who connects and has a line in the file of --tokens gets
-// separate credentials, which mark the user's connections. A fixed number of credentials is made
-// before the server starts.
+// gRPC does not tell a handler through which socket a call came. A handler sees only what the
+// listener's credentials have added to the call. So each user that connects and has a line in the
+// --tokens file gets separate credentials, which mark the user's connections. A fixed number of
+// these credentials is made before the server starts.
 #pragma once
 
 #include <sys/types.h>
@@ -20,13 +20,13 @@
 
 namespace tessera {
 
-// Thread safe. Outlives the server whose credentials carry it.
+// Thread safe. It must outlive the server whose credentials carry it.
 class UserMark {
  public:
   // The property of a marked call's AuthContext; its value is the user's number.
   static constexpr char kProperty[] = "tessera_user";
 
-  // Makes calls that these credentials admit carry the mark.
+  // Makes these credentials add the mark to the calls that they admit.
   void AddTo(grpc_server_credentials* credentials);
   // Called before the first connection.
   void Set(uid_t user) { user_ = user; }
@@ -39,7 +39,7 @@ class UserMark {
   static void Process(void* mark, grpc_auth_context* context, const grpc_metadata*, std::size_t,
                       grpc_process_auth_metadata_done_cb done, void* call);
 
-  std::atomic<std::int64_t> user_{-1};  // no user yet
+  std::atomic<std::int64_t> user_{-1};  // -1 means no user yet
   std::mutex mutex_;
 };
 

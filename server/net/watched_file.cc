@@ -29,8 +29,8 @@ FileStamp StampOf(const std::string& file) {
 }
 
 absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_writable) {
-  // O_NONBLOCK, because a pipe may have taken the file's place. The checks below are of the opened
-  // file.
+  // O_NONBLOCK is needed because a pipe may have taken the file's place. The checks below apply to
+  // the opened file.
   const int fd = open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) return absl::InvalidArgumentError("there is no such file");
   if (fd < 0) {

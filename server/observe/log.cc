@@ -28,11 +28,11 @@ constexpr int kCallLinesPerSecond = 10;
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
 
-// Lines about calls of one kind, of which some are left out. Thread safe.
+// Limits the number of lines per second about calls of one kind. Thread safe.
 class CallLines {
  public:
-  // Whether another line may be written. left_out: if a new second begins, how many were left out
-  // before it.
+  // Whether another line may be written. When a new second begins, sets left_out to the number of
+  // lines that were left out since the last such time.
   bool Take(std::int64_t& left_out) {
     const std::lock_guard lock(mutex_);
     const absl::Time now = SteadyNow();
@@ -51,7 +51,7 @@ class CallLines {
 
  private:
   std::mutex mutex_;
-  absl::Time second_ = absl::InfinitePast();  // the begin of the current second
+  absl::Time second_ = absl::InfinitePast();  // the beginning of the current second
   int written_ = 0;                           // in this second
   std::int64_t left_out_ = 0;
 };
@@ -59,11 +59,11 @@ class CallLines {
 // Whether lines are JSON.
 std::atomic<bool> json_lines{false};
 
-// Separates a message from the fields that JsonFormatter adds. No other text contains it: Printable
-// and the fields escape control characters.
+// Separates a message from the fields that JsonFormatter adds. No other text contains it, because
+// Printable and Fields escape control characters.
 constexpr char kFieldsMark = '\x1e';
 
-// "1.234567s".
+// Returns a text such as "1.234567s".
 std::string TimeText(absl::Duration time) {
   return absl::FormatDuration(absl::Trunc(time, absl::Microseconds(1)));
 }
@@ -87,7 +87,7 @@ void AppendJsonString(std::string_view text, spdlog::memory_buf_t& out) {
   out.push_back('"');
 }
 
-// The fields that a line of JSON has in addition to its message; none if lines are text.
+// The fields that a JSON line has in addition to its message. There are none if lines are text.
 class Fields {
  public:
   void Add(std::string_view name, std::string_view value) {
@@ -95,7 +95,7 @@ class Fields {
     fmt::format_to(std::back_inserter(text_), ",\"{}\":", name);
     AppendJsonString(value, text_);
   }
-  // In seconds.
+  // Adds a time in seconds.
   void Add(std::string_view name, absl::Duration time) {
     if (!json_lines || time == absl::ZeroDuration()) return;
     fmt::format_to(std::back_inserter(text_), ",\"{}\":{:.6f}", name, absl::ToDoubleSeconds(time));
@@ -108,7 +108,7 @@ class Fields {
     Add("copies_seconds", call.copies);
   }
 
-  // Returns the end of the line.
+  // Returns the end of the line, which contains the fields.
   std::string Text() const {
     return text_.size() == 0 ? "" : kFieldsMark + std::string(text_.data(), text_.size());
   }
@@ -162,7 +162,7 @@ class JsonFormatter : public spdlog::formatter {
   }
 };
 
-// Otherwise gRPC writes its own lines to standard error, which no reader of JSON expects.
+// Without this, gRPC would write its own lines to standard error, where a reader expects only JSON.
 void ForwardGrpcLog(gpr_log_func_args* args) {
   switch (args->severity) {
     case GPR_LOG_SEVERITY_ERROR:
@@ -175,8 +175,8 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   }
 }
 
-// Otherwise libprotobuf does the same, for example about text in a request that is not UTF-8, which
-// is rejected anyway.
+// Without this, libprotobuf would do the same, for example for a request with text that is not
+// UTF-8. Such requests are rejected anyway.
 void ForwardProtobufLog(google::protobuf::LogLevel level, const char*, int,
                         const std::string& message) {
   if (level == google::protobuf::LOGLEVEL_FATAL) {
@@ -222,12 +222,12 @@ void FlushLog(absl::Duration limit) {
   while (spdlog::thread_pool()->queue_size() > 0 && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
   }
-  absl::SleepFor(absl::Milliseconds(5));  // the last line has left the queue before it is written
+  absl::SleepFor(absl::Milliseconds(5));  // the last line leaves the queue before it is written
 }
 
 void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status) {
-  // Callers without permission cannot hide the failures of others, and no caller can hide those of
-  // the server.
+  // Lines are limited separately for each kind. Otherwise callers without permission could crowd
+  // out the failures of other callers, and any caller those of the server.
   static CallLines without_rights, of_server, others, questions;
   CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;

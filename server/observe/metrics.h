@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// A counter that only grows. It is relaxed: a reader may see two counters at slightly different
-// times.
+// A counter that only grows. Its memory order is relaxed, so a reader may see two counters as of
+// slightly different times.
 class Counter {
  public:
   void Add(std::uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
@@ -32,8 +32,8 @@ class Counter {
 // Durations in buckets. Thread safe, without locks.
 class Histogram {
  public:
-  // Upper ends of the buckets, inclusive, in nanoseconds: 1 us to 10 s. One more bucket has the
-  // rest.
+  // The inclusive upper bounds of the buckets in nanoseconds, from 1 us to 10 s. One more bucket
+  // counts longer durations.
   static constexpr std::array<std::int64_t, 22> kBounds = {
       1'000,         2'500,         5'000,         10'000,        25'000,      50'000,
       100'000,       250'000,       500'000,       1'000'000,     2'500'000,   5'000'000,
@@ -41,7 +41,7 @@ class Histogram {
       1'000'000'000, 2'500'000'000, 5'000'000'000, 10'000'000'000};
 
   void Add(absl::Duration duration);
-  // How many durations fell into bucket i of kBounds.size() + 1.
+  // The number of durations in bucket i. There are kBounds.size() + 1 buckets.
   std::uint64_t bucket(std::size_t i) const { return buckets_[i].value(); }
   // The sum of all durations.
   std::uint64_t nanoseconds() const { return nanoseconds_.value(); }
@@ -51,7 +51,7 @@ class Histogram {
   Counter nanoseconds_;
 };
 
-// Thread safe. Nothing here waits for a lock or reads a clock on behalf of calls that succeed.
+// Thread safe. For calls that succeed, nothing here waits for a lock or reads a clock.
 class Metrics {
  public:
   static constexpr std::size_t kCodes = 17;  // gRPC's status codes
@@ -63,7 +63,7 @@ class Metrics {
     return rpcs;
   }();
 
-  // Strategies that are not in the list never get their own series.
+  // strategies: the only strategies that get their own series.
   explicit Metrics(const std::vector<StrategyInfo>& strategies);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -71,16 +71,16 @@ class Metrics {
 
   struct Call {
     std::string_view rpc;
-    std::string_view strategy;  // that ran or was requested; empty: none
+    std::string_view strategy;  // that ran or was requested; empty if none
     absl::Duration total;       // from acceptance to the response
     // Only for a call that has begun on a worker.
     bool begun = false;
-    absl::Duration queue;  // from acceptance to the begin
-    absl::Duration run;    // from the begin to the response
+    absl::Duration queue;  // from acceptance to the beginning
+    absl::Duration run;    // from the beginning to the response
   };
   // Called once for each call, before its response is sent.
   void Count(const Call& call, const absl::Status& status);
-  // Counts the time by the device's clock, for a request that asks for it.
+  // Counts a time measured by the device's clock, for a request with timing.
   void CountKernel(std::string_view rpc, std::string_view strategy, double microseconds);
   void CountSteps(std::uint64_t ok, std::uint64_t failed);
   void CountSlow(std::string_view rpc);
@@ -88,7 +88,7 @@ class Metrics {
 
   enum class Direction { kUpload, kDownload };
   enum class Way { kStream, kShared };
-  // Counts bytes that have arrived, and how long their copy between host and device took.
+  // Counts bytes that have arrived, and the duration of their copy between host and device.
   void CountTransfer(Direction direction, Way way, std::uint64_t bytes, absl::Duration copy);
 
   // --- For the export ---------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Metrics {
     absl::StatusCode code;
     std::string reason;
     Counter count;
-    std::atomic<std::int64_t> last_ms{0};  // since 1970; 0: never
+    std::atomic<std::int64_t> last_ms{0};  // since 1970; 0 means never
   };
   struct Transfer {
     Counter bytes;
@@ -130,7 +130,7 @@ class Metrics {
   const Counter& spans_dropped() const { return spans_dropped_; }
 
  private:
-  // Reasons are constants of the program; this is more than there are.
+  // Reasons are constants in the program, and there are fewer than this.
   static constexpr std::size_t kMostFailures = 256;
 
   static std::size_t IndexOf(std::string_view rpc);
@@ -138,7 +138,7 @@ class Metrics {
   Failure& FindFailure(absl::StatusCode code, std::string_view reason);
 
   std::vector<std::unique_ptr<Series>> series_;
-  // The series of each method: first the one without a strategy, then those with one.
+  // The series of each method: first the series without a strategy, then those with a strategy.
   std::array<std::vector<Series*>, kRpcs.size()> of_rpc_;
   std::array<Phases, kRpcs.size()> phases_;
   std::array<Counter, kRpcs.size()> slow_calls_;
@@ -147,7 +147,7 @@ class Metrics {
   Counter steps_failed_;
   Counter spans_written_;
   Counter spans_dropped_;
-  // Filled from the beginning; an entry never changes once it is set.
+  // Filled from the front; an entry never changes once it is set.
   std::array<std::atomic<Failure*>, kMostFailures> failures_{};
   Failure other_failure_{absl::StatusCode::kUnknown, "OTHER", {}, {}};
 };

@@ -26,14 +26,14 @@
 namespace tessera {
 namespace {
 
-// How many calls may wait for the file; they take about 1 MiB.
+// How many calls may wait for the file. They take about 1 MiB.
 constexpr std::size_t kMostWaiting = 4096;
 constexpr std::size_t kLongestSpanText = 64;
 
-// How often the file is looked up under its name.
+// How often the server checks which file has the name.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
-// OpenTelemetry's numbers.
+// Numbers that OpenTelemetry defines.
 constexpr int kKindInternal = 1;
 constexpr int kKindServer = 2;
 constexpr int kStatusError = 2;
@@ -52,7 +52,7 @@ std::string Quoted(std::string_view text) {
   return quoted + '"';
 }
 
-// Returns "tessera.v1.ComputeService" for "Dot".
+// Returns a method's service, for example "tessera.v1.ComputeService" for "Dot".
 std::string ServiceOf(std::string_view method) {
   for (const google::protobuf::FileDescriptor* file :
        {v1::Buffer::descriptor()->file(), v1::DotRequest::descriptor()->file(),
@@ -63,7 +63,7 @@ std::string ServiceOf(std::string_view method) {
   return "";
 }
 
-// Whether the code means a fault of the server rather than of its client, by OpenTelemetry's
+// Whether the code means that the server, rather than its client, is at fault, by OpenTelemetry's
 // conventions for gRPC.
 bool IsFaultOfServer(absl::StatusCode code) {
   switch (code) {
@@ -79,7 +79,7 @@ bool IsFaultOfServer(absl::StatusCode code) {
   }
 }
 
-// Writes one span. Its functions are called in this order.
+// Writes one span. Its functions are called in the order in which they are declared.
 class Line {
  public:
   Line(const Trace& trace, std::string_view id, std::string_view parent, std::string_view name,
@@ -146,7 +146,7 @@ void SpanFile::Add(const CallRecord& call, const absl::Status& status) {
       queue_.push_back(std::move(entry));
       taken = true;
     }
-  } catch (const std::bad_alloc&) {  // it is dropped
+  } catch (const std::bad_alloc&) {  // the call is dropped
   }
   if (first) wake_.notify_one();
   if (!taken) metrics_.CountSpans(0, CountSpans(call));
@@ -159,7 +159,7 @@ void SpanFile::Flush(absl::Duration limit) {
 }
 
 void SpanFile::Work() {
-  Look();  // logs immediately what is wrong with the file
+  Look();  // logs a problem with the file immediately
   std::vector<Entry> calls;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -185,7 +185,7 @@ void SpanFile::Write(const std::vector<Entry>& calls) {
       for (const Entry& entry : calls) Append(entry, lines);
       written = Write(lines);
     }
-  } catch (const std::bad_alloc&) {  // they are dropped
+  } catch (const std::bad_alloc&) {  // the calls are dropped
   }
   metrics_.CountSpans(written, spans - written);
 }
@@ -238,7 +238,7 @@ void SpanFile::Append(const Entry& entry, std::string& lines) {
 }
 
 std::uint64_t SpanFile::Write(std::string_view lines) {
-  // Ends a line that was only written in part, so that no other line is lost with it.
+  // Ends a line that was only partly written, so that the next line is not lost with it.
   if (torn_ && write(file_, "\n", 1) == 1) torn_ = false;
   int error = torn_ ? errno : 0;
   std::size_t done = 0;

@@ -22,7 +22,7 @@ namespace tessera {
 // Thread safe.
 class SpanFile {
  public:
-  // metrics: where spans are counted; outlives it.
+  // metrics: counts the spans; must outlive this object.
   SpanFile(std::string path, Metrics& metrics);
   // Writes the queued spans.
   ~SpanFile();
@@ -32,7 +32,7 @@ class SpanFile {
   // Adds a span for the call, and one for each of its phases. Never waits for the file. REQUIRES:
   // the call's trace is known.
   void Add(const CallRecord& call, const absl::Status& status);
-  // Waits until all added spans have been written or dropped, but no longer than limit.
+  // Waits until all added spans have been written or dropped, but no longer than `limit`.
   void Flush(absl::Duration limit);
 
  private:
@@ -42,18 +42,18 @@ class SpanFile {
     std::string strategy;
     absl::StatusCode code;
     std::string reason;
-    absl::Duration shift;  // from the steady clock to the wall clock
+    absl::Duration shift;  // from steady-clock times to wall-clock times
   };
 
   void Work();
   void Write(const std::vector<Entry>& calls);
-  // Returns whether there is a file to write to. Opens it if none is open, or if its name belongs
-  // to another file.
+  // Opens the file if none is open or if its name now belongs to another file. Returns whether
+  // there is a file to write to.
   bool Look();
   static void Append(const Entry& entry, std::string& lines);
-  // Returns how many lines it has written.
+  // Writes the lines, and returns how many of them were written completely.
   std::uint64_t Write(std::string_view lines);
-  // Takes the outcome of an attempt, an errno or 0, and logs it if it differs from the last one.
+  // Logs the result of an attempt, an errno or 0, if it differs from the previous result.
   void Note(int error);
 
   const std::string path_;

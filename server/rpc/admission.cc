@@ -16,7 +16,7 @@ absl::StatusOr<Admission::Ticket> Admission::Enter() {
 
 void Admission::Exit() {
   if (--calls_ > 0 || !closed_) return;
-  // A thread that waits has either not read calls_ yet, or sleeps and is notified here.
+  // A thread in WaitIdle either has not read calls_ yet, or is asleep and is notified here.
   { const std::lock_guard lock(mutex_); }
   idle_.notify_all();
 }

@@ -1,4 +1,4 @@
-// Counts the calls in progress, and rejects new ones once the server drains.
+// Counts the calls in progress, and rejects new ones once the server is draining.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-// Thread safe. Outlives its tickets.
+// Thread safe. It must outlive its tickets.
 class Admission {
  public:
-  // A call in progress, for as long as the ticket exists.
+  // A call counts as in progress for as long as its ticket exists.
   class Ticket {
    public:
     Ticket() = default;
@@ -30,7 +30,7 @@ class Admission {
     std::unique_ptr<Admission, Leave> admission_;
   };
 
-  // UNAVAILABLE / DRAINING once closed.
+  // Counts a call. Returns UNAVAILABLE / DRAINING after Close.
   absl::StatusOr<Ticket> Enter();
   void Close();
   bool closed() const { return closed_; }
@@ -41,11 +41,11 @@ class Admission {
  private:
   void Exit();
 
-  // A call is counted before it checks whether the server drains, so that none is missed between
-  // Close and WaitIdle.
+  // A call is counted before it checks closed_, so that WaitIdle misses no call that began before
+  // Close.
   std::atomic<int> calls_{0};
   std::atomic<bool> closed_{false};
-  std::mutex mutex_;  // only for the wait
+  std::mutex mutex_;  // only for WaitIdle
   std::condition_variable idle_;
 };
 

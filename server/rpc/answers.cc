@@ -44,7 +44,8 @@ void Answers::CancelUnread(absl::Time now, absl::Duration limit) {
       Append(entry);
     }
   }
-  // Without the mutex, because a cancelled call may end in this thread and remove its entry.
+  // The mutex is not held here, because a cancelled call may end in this thread and remove its
+  // entry.
   for (grpc_call* call : unread) {
     grpc_call_cancel(call, nullptr);
     grpc_call_unref(call);

@@ -12,7 +12,7 @@ namespace tessera {
 // Thread safe.
 class Answers {
  public:
-  // The place of a call in the list. Belongs to Answers between Add and Remove.
+  // The list entry of a call. It belongs to Answers between Add and Remove.
   struct Entry {
     grpc_call* call = nullptr;
     absl::Time since;
@@ -20,7 +20,7 @@ class Answers {
     Entry* behind = nullptr;
   };
 
-  // The entry is in the list from when the call has its response until the call is done.
+  // Add is called when the call's response is about to be sent, and Remove when the call is done.
   void Add(Entry& entry, grpc_call* call, absl::Time now);
   void Remove(Entry& entry);
 
@@ -32,7 +32,8 @@ class Answers {
   void Unlink(Entry& entry);
 
   std::mutex mutex_;
-  // In order of time, the oldest first, except for the short time between reading a clock and Add.
+  // In order of time, with the oldest entry first. The order is only approximate, because a little
+  // time passes between reading the clock and Add.
   Entry* first_ = nullptr;
   Entry* last_ = nullptr;
 };

@@ -6,12 +6,13 @@
 namespace tessera {
 namespace {
 
-// Two threads for every eight cores: clients on this host and the work of the calls need the other
-// cores, and more threads find fewer events each time they wake up. On 16 cores with 2, 4 and 8
-// queues, the rate of Dots of 4096 f32 divided by the rate of empty calls of a callback server was
-// 1.09, 0.92 and 0.99 for one caller; 0.88, 0.87, 0.85 for 4; 1.04, 0.95, 0.98 for 16; 1.10, 1.03,
-// 1.07 for 64; and 1.05, 1.02, 1.00 for 256 (`service_bench` on one H200's host, medians of 5,
-// 2026-11-24).
+// There are two threads for every eight cores. Clients on this host and the work of the calls need
+// the other cores, and with more threads, each thread finds fewer events when it wakes up. The
+// following ratios were measured on 16 cores with 2, 4 and 8 queues (`service_bench` on one H200's
+// host, medians of 5, 2026-11-24). They divide the rate of Dots of 4096 f32 by the rate of empty
+// calls on a callback server. For one caller they were 1.09, 0.92 and 0.99; for 4 callers, 0.88,
+// 0.87 and 0.85; for 16 callers, 1.04, 0.95 and 0.98; for 64 callers, 1.10, 1.03 and 1.07; and for
+// 256 callers, 1.05, 1.02 and 1.00.
 unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 16u); }
 
 // The queue of this thread; null if the thread belongs to none.
@@ -36,7 +37,7 @@ CallQueues::CallQueues(grpc::ServerBuilder& builder) {
 }
 
 CallQueues::~CallQueues() {
-  // A request to gRPC after its queue has been shut down would abort.
+  // A request to gRPC on a queue that has been shut down would abort the process.
   for (const std::unique_ptr<CallQueue>& queue : queues_) queue->WaitUnused();
   for (const std::unique_ptr<CallQueue>& queue : queues_) queue->events().Shutdown();
   for (std::thread& thread : threads_) thread.join();

@@ -2,9 +2,9 @@
 //
 // They are faster than gRPC's callback interface: the rate of empty calls was 1.1 times as high for
 // 1 and 16 callers, 1.25 times for 64 and 1.38 times for 256 (4 queues of 2 threads on 16 cores,
-// one H200's host, gRPC 1.51, 2026-11-24). All methods are served from here. A method with
-// callbacks would add threads that poll the same sockets, and whatever they find for a queue must
-// wake a thread of that queue.
+// one H200's host, gRPC 1.51, 2026-11-24). All methods are served from these queues. A method with
+// callbacks would add threads that poll the same sockets. For every event of a queue that they
+// find, they would have to wake a thread of that queue.
 #pragma once
 
 #include <atomic>
@@ -17,17 +17,17 @@
 
 namespace tessera {
 
-// The tag of a request to gRPC, under which a queue returns it.
+// The tag of a request to gRPC. The queue returns it when the request has ended.
 class QueueEvent {
  public:
-  // Called on a thread of the queue. ok: gRPC's outcome of the request.
+  // Called on a thread of the queue. ok: whether the request has succeeded.
   virtual void Happen(bool ok) = 0;
 
  protected:
   ~QueueEvent() = default;
 };
 
-// Calls its owner, which may be gone after that.
+// Calls a function of its owner. The owner, and this event with it, may be gone after that.
 template <class Owner>
 class QueueEventOf final : public QueueEvent {
  public:
@@ -47,7 +47,7 @@ class CallQueue {
 
   grpc::ServerCompletionQueue& events() { return *queue_; }
 
-  // Held by every object that may still make requests to gRPC that return through this queue.
+  // Held by every object that may still make requests to gRPC whose events come through this queue.
   class User {
    public:
     explicit User(CallQueue& queue) : queue_(queue) { ++queue.users_; }
@@ -89,17 +89,17 @@ class CallQueue {
 // All completion queues of a server.
 class CallQueues {
  public:
-  // How many calls of a method a queue can accept before it has handled the first.
+  // How many calls of a method a queue can accept before it has handled the first one.
   static constexpr int kAhead = 16;
 
-  // Called before the server is built.
+  // To be constructed before the server is built.
   explicit CallQueues(grpc::ServerBuilder& builder);
   // REQUIRES: the server has been shut down. Waits for the calls to end.
   ~CallQueues();
   CallQueues(const CallQueues&) = delete;
   CallQueues& operator=(const CallQueues&) = delete;
 
-  // Calls accept(queue) kAhead times for each queue. To be called once the server has been built.
+  // Calls accept(queue) kAhead times for each queue. To be called after the server has been built.
   template <class AcceptOne>
   void Accept(AcceptOne accept) {
     for (const std::unique_ptr<CallQueue>& queue : queues_)

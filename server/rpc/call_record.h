@@ -1,4 +1,4 @@
-// What is known about a call at its end, for metrics, log and spans.
+// The data about a call that is known at its end, for metrics, log and spans.
 #pragma once
 
 #include <string_view>
@@ -9,20 +9,21 @@
 
 namespace tessera {
 
-// A call, as it is counted, logged and traced. Its texts outlive it; times are those of SteadyNow.
+// A call, as it is counted, logged and traced. Its texts must outlive it. Its times are from
+// SteadyNow.
 struct CallRecord {
-  std::string_view method;         // one of the server's, without its service
-  std::string_view strategy;       // that ran, or that the client named; empty: none
-  const Tenant* tenant = nullptr;  // of the caller; null: the caller is unknown
+  std::string_view method;         // a method of the server, without its service
+  std::string_view strategy;       // that ran, or that the client named; empty if none
+  const Tenant* tenant = nullptr;  // of the caller; null if the caller is unknown
   Trace trace;
   absl::Time accepted;
-  absl::Time begun = absl::InfinitePast();  // on a worker; InfinitePast for transfers or until then
+  absl::Time begun = absl::InfinitePast();  // on a worker; InfinitePast before, and for transfers
   absl::Time ended;
   absl::Duration waited = absl::ZeroDuration();  // for transfers: total wait for workers
   absl::Duration copies = absl::ZeroDuration();  // for transfers: total host-device copy time
-  absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0: not measured
+  absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0 if not measured
 
-  // Empty if the tenant has no name, or if there is none.
+  // Returns "" if the tenant has no name, or if there is no tenant.
   std::string_view tenant_name() const {
     return tenant == nullptr ? std::string_view() : std::string_view(tenant->name());
   }

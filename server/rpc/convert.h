@@ -19,28 +19,28 @@
 
 namespace tessera {
 
-// All errors leave the server through this function. The status has the code and the message; its
-// details have an ErrorInfo of domain "tessera", and a RetryInfo if the call may succeed a little
-// later. Long texts are cut, so that the trailers stay below the 8 KiB that HTTP/2 peers accept.
-// sees_all: as for FiguresFor.
+// Converts an error for a client. All errors leave the server through this function. The status has
+// the code and the message. Its details contain an ErrorInfo of domain "tessera", and a RetryInfo
+// if the call may succeed a little later. Long texts are cut, so that the trailers stay below the 8
+// KiB that HTTP/2 peers accept. sees_all: as for FiguresFor.
 grpc::Status ToGrpc(const absl::Status& status, bool sees_all = true);
-// Converts the error of a step of a program in the same way.
+// Converts the error of a program's step in the same way.
 v1::StepError ToStepError(const absl::Status& status, bool sees_all);
-// Returns the figures of an error that a caller may see. sees_all: Caller::sees_all. A caller
-// without it is not told how much of a shared resource there is and how much is free, because that
-// reveals what other tenants use.
+// Returns the figures of an error that a caller may see. sees_all: the result of Caller::sees_all.
+// If it is false, the total and the free amount of shared resources are left out, because they
+// reveal what other tenants use.
 std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
 // Returns the error of a call whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE
 // {field, method}.
 absl::Status NoMessage(std::string_view method);
 
-// INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.
+// Returns INVALID_ARGUMENT / BAD_DTYPE {field, value, valid} for a missing or unknown type.
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
 v1::Dtype ToProto(DType dtype);
 
-// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1.
-// offset: where these bytes begin in the array.
+// Returns INVALID_ARGUMENT / BAD_BOOL {offset, value} if a byte of BOOL elements is neither 0 nor
+// 1. offset: where these bytes begin in the array.
 absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset);
 
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
@@ -51,9 +51,9 @@ void SetShape(const Shape& shape, google::protobuf::RepeatedField<std::int64_t>*
 // Returns the operand's view of an array at data, or the whole array if the operand has no view.
 absl::StatusOr<View> MakeView(const v1::Operand& operand, const ArrayType& type, const void* data);
 
-// INVALID_ARGUMENT / BAD_TTL unless it is a valid duration above 0.
+// Returns INVALID_ARGUMENT / BAD_TTL unless the duration is valid and greater than 0.
 absl::StatusOr<absl::Duration> FromProto(const google::protobuf::Duration& duration);
-// Sets ttl to that of a message, if it has one.
+// Sets `ttl` to the ttl of a message, if the message has one.
 template <class Message, class Ttl>
 absl::Status SetTtl(const Message& message, Ttl& ttl) {
   if (!message.has_ttl()) return absl::OkStatus();
@@ -64,7 +64,7 @@ absl::Status SetTtl(const Message& message, Ttl& ttl) {
 google::protobuf::Duration ToProto(absl::Duration duration);
 google::protobuf::Timestamp ToProto(absl::Time time);
 
-// INVALID_ARGUMENT / BAD_OPERATION for a value that this server does not know.
+// Returns INVALID_ARGUMENT / BAD_OPERATION for a value that this server does not know.
 absl::StatusOr<ReduceOp> FromProto(v1::ReduceOp op);
 
 Launch FromProto(const v1::Launch& launch);

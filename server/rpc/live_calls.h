@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Owns the calls. Thread safe; outlives them.
+// Owns the calls, and must outlive them. Thread safe.
 template <class Call>
 class LiveCalls {
  public:

@@ -24,31 +24,32 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Upper bounds of what protobuf 3.21 and glibc take.
+// Upper bounds on the memory that protobuf 3.21 and glibc take.
 
-// An arena's last block, which is not full.
+// The last block of an arena, which is not full.
 constexpr std::size_t kBlock = 8192;
-// An object in an arena and the pointer to its destructor. An object that does not fit into the
-// rest of a block leaves that rest unused; the rest is smaller than the object.
+// An object in an arena, and the pointer to its destructor. If the object does not fit into the
+// rest of a block, that rest stays unused, and it is smaller than the object.
 constexpr std::size_t InArena(std::size_t bytes) {
   bytes += 16;
   return bytes <= 512 ? bytes + bytes / 8 : 2 * bytes;
 }
-// An allocation on the heap. A large one is rounded up to pages.
+// A heap allocation. A large one is rounded up to pages.
 constexpr std::size_t OnHeap(std::size_t bytes) {
   return bytes + 32 + (bytes < 100'000 ? 0 : 4096);
 }
-// Arrays double, and an arena keeps those that have become too small, so they take four times the
-// elements in total. Each array may leave as much of a block unused.
+// Arrays double as they grow, and an arena keeps the arrays that have become too small. Together
+// they take up to four times the memory of the elements. The same amount may be left unused at the
+// ends of blocks.
 constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
-// A string of a message. Above this size protobuf lets it double as it grows.
+// A string in a message. Above this size, protobuf doubles the string's capacity as it grows.
 constexpr std::size_t kReservedAtOnce = 50'000'000;
 constexpr std::size_t Text(std::size_t length) {
   const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
   return InArena(sizeof(std::string)) + (length < sizeof(std::string) / 2 ? 0 : OnHeap(buffer + 1));
 }
-// The memory for the first unknown field of a message, and for each unknown field. They are in a
-// vector on the heap, of which two exist while it grows.
+// The fixed memory of a message that has unknown fields, and the memory for each unknown field. The
+// fields are in a vector on the heap. While it grows, two vectors exist.
 constexpr std::size_t kUnknownFields = InArena(32) + OnHeap(0);
 constexpr std::size_t kUnknownField = 3 * 16;
 constexpr std::size_t kUnknownGroup = OnHeap(24);
@@ -100,8 +101,8 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
   return true;
 }
 
-// Without limits, a message of many empty nodes, operands or steps takes dozens of times its bytes.
-// In a program, an expression that is too long fails its own step only.
+// Without limits, a message of many empty nodes, operands or steps would take dozens of times its
+// size. In a program, an expression that is too long fails only its own step.
 constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
      kMostOperands},
@@ -133,8 +134,8 @@ absl::Status CheckRepeats(const MessageBound& bound) {
   if (bound.exceeded == nullptr) return absl::OkStatus();
   const RepeatLimit& limit = *bound.exceeded;
   return MakeError(absl::StatusCode::kInvalidArgument, limit.reason,
-                   absl::StrCat("the request has ", bound.repeats, " ", Absl(limit.name), ", and ",
-                                limit.most, " is the most"),
+                   absl::StrCat("the request has ", bound.repeats, " ", Absl(limit.name),
+                                ", but at most ", limit.most, " are allowed"),
                    {{"field", std::string(limit.name)},
                     {"value", absl::StrCat(bound.repeats)},
                     {"limit", absl::StrCat(limit.most)}});
@@ -178,14 +179,14 @@ class MessageLayout::Scan {
  public:
   explicit Scan(CodedInputStream& in) : in_(in) {}
 
-  // Reads a message that ends where the stream's limit does. merged: an earlier field may have
-  // begun this message, so a string may replace another one while both exist.
+  // Reads a message that ends at the stream's limit. merged: whether an earlier field may have
+  // begun this message. A string may then replace another one while both exist.
   bool Read(const MessageLayout& layout, bool merged) {
     bytes_ += InArena(layout.bytes_);
     std::bitset<64> seen;
-    // No type has groups, so the fields of groups are unknown as well.
+    // No message type has groups, so the fields in groups are unknown, too.
     int groups = 0;
-    bool knows_all = true;  // of the message or group
+    bool knows_all = true;  // fields of the message or group
     while (const std::uint32_t tag = in_.ReadTag()) {
       const auto number = static_cast<std::size_t>(WireFormatLite::GetTagFieldNumber(tag));
       const WireFormatLite::WireType type = WireFormatLite::GetTagWireType(tag);

@@ -1,5 +1,5 @@
-// Bounds the memory that a message takes once it is parsed, from its bytes: two bytes may become an
-// object of fifty.
+// Computes, from the bytes of a message, a bound on the memory that it takes once it is parsed. Two
+// bytes may become an object of fifty bytes.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// The most repeats of a field in a message of some type, counted in the message and in all messages
-// inside it.
+// The maximum number of repeats of a field in a message of some type, counted in the message and in
+// all messages inside it.
 struct RepeatLimit {
   std::string_view message;  // full names
   std::string_view field;
@@ -24,23 +24,24 @@ struct RepeatLimit {
   std::string_view reason;
   std::size_t most = 0;
 };
-// The most steps of one program, so that no program takes much of the host's memory or keeps the
-// store's lock for long.
+// The maximum number of steps in a program. It keeps a program from taking much of the host's
+// memory or holding the store's lock for long.
 inline constexpr std::size_t kMaxSteps = 4096;
 
 struct MessageBound {
-  // An upper bound of what the message takes while it is parsed in an arena, and afterwards.
+  // An upper bound on the memory that the message takes while it is parsed in an arena, and
+  // afterwards.
   std::size_t bytes = 0;
   const RepeatLimit* exceeded = nullptr;  // the first limit that it exceeds
   std::size_t repeats = 0;                // of the field with that limit
 
   bool operator==(const MessageBound&) const = default;
 };
-// Returns INVALID_ARGUMENT / the limit's reason {field, value, limit} if the message exceeds a limit.
+// Returns INVALID_ARGUMENT / the limit's reason {field, value, limit} if the message exceeds a
+// limit.
 absl::Status CheckRepeats(const MessageBound& bound);
 
-// How much memory the parts of a message of a type take. Types that contain themselves have no
-// layout.
+// The memory that the parts of a message type take. Types that contain themselves have no layout.
 class MessageLayout {
  public:
   explicit MessageLayout(const google::protobuf::Descriptor& type) : MessageLayout(type, type) {}
@@ -52,8 +53,8 @@ class MessageLayout {
     return layout;
   }
 
-  // Returns nothing if the bytes are not a valid message. Takes time in proportion to the bytes, and
-  // no memory.
+  // Returns the bound for a message, or nothing if the bytes are not a valid message. The time is
+  // proportional to the number of bytes. Allocates no memory.
   std::optional<MessageBound> Bound(const grpc::ByteBuffer& bytes) const;
   std::optional<MessageBound> Bound(std::string_view bytes) const;
 
@@ -66,9 +67,9 @@ class MessageLayout {
     enum class Kind { kNone, kNumber, kNumbers, kText, kMessage };
     Kind kind = Kind::kNone;
     google::protobuf::internal::WireFormatLite::WireType wire_type{};  // of one element
-    std::size_t element = 0;  // size of one in the array of a repeated field
+    std::size_t element = 0;  // size of one element in a repeated field's array
     bool repeated = false;
-    int limit = -1;  // the limit that the field counts for; -1: none
+    int limit = -1;  // the limit that the field counts toward; -1 for none
     std::unique_ptr<const MessageLayout> message;
   };
   class Scan;
@@ -79,8 +80,8 @@ class MessageLayout {
   std::vector<Field> fields_;  // by number
 };
 
-// Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us: fifty times
-// as much memory is less than what gRPC takes for a call.
+// Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us. Even fifty
+// times this much memory is less than gRPC takes for a call.
 inline constexpr std::size_t kSmallMessage = 256;
 
 }  // namespace tessera

@@ -58,7 +58,7 @@ StreamExchange::~StreamExchange() {
 void StreamExchange::Refuse(const grpc::Status& status) { new Refused(*this, status); }
 
 void StreamExchange::OnArrived(bool ok) {
-  if (!ok) {  // the server stops
+  if (!ok) {  // the server is stopping
     delete this;
     return;
   }

@@ -13,20 +13,20 @@ namespace tessera {
 
 class StreamExchange;
 
-// Handles a call, with messages as bytes. It may have one read and one write at a time. It is
-// notified of their end, and of all other events, on a thread of a queue, which it must not block.
+// Handles a call whose messages are bytes. It may have one read and one write at a time. It is
+// notified of their ends, and of all other events, on a thread of a queue, which it must not block.
 class StreamCall {
  public:
   explicit StreamCall(StreamExchange& exchange) : exchange_(exchange) {}
   StreamCall(const StreamCall&) = delete;
   StreamCall& operator=(const StreamCall&) = delete;
 
-  // ok: true if a message has arrived, false if the client has sent all or has left.
+  // ok: true if a message has arrived, false if the client has sent everything or has left.
   virtual void OnReadDone(bool) {}
-  // ok: false if the client takes no more.
+  // ok: false if the client accepts no more messages.
   virtual void OnWriteDone(bool) {}
   virtual void OnSendInitialMetadataDone(bool) {}
-  // Called when the client has left or the deadline has passed before the end.
+  // Called if the client leaves or the deadline passes before the call ends.
   virtual void OnCancel() {}
   // Called last, when nothing else is in progress.
   virtual void OnDone() = 0;
@@ -34,13 +34,13 @@ class StreamCall {
  protected:
   ~StreamCall() = default;
 
-  // These may be called from any thread. A message stays in place until its read or write has
+  // These may be called from any thread. A message must stay in place until its read or write has
   // ended.
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
   void StartSendInitialMetadata();
-  // Called once; nothing may be started after it. The call is cancelled if its client does not read
-  // the response, as a unary call is (Answers).
+  // Ends the call; called once, and nothing may be started afterwards. If the client does not read
+  // the response, the call is cancelled, like a unary call (Answers).
   void Finish(const grpc::Status& status);
   void FinishWith(const grpc::ByteBuffer& message);
 
@@ -51,22 +51,22 @@ class StreamCall {
   StreamExchange& exchange_;
 };
 
-// One call on the wire, of a method that the server's services leave to its generic service.
+// One call on the wire, to a method that the server's services leave to its generic service.
 class StreamExchange final {
  public:
   using Handle = std::function<void(StreamExchange&)>;
 
-  // Accepts a call, and a further one when it has arrived. handle(exchange) begins to serve it, on
-  // a thread of the queue. The service, handle and answers outlive the queue.
+  // Accepts a call, and the next call when this one has arrived. handle(exchange) begins to serve
+  // the call on a thread of the queue. The service, `handle` and `answers` must outlive the queue.
   StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
                  Answers& answers);
   StreamExchange(const StreamExchange&) = delete;
   StreamExchange& operator=(const StreamExchange&) = delete;
 
   grpc::GenericServerContext& context() { return context_; }
-  // The trace of the call, once it has arrived.
+  // The trace of the call; set when the call arrives.
   const Trace& trace() const { return trace_; }
-  // From here on, the call receives the events. It exists until its OnDone.
+  // From now on, `call` receives the events. It must exist until its OnDone.
   void Serve(StreamCall& call) { call_ = &call; }
   // Ends the call with a status instead of serving it.
   void Refuse(const grpc::Status& status);
@@ -106,7 +106,7 @@ class StreamExchange final {
   EventOf metadata_{this, &StreamExchange::OnMetadata};
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
-  std::atomic<int> under_way_{3};  // counts the arrival, the end and Finish from the start
+  std::atomic<int> under_way_{3};  // initially the arrival, the end and Finish
   enum class State { kArriving, kServed, kCancelled };
   std::atomic<State> state_{State::kArriving};
 };

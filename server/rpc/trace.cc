@@ -27,7 +27,7 @@ Trace ParseTraceparent(std::string_view text) {
                          parent = text.substr(36, 16), flags = text.substr(53, 2);
   if (!IsHex(version) || version == "ff" || !IsId(id) || !IsId(parent) || !IsHex(flags))
     return trace;
-  // A later version may have more fields.
+  // Later versions may have more fields.
   if (text.size() > kSize && (version == "00" || text[kSize] != '-')) return trace;
   std::copy(id.begin(), id.end(), trace.trace_id.begin());
   std::copy(parent.begin(), parent.end(), trace.parent_id.begin());
@@ -48,8 +48,8 @@ std::array<char, 16> MakeSpanId() {
   return id;
 }
 
-// client_metadata() allocates for each entry. That takes 0.2 us for the one or two entries of a
-// call, which is cheaper than depending on gRPC's internals, which the next version may change.
+// client_metadata() allocates memory for each entry. That takes 0.2 us for the one or two entries
+// of a call. The alternative is to depend on gRPC's internals, which the next version may change.
 Trace BeginTrace(grpc::ServerContextBase& context) {
   const auto [first, end] = context.client_metadata().equal_range("traceparent");
   if (first == end || std::next(first) != end) return {};

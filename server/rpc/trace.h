@@ -11,9 +11,9 @@ class ServerContextBase;
 
 namespace tessera {
 
-// The trace of a call, whose client may have named none.
+// The trace of a call. If the client has named none, `known` is false.
 struct Trace {
-  std::array<char, 32> trace_id{};   // lower-case hexadecimal digits, like the next two
+  std::array<char, 32> trace_id{};   // lower-case hexadecimal digits, as in the next two
   std::array<char, 16> parent_id{};  // of the client's span
   std::array<char, 16> span_id{};    // of the call itself
   bool known = false;
@@ -25,8 +25,8 @@ struct Trace {
   }
 };
 
-// Reads the value of a traceparent of version 00, or of a later version as far as both agree. A
-// malformed value names no trace. The span_id stays empty.
+// Parses a traceparent of version 00, or the part of a later version that has the same format. A
+// malformed value names no trace. Does not set span_id.
 Trace ParseTraceparent(std::string_view text);
 
 // Returns 16 random hexadecimal digits, not all 0. Thread safe.

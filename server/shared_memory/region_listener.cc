@@ -26,20 +26,20 @@ namespace {
 using absl::StatusCode;
 using Clock = std::chrono::steady_clock;
 
-// How long a client may take from its connection to its packet.
+// How long a client may take to send its packet after it has connected.
 constexpr std::chrono::seconds kHandshake{5};
 
-// These stand for a user that need not leave room for others, such as the server's own, and for all
-// users that the server does not know.
+// Values in place of a user's number. kOwner is a user that need not leave connections to others,
+// such as the server's own user. kStranger stands for all users that the server does not know.
 constexpr std::int64_t kOwner = -1, kStranger = -2;
 
-// How long connections wait when none can be accepted.
+// How long to leave connections waiting when none can be accepted.
 constexpr std::chrono::milliseconds kPause{100};
 
-// Connections accepted before the others are served.
+// The number of connections accepted before existing connections are served.
 constexpr int kBatch = 64;
 
-// The most descriptors that Linux takes in one message (SCM_MAX_FD).
+// The maximum number of descriptors in one message on Linux (SCM_MAX_FD).
 constexpr std::size_t kMostDescriptors = 253;
 
 absl::Status BadPacket(std::string_view field, std::string_view message) {
@@ -47,7 +47,7 @@ absl::Status BadPacket(std::string_view field, std::string_view message) {
                    {{"field", std::string(field)}});
 }
 
-// A response is one packet, for which an empty socket has room.
+// Sends a response. It is one packet, and always fits into the buffer of an empty socket.
 void Send(int fd, const v1::RegisterRegionResponse& answer) {
   const std::string packet = answer.SerializeAsString();
   // A client that has left needs no response.
@@ -65,7 +65,7 @@ void SendError(int fd, const absl::Status& status, bool sees_all) {
   Send(fd, answer);
 }
 
-// One packet and what came with it.
+// One packet, with the descriptors that came with it.
 struct Packet {
   std::string data;
   std::vector<Descriptor> files;
@@ -206,7 +206,8 @@ bool RegionListener::AcceptSome() {
     const auto silent = std::count_if(
         connections_.begin(), connections_.end(),
         [&](const auto& other) { return !other->spoken && other->guest == connection->guest; });
-    // Silent connections must leave room for others. A connection that is not kept is closed.
+    // The silent connections of one user must not take up all connections. A connection that is not
+    // kept is closed.
     const bool room =
         connection->guest == kOwner ||
         static_cast<std::size_t>(silent) < std::max<std::size_t>(1, max_connections_ / 4);

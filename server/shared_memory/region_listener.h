@@ -1,4 +1,5 @@
-// The socket where clients register regions of shared memory, and the connections that keep them.
+// The socket where clients register regions of shared memory, and the connections that keep these
+// regions registered.
 #pragma once
 
 #include <sys/types.h>
@@ -22,36 +23,36 @@
 
 namespace tessera {
 
-// Thread safe, except for destruction. One thread serves all connections and never waits for one of
-// them; the chores map and pin files.
+// Thread safe, except for destruction. One thread serves all connections and never waits for any of
+// them. The chores map and pin files.
 class RegionListener {
  public:
   // The data that a client sends with its descriptor.
   static constexpr std::string_view kGreeting = "tessera.v1";
 
-  // Called by the listener's thread.
+  // Functions that the listener's thread calls.
   struct Rules {
     std::function<bool(uid_t)> admits;  // whether a user's processes may register regions
-    std::function<bool(uid_t)> shares;  // whether a user may have at most half of them
+    std::function<bool(uid_t)> shares;  // whether a user may have only half of the regions
     bool sees_all = true;               // as for ToGrpc, for every client
   };
 
-  // Listens at a path, whose file gets the permissions of access. max_connections: further ones are
-  // closed when they arrive. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
-  // {address}.
+  // Listens at a path, whose file gets the permissions in `access`. max_connections: the limit,
+  // beyond which new connections are closed. The regions and the chores must outlive the listener.
+  // Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
                                                               const SocketAccess& access,
                                                               std::size_t max_connections,
                                                               Rules rules, SharedRegions& regions,
                                                               Chores& chores);
-  // Closes, and releases all regions.
+  // Calls Close, closes all connections, and releases all regions.
   ~RegionListener();
 
   // Accepts no more connections, and answers further registrations with DRAINING; existing
   // connections and regions stay.
   void Close();
 
-  // For a process that ends without Close. Does not wait for anything.
+  // Removes the socket's file for a process that ends without Close. Does not wait for anything.
   void RemoveSocketFile();
 
   // The absolute path of the socket.
@@ -73,9 +74,9 @@ class RegionListener {
   void Run();
   // Returns false if there are too few resources to accept a connection.
   bool AcceptSome();
-  // Handles what has arrived on a connection, or its end. Returns false if the connection is over.
+  // Handles a packet or the end of a connection. Returns false if the connection is over.
   bool Serve(const std::shared_ptr<Connection>& connection);
-  // Sends a client's file to the chores.
+  // Submits the mapping of a client's file to the chores.
   absl::Status Register(const std::shared_ptr<Connection>& connection, uid_t user, Descriptor file);
   void End(Connection& connection);
 

@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-// The most connections that may be registering a region, in addition to those that have one.
+// The maximum number of connections that are registering a region, in addition to those that have
+// one.
 constexpr std::size_t kHandshakes = 64;
 
 }  // namespace

@@ -15,10 +15,11 @@ using SharedMemoryServiceBase = v1::SharedMemoryService::WithRawMethod_GetShared
     v1::SharedMemoryService::WithRawMethod_UploadShared<
         v1::SharedMemoryService::WithRawMethod_DownloadShared<v1::SharedMemoryService::Service>>>;
 
-// Thread safe. The core outlives it, and it outlives the calls.
+// Thread safe. The core must outlive the service, and the service must outlive its calls.
 class SharedMemoryService final : public SharedMemoryServiceBase {
  public:
-  // Accepts regions at --shared-memory. UNAVAILABLE / CANNOT_LISTEN {address}.
+  // Accepts regions at --shared-memory. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot
+  // listen there.
   static absl::StatusOr<std::unique_ptr<SharedMemoryService>> Open(Core& core);
 
   // Called once the server has been built.
@@ -26,7 +27,7 @@ class SharedMemoryService final : public SharedMemoryServiceBase {
 
   // Accepts no more regions, and removes the socket.
   void Close() { listener_->Close(); }
-  // For a process that ends without Close.
+  // Removes the socket for a process that ends without Close.
   void RemoveSocketFile() { listener_->RemoveSocketFile(); }
 
  private:

@@ -15,11 +15,11 @@ namespace {
 
 using absl::StatusCode;
 
-// A PCIe 5 link takes a millisecond for this; the gap before the next piece costs a hundredth of
-// that.
+// A PCIe 5 link takes a millisecond to move a piece. The gap before the next piece takes a
+// hundredth of that.
 constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
 
-// How many pieces a call moves before others have their turn.
+// How many pieces a call moves before it lets other transfers run.
 constexpr int kPiecesARun = 16;
 
 absl::Status BadMessage(std::string_view field, std::uint64_t value) {

@@ -16,9 +16,9 @@
 
 namespace tessera {
 
-// A transfer in pieces on the device's transfer workers. Between pieces it ends if its client has
-// left, and lets other transfers have their turn. The region stays mapped until the transfer ends,
-// whatever happens to the region's connection.
+// A transfer in pieces on the device's transfer workers. Between pieces, it ends if its client has
+// left, and lets other transfers run. The region stays mapped until the transfer ends, even if the
+// region's connection closes.
 class SharedTransfer : public UnaryCall, private Task {
  public:
   SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
@@ -26,20 +26,21 @@ class SharedTransfer : public UnaryCall, private Task {
       : UnaryCall(core, method, exchange),
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
-  // Called once, on the thread on which the call arrived. kind: what it counts as.
+  // Called once, on the thread on which the call arrived. kind: the kind of stream that the
+  // transfer counts as.
   void Start(const v1::RegionRange& range, StreamKind kind);
 
  protected:
-  // What is to be moved.
+  // The device, and the number of bytes to be moved.
   struct Extent {
     Device* device;
     std::uint64_t size;
   };
-  // Where the range that Start was given begins.
+  // The beginning of the range that was passed to Start.
   char* memory() const { return memory_; }
 
  private:
-  // Whether Open and Close allocate or free memory, so that they run on a thread of the chores.
+  // Whether Open and Close allocate or free memory. If so, they run on a thread of the chores.
   virtual bool Allocates() const = 0;
   // Finds or makes the buffer.
   virtual absl::StatusOr<Extent> Open() = 0;
@@ -57,7 +58,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void Finish() {
     Conclude(Guarded([&] { return Close(); }));
   }
-  // The call may be gone on return, as it may be after Begin, Run and Finish.
+  // The call may be gone when this returns. The same is true of Begin, Run and Finish.
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 

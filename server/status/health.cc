@@ -12,10 +12,11 @@ namespace {
 
 namespace health_v1 = grpc::health::v1;
 
-// For each connection: a client that pools connections has a watch or two on each.
+// The maximum number of watches per connection. A client that pools connections has one or two on
+// each.
 constexpr std::size_t kMostOfConnection = 8;
 
-// Names of real services are shorter.
+// The names of real services are shorter.
 constexpr std::size_t kLongestServiceName = 1024;
 
 grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {
@@ -29,7 +30,7 @@ grpc::Status NoMessage() {
   return {grpc::StatusCode::INVALID_ARGUMENT, "the message is not a valid HealthCheckRequest"};
 }
 
-// Admits all requests that are no larger than a name.
+// Admits all requests of at most kLongestServiceName bytes.
 UnaryExchange::Admit AdmitNames(Answers& answers) {
   const auto check = [&answers](UnaryExchange& exchange) {
     exchange.set_answers(answers);
@@ -40,7 +41,7 @@ UnaryExchange::Admit AdmitNames(Answers& answers) {
 
 }  // namespace
 
-// Lasts until the client ends it.
+// A call of Watch, which lasts until the client ends it.
 class Health::WatchCall final : public StreamCall {
  public:
   WatchCall(Health& health, StreamExchange& exchange)
@@ -51,7 +52,7 @@ class Health::WatchCall final : public StreamCall {
     if (++health_.watches_[peer_] <= most) {
       StartRead(&request_);
     } else {
-      End({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of Watch are open"});
+      End({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many Watch calls are open"});
     }
   }
 
@@ -74,7 +75,7 @@ class Health::WatchCall final : public StreamCall {
     const std::lock_guard lock(health_.mutex_);
     writing_ = false;
     if (!ok) {
-      End({grpc::StatusCode::CANCELLED, "the client takes no more"});
+      End({grpc::StatusCode::CANCELLED, "the client accepts no more messages"});
     } else if (next_.has_value()) {
       Tell(*std::exchange(next_, std::nullopt));
     }
@@ -112,7 +113,7 @@ class Health::WatchCall final : public StreamCall {
     if (!std::exchange(ended_, true)) Finish(status);
   }
 
-  // The address and port of a connection; empty for Unix sockets, which have none.
+  // Returns the address and port of a connection, or "" for unix sockets, which have neither.
   static std::string PeerOf(const std::string& peer) {
     return peer.starts_with("ipv") ? peer : std::string();
   }

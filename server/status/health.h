@@ -17,21 +17,21 @@ namespace tessera {
 using HealthServiceBase = grpc::health::v1::Health::WithGenericMethod_Watch<
     grpc::health::v1::Health::WithRawMethod_Check<grpc::health::v1::Health::Service>>;
 
-// Thread safe. It outlives the server, with which it is registered.
+// Thread safe. It must outlive the server with which it is registered.
 class Health final : public HealthServiceBase {
  public:
-  // Sets whether the service of this name, or with "" the server as a whole, is serving. Clients
-  // that watch it are told.
+  // Sets whether a service is serving. The name "" means the server as a whole. Clients that watch
+  // the service are notified.
   void Set(const std::string& service, bool serving);
 
-  // Serves Check; called once the server has been built. Watch needs no token, and lasts as long as
-  // the client likes, so the number of calls at the same time is limited: to a few for each
-  // connection, and to most_watches for all Unix sockets together. Further ones end with
-  // RESOURCE_EXHAUSTED. answers: the list in which responses of Check wait for their clients;
-  // outlives the queues.
+  // Serves Check; called once the server has been built. A call of Watch needs no token and lasts
+  // as long as the client likes. The number of simultaneous calls is therefore limited to a few per
+  // connection, and to most_watches for all unix sockets together. Further calls end with
+  // RESOURCE_EXHAUSTED. answers: the list for responses of Check that clients have not read yet;
+  // must outlive the queues.
   void Serve(CallQueues& queues, std::size_t most_watches, Answers& answers);
-  // Begins to serve a call of Watch. method: as in /package.Service/Method. Returns false if it is
-  // another method.
+  // Begins to serve a call if its method is Watch, and returns false otherwise. method: in the form
+  // /package.Service/Method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
  private:
@@ -43,7 +43,7 @@ class Health final : public HealthServiceBase {
 
   std::mutex mutex_;
   std::map<std::string, bool> serving_;
-  std::map<WatchCall*, std::string> watchers_;  // that have said what they watch
+  std::map<WatchCall*, std::string> watchers_;  // calls whose request has arrived
   std::map<std::string, std::size_t> watches_;  // calls of Watch, by peer
   std::size_t most_watches_ = 0;
 };

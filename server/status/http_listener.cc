@@ -34,8 +34,8 @@ constexpr std::string_view kPolicy =
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-// Returns the end of the empty line after the fields, or npos if it has not arrived. A line may end
-// with LF alone.
+// Returns the end of the empty line after the fields, or npos if it has not arrived. Lines may end
+// with LF instead of CRLF.
 std::size_t HeadEnd(std::string_view head) {
   for (std::size_t at = head.find('\n'); at != head.npos; at = head.find('\n', at + 1)) {
     const std::string_view rest = head.substr(at + 1);
@@ -98,7 +98,8 @@ bool IsToken(std::string_view text) {
   });
 }
 
-// Whether all lines up to an empty one are fields, and how many of them are "Host".
+// Returns whether all lines before the first empty line are fields. Sets hosts to the number of
+// "Host" fields.
 bool ParseFields(std::string_view lines, int& hosts) {
   hosts = 0;
   for (std::string_view line = NextLine(lines); !line.empty(); line = NextLine(lines)) {
@@ -142,7 +143,7 @@ HttpListener::~HttpListener() {
 
 void HttpListener::Run() {
   std::vector<pollfd> waits;
-  Time paused_until;  // no connection is accepted before this
+  Time paused_until;  // no connection is accepted before this time
   for (;;) {
     Time now = steady_clock::now();
     const bool paused = now < paused_until;
@@ -172,8 +173,8 @@ void HttpListener::Run() {
 }
 
 bool HttpListener::AcceptSome(int listening, Time now) {
-  // At most half of the places, so that each connection is served once before it can lose its
-  // place.
+  // At most half of the possible connections are accepted here, so that each one is served once
+  // before another can replace it.
   for (std::size_t i = 0; i < kMostConnections / 2; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
@@ -258,7 +259,7 @@ std::string HttpListener::Answer(std::string_view head) const {
   if (hosts > 1 || (hosts == 0 && version == "HTTP/1.1")) return Failure(400);
   if (method != "GET" && method != "HEAD") return Failure(405);
   constexpr std::string_view kScheme = "http://";
-  if (absl::StartsWithIgnoreCase(Absl(target), Absl(kScheme))) {  // the form of requests to proxies
+  if (absl::StartsWithIgnoreCase(Absl(target), Absl(kScheme))) {  // as in requests to proxies
     const std::size_t path = target.find_first_of("/?", kScheme.size());
     target = path == target.npos || target[path] == '?' ? "/" : target.substr(path);
   }

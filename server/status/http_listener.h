@@ -1,6 +1,7 @@
 // A small HTTP/1.1 server with a few pages for monitoring. It has one thread, supports GET and
-// HEAD, and sends one response per connection. Whatever clients send or do not read, they cost a
-// bounded amount of memory and time, and do not keep others from a response.
+// HEAD, and sends one response per connection. Clients cost a bounded amount of memory and time,
+// and cannot keep other clients from getting a response, regardless of what they send or fail to
+// read.
 #pragma once
 
 #include <chrono>
@@ -27,8 +28,7 @@ class HttpListener {
  public:
   // The largest head of a request, in bytes; for a larger one the response is 431.
   static constexpr std::size_t kLargestHead = 8192;
-  // The most connections at the same time. A further one replaces the one that has been open
-  // longest.
+  // The maximum number of simultaneous connections. A further connection replaces the oldest one.
   static constexpr std::size_t kMostConnections = 32;
 
   // path: the request's path without the query. Called on the listener's thread, which waits for
@@ -77,7 +77,7 @@ class HttpListener {
   bool beyond_loopback_ = false;
   std::vector<int> sockets_;
   int stop_ = -1;                      // an eventfd, which the destructor makes readable
-  std::list<Connection> connections_;  // the one that has been open longest first
+  std::list<Connection> connections_;  // the oldest first
   std::thread thread_;
 };
 

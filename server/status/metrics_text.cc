@@ -49,7 +49,7 @@ class Writer {
     absl::StrAppend(&text_, " ", value, "\n");
   }
 
-  // Writes a histogram in seconds, one sample a bucket. An empty histogram is left out.
+  // Writes a histogram in seconds, with one sample per bucket. An empty histogram is left out.
   void Sample(Labels labels, const Histogram& histogram) {
     std::uint64_t counts[Histogram::kBounds.size() + 1];
     std::uint64_t count = 0;
@@ -84,7 +84,7 @@ class Writer {
     for (const std::string_view piece : pieces) text_ += piece;
   }
 
-  // bound: the upper bound of a bucket; empty: no bucket.
+  // bound: the upper bound of a bucket; empty if the sample is not a bucket.
   void AppendLabels(Labels labels, std::string_view bound) {
     if (labels.size() == 0 && bound.empty()) return;
     char before = '{';
@@ -131,9 +131,9 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
   };
   phase("tessera_request_seconds", "Time from a call's acceptance to its response.",
         &Metrics::Phases::total);
-  phase("tessera_queue_seconds", "Time from a call's acceptance to its begin on a worker.",
+  phase("tessera_queue_seconds", "Time from a call's acceptance to its start on a worker.",
         &Metrics::Phases::queue);
-  phase("tessera_run_seconds", "Time from a call's begin on a worker to its response.",
+  phase("tessera_run_seconds", "Time from a call's start on a worker to its response.",
         &Metrics::Phases::run);
   out.Begin("tessera_kernel_seconds", "histogram",
             "Time on the device by its own clock, of requests with timing = true.");
@@ -323,7 +323,7 @@ void WriteServer(Core& core, bool ready, Writer& out) {
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.used);
   if (const ConnectionTable* connections = core.connections()) {
     out.Begin("tessera_connections_refused_total", "counter",
-              "Connections that were closed immediately because there was no place for them.");
+              "Connections that were closed immediately because a limit was reached.");
     out.Sample({}, connections->refused());
     out.Begin("tessera_connections_ended_total", "counter",
               "Connections that were ended because they had too many calls.");

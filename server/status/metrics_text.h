@@ -11,7 +11,7 @@
 namespace tessera {
 
 // ready: whether the health service reports the services as ready. tls: null without TLS. gpus: the
-// driver's metrics of the core's devices.
+// driver's metrics for the core's devices.
 std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
                         const std::vector<GpuFigures>& gpus);
 

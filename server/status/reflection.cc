@@ -89,10 +89,10 @@ void Answer(const Request& request, const std::vector<std::string>& services, Re
     case Request::MESSAGE_REQUEST_NOT_SET:
       break;
   }
-  SetError(grpc::StatusCode::INVALID_ARGUMENT, "the request asks for nothing", response);
+  SetError(grpc::StatusCode::INVALID_ARGUMENT, "the request is empty", response);
 }
 
-// The data of a stream that is needed to end it when it is idle.
+// The data needed to end a stream that is idle.
 struct Stream {
   grpc_call* call;
   std::atomic<std::int64_t> last_use_ns;
@@ -101,7 +101,7 @@ struct Stream {
 // The open streams. Thread safe.
 class Streams {
  public:
-  // Returns whether there is room.
+  // Adds a stream. Returns false if there are too many.
   bool Add(Stream& stream) {
     const std::lock_guard lock(mutex_);
     return streams_.size() < kMostStreams && streams_.insert(&stream).second;
@@ -120,7 +120,8 @@ class Streams {
         idle.push_back(stream->call);
       }
     }
-    // Without the mutex, because a cancelled call may end in this thread and remove its stream.
+    // The mutex is not held here, because a cancelled call may end in this thread and remove its
+    // stream.
     for (grpc_call* call : idle) {
       grpc_call_cancel_with_status(call, GRPC_STATUS_DEADLINE_EXCEEDED,
                                    "the stream was idle for too long", nullptr);

@@ -1,5 +1,5 @@
-// Tells clients such as grpcurl and ghz what the server offers. gRPC's own service of this kind
-// takes a thread for every open stream, and cannot be left out once it is linked.
+// Tells clients such as grpcurl and ghz what the server offers. gRPC's own reflection service
+// occupies a thread for every open stream, and cannot be disabled once it is linked.
 #pragma once
 
 #include <memory>
@@ -12,20 +12,21 @@
 
 namespace tessera {
 
-// The services grpc.reflection.v1 and v1alpha, which differ in their names. They serve at most 128
-// streams at once (RESOURCE_EXHAUSTED) and take requests of at most 64 KiB (INVALID_ARGUMENT).
-// Thread safe; outlives the server.
+// The services grpc.reflection.v1 and v1alpha, which differ only in their names. They serve at most
+// 128 streams at the same time (RESOURCE_EXHAUSTED) and accept requests of at most 64 KiB
+// (INVALID_ARGUMENT). Thread safe. It must outlive the server.
 class Reflection {
  public:
-  // services: full names, in the order in which they are listed; their descriptors are linked.
+  // services: their full names, in the order in which they are listed. Their descriptors must be
+  // linked.
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 
-  // Begins to serve a call of reflection. method: as in /package.Service/Method. Returns false if
-  // it is another method.
+  // Begins to serve a call if its method is one of reflection, and returns false otherwise. method:
+  // in the form /package.Service/Method.
   bool Serve(std::string_view method, StreamExchange& exchange);
 
-  // Ends streams on which no request has arrived for a minute, with DEADLINE_EXCEEDED.
+  // Ends streams on which no request has arrived for a minute. They end with DEADLINE_EXCEEDED.
   void EndIdleStreams(absl::Time now);
 
  private:

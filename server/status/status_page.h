@@ -1,4 +1,4 @@
-// The status page, made from status_page.html. It reads /metrics by itself.
+// The status page, generated from status_page.html. The page itself reads /metrics.
 #pragma once
 
 namespace tessera {

@@ -24,8 +24,9 @@ using absl::StatusCode;
 constexpr int kDefaultPage = 100;
 constexpr int kLargestPage = 1000;
 
-// Encodes where a list continues: after this name, and only for this prefix. A client cannot forge
-// the NUL between them: names never contain one, and the prefix comes last.
+// Returns a page token: the name after which the list continues and the prefix for which the token
+// is valid, separated by NUL. A client cannot forge the separator, because names never contain a
+// NUL and the prefix comes last.
 std::string PageToken(std::string_view last_name, const std::string& prefix) {
   std::string token(last_name);
   token += '\0';
@@ -45,8 +46,9 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
                    "the page token does not belong to this query", {{"field", "page_token"}});
 }
 
-// Describes a buffer in *out. Other calls may have deleted the buffer, so this may be the last
-// reference to it. The chores release it, because a thread that accepts calls must not free memory.
+// Describes a buffer in *out. Other calls may have deleted the buffer, so `info` may have the last
+// reference to it. The chores release the reference, because a thread that accepts calls must not
+// free memory.
 void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);
   core.chores().Release(std::move(info.buffer));
@@ -256,10 +258,10 @@ class CopyCall final : public DeviceCall {
                              .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
     if (IsResultOn(stream.device())) {
-      const auto open = [&copy] { return copy.Open(); };  // after the expected time is checked
+      const auto open = [&copy] { return copy.Open(); };  // runs after the expected time is checked
       status = RunCopy(stream, view_, spec_.type.dtype, open, options);
     } else {
-      absl::StatusOr<void*> memory = copy.Open();  // before the bridge, which others may wait for
+      absl::StatusOr<void*> memory = copy.Open();  // opened first, because calls share the bridge
       if (!memory.ok()) return memory.status();
       const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
       status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);

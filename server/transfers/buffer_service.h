@@ -1,4 +1,4 @@
-// The service of buffers: creation, uploads and downloads as streams, and queries.
+// The buffer service: creation, streamed uploads and downloads, and queries.
 #pragma once
 
 #include <string_view>
@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// Upload and Download are left to the server's generic service, which passes messages as bytes. So
-// data stays where it is, and an upload's message that cannot be parsed is not taken for the end of
-// the stream.
+// Upload and Download are left to the server's generic service, which passes messages as bytes.
+// Data is therefore not copied, and an upload message that cannot be parsed is not mistaken for the
+// end of the stream.
 template <class Service>
 using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
     v1::BufferService::WithRawMethod_GetBuffer<v1::BufferService::WithRawMethod_ListBuffers<
@@ -27,19 +27,19 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
-// Thread safe. The core outlives it, and it outlives the calls.
+// Thread safe. The core must outlive the service, and the service must outlive its calls.
 class BufferService final : public BufferServiceBase {
  public:
   explicit BufferService(Core& core) : core_(core), importer_(core) {}
 
   // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
-  // Begins to serve a call of Upload or Download. method: as in /package.Service/Method. Returns
-  // false if it is another method.
+  // Begins to serve a call if its method is Upload or Download, and returns false otherwise.
+  // method: in the form /package.Service/Method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
-  // UPLOAD_IDLE) or whose draft is gone, downloads whose reader has taken nothing for longer than
+  // UPLOAD_IDLE) or whose draft is gone, downloads whose client has read nothing for longer than
   // --download-timeout, and stalled imports.
   void EndIdleStreams(absl::Time now);
 

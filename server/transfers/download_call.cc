@@ -22,13 +22,14 @@ namespace {
 
 using absl::StatusCode;
 
-// One slot that gRPC sends, one that waits behind it, and one that the device fills.
+// One slot that gRPC is sending, one that is waiting to be sent, and one that the device is
+// filling.
 constexpr int kSlots = 3;
 
-// How many chunks a stream fetches before others have their turn.
+// How many chunks a stream fetches before it lets other streams run.
 constexpr int kChunksARun = 16;
 
-// Serialises a DownloadResponse up to the bytes of its data, which is the last field.
+// Serialises a DownloadResponse up to the bytes of the field `data`, which is the last one.
 std::string WithDataOf(const v1::DownloadResponse& header, std::uint64_t size) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
@@ -102,7 +103,7 @@ void DownloadCall::OnWriteDone(bool ok) {
 void DownloadCall::OnCancel() { Break(); }
 
 void DownloadCall::OnDone() {
-  ticket_ = Admission::Ticket();  // a slot that ends now may keep the call for longer than the core
+  ticket_ = Admission::Ticket();  // a slot that gRPC still has may make the call outlive the core
   live_.Remove(*this);
 }
 
@@ -110,7 +111,7 @@ void DownloadCall::EndIfIdle(absl::Time now) {
   grpc_call* call = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    // Without a write or a fetch, it waits for gRPC to release a slot.
+    // A call with neither a write nor a fetch is waiting for gRPC to release a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
     given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
@@ -119,8 +120,8 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     call = context().c_call();
     grpc_call_ref(call);
   }
-  // The mutex is not held, because gRPC may call back into this call. From here on the call may end
-  // at any time, and its context with it.
+  // The mutex is not held, because gRPC may call back into this call. From here on, the call and
+  // its context may end at any time.
   grpc_call_cancel(call, nullptr);
   grpc_call_unref(call);
 }

@@ -18,10 +18,10 @@
 
 namespace tessera {
 
-// One stream of data out of a buffer. The device copies a chunk into a slot, and gRPC sends it from
+// One stream of data from a buffer. The device copies a chunk into a slot, and gRPC sends it from
 // there while the next chunks fill the other slots. A slot is not filled again until gRPC has
-// released it. So the slots bound what is on its way to the client, and host memory is charged for
-// them.
+// released it. The slots therefore bound the data that is on its way to the client. Host memory is
+// charged for them.
 class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
@@ -47,11 +47,12 @@ class DownloadCall final : public StreamCall,
 
   void OnDone() override;
 
-  // Safe at any time. gRPC ends the write, which ends the call.
+  // Ends the call if it has been idle for too long. Safe at any time: gRPC ends the current write,
+  // which ends the call.
   void EndIfIdle(absl::Time now);
 
  private:
-  // What the thread that called Decide does next.
+  // What the thread that has called Decide must do next.
   struct Step {
     bool fetch = false;
     bool write = false;
@@ -81,7 +82,7 @@ class DownloadCall final : public StreamCall,
   // Called when a fetch has ended.
   Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
 
-  // Called when the client takes no more messages.
+  // Called when the client accepts no more messages.
   void Break();
 
   // Called when gRPC has released a slot.
@@ -109,20 +110,20 @@ class DownloadCall final : public StreamCall,
   absl::Duration waited_ = absl::ZeroDuration();
   absl::Duration copies_ = absl::ZeroDuration();
 
-  grpc::ByteBuffer message_;  // used by gRPC while it reads the request or writes
+  grpc::ByteBuffer message_;  // used by gRPC during a read or write
 
   std::mutex mutex_;
-  bool opening_ = true;    // until it is known what to fetch
+  bool opening_ = true;    // until Open has found what to fetch
   bool fetching_ = false;  // by the device's workers
   bool writing_ = false;   // by gRPC
   bool done_ = false;      // nothing is left to fetch
-  bool broken_ = false;    // the client takes no more
+  bool broken_ = false;    // the client accepts no more messages
   bool over_ = false;
   int slots_ = 0;                          // in use
   absl::Time moved_ = SteadyNow();         // when a write last began or ended
-  absl::Status status_;                    // what the call ends with
-  absl::Status given_up_;                  // error for a client that reads nothing for too long
-  std::vector<grpc::ByteBuffer> fetched_;  // in order
+  absl::Status status_;                    // the status with which the call ends
+  absl::Status given_up_;                  // the error if the client reads nothing for too long
+  std::vector<grpc::ByteBuffer> fetched_;  // chunks to write, in order
 };
 
 }  // namespace tessera

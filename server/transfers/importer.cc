@@ -28,9 +28,10 @@ namespace {
 
 using absl::StatusCode;
 
-// An import fails after this many attempts in a row that bring no further byte.
+// An import fails after this many consecutive attempts that receive no new byte.
 constexpr int kMostFailures = 7;
-// The pause after the first failed attempt. Each further pause is twice as long as the one before.
+// The pause after the first failed attempt. Each further pause is twice as long as the previous
+// one.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
 // The memory that gRPC and this call hold for messages.
@@ -50,7 +51,7 @@ std::string ReasonOf(const grpc::Status& status) {
 bool IsTransient(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::UNAVAILABLE:
-    case grpc::StatusCode::CANCELLED:  // by a server that stops
+    case grpc::StatusCode::CANCELLED:  // by a server that is stopping
     case grpc::StatusCode::INTERNAL:   // a stream that was reset
     case grpc::StatusCode::UNKNOWN:
     case grpc::StatusCode::DEADLINE_EXCEEDED:  // this side was slow
@@ -112,7 +113,7 @@ class ImportCall final : public UnaryCall {
   // How an attempt ended. OK means that all bytes have arrived.
   struct Ended {
     absl::Status status;
-    bool transient = false;  // it may be repeated
+    bool transient = false;  // the attempt may be repeated
   };
 
   void Stop(Why why) {
@@ -141,7 +142,8 @@ class ImportCall final : public UnaryCall {
     draft_.reset();
     stream_.reset();
     stub_.reset();
-    // It is destroyed after the response is sent, because that takes some milliseconds.
+    // The channel is destroyed after the response is sent, because its destruction takes some
+    // milliseconds.
     const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
     place_ = {};
     {
@@ -210,7 +212,7 @@ class ImportCall final : public UnaryCall {
       const bool described = draft_ != nullptr;
       const std::uint64_t before = position_;
       ended = Take(message);
-      if (described && position_ == before) continue;  // it brought nothing
+      if (described && position_ == before) continue;  // the message contained no data
       NoteMoved(SteadyNow());
     }
     if (!ended.status.ok()) context.TryCancel();
@@ -297,8 +299,8 @@ class ImportCall final : public UnaryCall {
            std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
   }
 
-  // Returns text from a source without the token that the source was sent, which is the last word
-  // of the header. The rest may go to the log and to the caller.
+  // Returns a text from the source without the token that was sent to the source. The token is the
+  // last word of the header. The rest of the text may go to the log and to the caller.
   std::string WithoutToken(const std::string& text) const {
     const absl::string_view header = absl::StripAsciiWhitespace(token_);
     const absl::string_view token = header.substr(header.rfind(' ') + 1);
@@ -372,7 +374,7 @@ class ImportCall final : public UnaryCall {
 Importer::Importer(Core& core)
     : core_(core),
       sources_(core.options()),
-      // One thread for each import, and the one that the chores of a share leave to others.
+      // One thread for each import, and the one that Chores keeps free for other queues.
       threads_(
           core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
           core.options().max_imports) {}

@@ -16,8 +16,8 @@ namespace tessera {
 
 class ImportCall;
 
-// Thread safe. The core outlives it, and it outlives the calls. Each import has a thread; a server
-// that may not import has no such threads.
+// Thread safe. The core must outlive the importer, and the importer must outlive its calls. Each
+// import has a thread. A server that may not import has no such threads.
 class Importer {
  public:
   explicit Importer(Core& core);

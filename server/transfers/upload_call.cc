@@ -16,8 +16,8 @@ namespace {
 
 using absl::StatusCode;
 
-// How many messages a stream copies before others have their turn, and before it waits for its
-// copies to arrive.
+// How many messages a stream copies before it waits for its copies to arrive and lets other streams
+// run.
 constexpr int kMessagesARun = 16;
 
 }  // namespace
@@ -56,7 +56,7 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
     End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client cancelled the upload"));
     return;
   }
-  // Close may free a buffer that is replaced.
+  // Close may free the buffer that this one replaces.
   const absl::Status status =
       core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);
@@ -108,8 +108,8 @@ void UploadCall::PassOn() {
 
 void UploadCall::GoOn() {
   if (!IsHere()) {
-    // Unless this is the end of the client's data, gRPC has already cancelled the call, and cannot
-    // send metadata.
+    // gRPC reports the end of the client's data and a failed stream in the same way. In the second
+    // case it has already cancelled the call, so this attempt to send metadata fails.
     StartSendInitialMetadata();
     return;
   }
@@ -139,9 +139,10 @@ bool UploadCall::IsHere() {
 absl::Status UploadCall::Take() {
   absl::Status status = core_.CheckSize(bytes_.Length());
   if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
-    status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "a message is not a valid UploadRequest, or has too much besides data",
-                       {{"field", "message"}, {"method", "Upload"}});
+    status =
+        MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                  "a message is not a valid UploadRequest, or has too much in addition to data",
+                  {{"field", "message"}, {"method", "Upload"}});
   }
   if (status.ok()) {
     const v1::UploadRequest& header = message_.header();

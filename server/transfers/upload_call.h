@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-// One stream of data into a draft. The thread that has the turn works on a message while gRPC reads
-// the next one. A stream holds at most two messages, the second one only while there is host memory
-// for it, and none while it waits for the client.
+// One stream of data into a draft. At most one thread at a time has the turn: it works on a message
+// while gRPC reads the next one. A stream holds at most two messages. It holds the second one only
+// while there is host memory for it, and holds none while it is waiting for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
   UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
@@ -43,14 +43,15 @@ class UploadCall final : public StreamCall, private Task {
 
   void OnDone() override;
 
-  // Safe at any time: while a call waits for a message, nothing else ends it.
+  // Ends the call if it has been idle for too long. Safe at any time, because nothing else ends a
+  // call that is waiting for a message.
   void EndIfIdle(absl::Time now);
 
  private:
-  // What gRPC is doing, or has done, about the message after the one in hand.
+  // The state of the message after the one in hand.
   enum class Next { kNone, kReading, kHere, kNoMore };
 
-  // From here on, the functions are for the thread that has the turn.
+  // The following functions are only for the thread that has the turn.
 
   // Returns the errors of Core::CheckPause.
   absl::Status CheckPause(absl::Time now) const;
@@ -65,7 +66,7 @@ class UploadCall final : public StreamCall, private Task {
   // Whether the next message is here.
   bool IsHere();
 
-  // Takes the next message in hand. REQUIRES: it is here.
+  // Makes the next message the one in hand. REQUIRES: it is here.
   absl::Status Take();
 
   // Lets gRPC read the next message while there is one in hand, unless host memory is getting
@@ -105,20 +106,19 @@ class UploadCall final : public StreamCall, private Task {
   const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
-  Core::TransferPlace
-      place_;     // memory: for the message in hand, or the one that the call waits for
-  Charge ahead_;  // for the next message
+  Core::TransferPlace place_;  // memory: for the message in hand, or the one being awaited
+  Charge ahead_;               // for the next message
 
   std::mutex mutex_;
   // Whether a thread has the turn. Once the call has ended, the turn is never given back.
   bool busy_ = true;
   Next next_ = Next::kNone;
-  // When data last arrived or could have arrived, plus the time for which the server then made
-  // messages wait. It belongs to the thread that has the turn, and needs the mutex while no thread
-  // has it.
+  // When data last arrived or could have arrived, plus the time for which the server has made
+  // messages wait since then. Only the thread that has the turn uses it. While no thread has the
+  // turn, it is guarded by the mutex.
   absl::Time moved_ = SteadyNow();
 
-  // These belong to the thread that has the turn, and bytes_ to gRPC while it reads.
+  // Only the thread that has the turn uses these. While gRPC is reading, bytes_ belongs to gRPC.
   grpc::ByteBuffer bytes_;
   UploadMessage message_;  // in hand
   std::string name_;
@@ -129,7 +129,7 @@ class UploadCall final : public StreamCall, private Task {
   std::uint64_t position_ = 0;  // where data without an offset goes
   std::uint64_t received_ = 0;
   std::optional<std::uint32_t> buffer_checksum_;
-  // What Run copies as one write of the store: data of messages that follow each other.
+  // The data of consecutive messages, which Run copies as one write of the store.
   struct Write {
     std::uint64_t begin = 0;
     std::uint64_t size = 0;

@@ -10,11 +10,11 @@
 namespace tessera {
 namespace {
 
-// Slices that are smaller than this on average are copied into one, because each has a header and
-// may pin the kilobytes in which it arrived.
+// If a message's slices are smaller than this on average, they are copied into one slice, because
+// each slice has a header and may pin the kilobytes in which it arrived.
 constexpr std::size_t kLeastSlice = 256;
 
-// A place in the bytes of slices. Cheap to copy.
+// A position in the bytes of slices. Cheap to copy.
 class Cursor {
  public:
   Cursor(const std::vector<grpc::Slice>& slices, std::size_t left)
@@ -67,7 +67,8 @@ class Cursor {
 // The wire types that clients use; groups are left to protobuf.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-// Moves past the value of a field. Returns false if that takes more than reading its length.
+// Moves past the value of a field. Returns false if reading the field's length is not enough for
+// that.
 bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   std::uint64_t value = 0;
   switch (tag & 7) {
@@ -90,7 +91,8 @@ bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   return true;
 }
 
-// Whether bytes can be parsed in that much memory. False if they are not a valid message.
+// Whether the bytes can be parsed in `most` bytes of memory. Returns false if they are not a valid
+// message.
 bool TakesAtMost(std::size_t most, const std::string& bytes) {
   if (bytes.size() <= kSmallMessage) return true;
   const std::optional<MessageBound> bound = MessageLayout::Of<v1::UploadRequest>().Bound(bytes);
@@ -99,9 +101,9 @@ bool TakesAtMost(std::size_t most, const std::string& bytes) {
 
 }  // namespace
 
-// Cuts data out and leaves the rest, which is small, to protobuf. A message that is malformed, or
-// unlike those that clients write, goes to protobuf as a whole, so that nothing here decides what
-// is valid.
+// Extracts the field `data` and leaves the rest, which is small, to protobuf. A message that is
+// malformed, or unlike those that clients write, goes to protobuf as a whole, so that only protobuf
+// decides which messages are valid.
 bool UploadMessage::Parse(const grpc::ByteBuffer& bytes, std::size_t most) {
   constexpr std::uint64_t kDataTag = v1::UploadRequest::kDataFieldNumber << 3 | kBytes;
   Clear();

@@ -1,4 +1,4 @@
-// An upload's message. Its data stays in the slices in which gRPC received it, unless they are
+// A message of an upload. Its data stays in the slices in which gRPC received it, unless they are
 // tiny.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// For one thread at a time.
+// Not thread safe.
 class UploadMessage {
  public:
   UploadMessage() = default;

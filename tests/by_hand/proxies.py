@@ -141,7 +141,7 @@ class ProxyCase(Proxied):
         got = self.cli("get", "x", "-o", str(self.folder / "x.npy"))
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertGreater((self.folder / "x.npy").stat().st_size, 128 << 20)
-        for number in range(20):  # The other server does not have it.
+        for number in range(20):  # Always the same server, which has it.
             self.assertEqual(self.cli("reduce", "sum", "x").returncode, 0, number)
         holders = [server for server in self.servers if "x" in self.buffers_of(server)]
         self.assertEqual(len(holders), 1)

@@ -69,8 +69,8 @@ suites() {
   return $failed
 }
 
-# prepare VENV: makes an environment with the wheel. Its further packages are those of the host,
-# which may be in an environment as well.
+# prepare VENV: makes an environment with the wheel. All further packages come from the host,
+# possibly from an environment there.
 prepare() {
   local venv=$1 hosts site
   hosts=$(python3 -c 'import sys; print([path for path in sys.path if path.endswith("-packages")])')

@@ -82,7 +82,7 @@ class Mutator {
       case 3:
         input.erase(at, 1 + Below(Below(2) == 0 ? 4 : left + 1));
         break;
-      case 4:  // Repeats a part of it.
+      case 4:  // Repeats a part of the input.
         input.insert(Below(input.size() + 1), input.substr(at, 1 + Below(64)));
         break;
       case 5: {  // A number of 1, 2, 4 or 8 bytes.

@@ -5,8 +5,8 @@ usage: linear_model.py [ADDRESS] [--seconds 2] [--callers 64] [--plot FILE.svg]
 """
 
 # %% [markdown]
-# The model is fitted here, by least squares, and put on the server under names that other processes
-# may use as well.
+# The model is fitted here by least squares, and put on the server under names that other processes
+# can use as well.
 
 # %%
 import argparse
@@ -35,8 +35,8 @@ with ts.connect(options.address) as t:
     t.put(fitted[-1], "model/bias", replace=True, ttl="10m")
 
 # %% [markdown]
-# Each caller is a task, and all share one connection. A request is one program: a product, an
-# addition and an argmax; 256 bytes go to the server and an index comes back.
+# Each caller is a task, and all callers share one connection. A request is one program: a product,
+# an addition and an argmax. 256 bytes go to the server, and an index comes back.
 
 # %%
 latencies, correct, asked = [], 0, 0

@@ -6,10 +6,10 @@ usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot F
 
 # %% [markdown]
 # ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
-# nearest x have the smallest ||x||^2 - 2 x.q: a product of matrices, a sum of squares and a topk.
-# That is fast, but only as exact as the squares are: far from the origin, rounding hides the small
-# distances between vectors. Few vectors need no product: ((q[:, None] - x) ** 2).sum(axis=2). For
-# many, subtract their mean, search, and score the best candidates again, as below.
+# nearest x have the smallest ||x||^2 - 2 x.q, which takes a matrix product, a sum of squares and a
+# topk. That is fast, but only as exact as the squares are. Far from the origin, rounding hides the
+# small distances between vectors. For few vectors, ((q[:, None] - x) ** 2).sum(axis=2) needs no
+# product. For many, subtract their mean, search, and score the best candidates again, as below.
 
 # %%
 import argparse
@@ -56,7 +56,7 @@ for k in (1, 3, 5):
 # %% [markdown]
 # ## A million vectors
 # Their norms are computed once and stay on the server. Each call sends a batch of queries and
-# returns the indices of the ten nearest vectors of each.
+# returns the indices of the ten vectors that are nearest to each query.
 
 # %%
 DIMENSIONS = 128
@@ -67,7 +67,7 @@ resident = t.put(vectors)
 norms = ts.sum_squares(resident, axis=1).save()
 print(f"{vectors.nbytes / 1e6:.0f} MB put in {time.perf_counter() - begin:.2f} s")
 
-# Queries are vectors with noise: the nearest one is known.
+# Each query is a vector with added noise, so its nearest neighbour is known.
 target = random.integers(0, options.rows, options.queries)
 queries = vectors[target] + random.normal(0, 0.1, (options.queries, DIMENSIONS)).astype("f4")
 
@@ -94,8 +94,9 @@ for batch in (1, 8, 64):
 # %% [markdown]
 # ## Far from the origin
 # This function subtracts the mean of the vectors, and computes the distances to the best candidates
-# again from differences, in f64. Where rounding may have hidden a closer vector, it compares the
-# query with all vectors. A vector with NaN has no distance: topk sorts it last; the mean skips NaN.
+# again in f64, from differences. Where rounding may have hidden a closer vector, it compares the
+# query with all vectors. A vector that contains NaN has no distance, so topk sorts it last. The
+# mean skips NaN.
 
 # %%
 def nearest(x, queries, k):
@@ -105,7 +106,8 @@ def nearest(x, queries, k):
     norms = ts.sum_squares(around, axis=1).save()
     scores, found = (norms - 2 * (asked @ around.T)).topk(min(4 * k, len(x)), largest=False)
     scores, found = t.compute(scores, found)
-    # The smallest score that a vector outside the candidates can have, and its rounding error.
+    # The smallest score that a vector outside the candidates can have, and the rounding error of
+    # a score.
     sizes = ts.sum_squares(asked, axis=1).numpy().astype("f8")
     last = scores[:, -1] + sizes
     rounding = (x.shape[1] + 8) * np.finfo("f4").eps * (np.nanmax(norms).numpy() + sizes)
@@ -120,7 +122,7 @@ def nearest(x, queries, k):
     order = np.argsort(squares, axis=1, kind="stable")[:, :k]
     squares = np.take_along_axis(squares, order, 1)
     found = np.take_along_axis(found, order, 1)
-    # Compare a query with all vectors where rounding may have hidden a closer one.
+    # Compare a query with all vectors if rounding may have hidden a closer one.
     for i in np.flatnonzero(~(last - rounding > squares[:, -1])):
         distances = ((wide - queries[i]) ** 2).sum(axis=1)
         squares[i], found[i] = t.compute(*distances.topk(k, largest=False))
@@ -138,7 +140,7 @@ assert (found == np.argsort((differences**2).sum(axis=2), axis=1)[:, :10]).all()
 print(f"{len(asked)} of {len(asked)} vectors find themselves first")
 
 apart = (0.01 * random.standard_normal((2000, 64))).astype("f4")
-apart[1000:] += 1000  # Two clouds: their mean is far from both.
+apart[1000:] += 1000  # Two clouds, whose mean is far from both.
 squares, found = nearest(t.put(apart), apart[990:1010], 10)
 assert (found[:, 0] == np.arange(990, 1010)).all() and (squares[:, 0] == 0).all()
 print("and so they do in two clouds far apart")

@@ -6,8 +6,8 @@ usage: principal_components.py [ADDRESS] [--plot FILE.svg]
 
 # %% [markdown]
 # The first principal component is the direction in which the data vary most: the eigenvector of the
-# largest eigenvalue of their covariance matrix C. Power iteration finds it: v <- C v / |C v|, again
-# and again. The second component is the first one of the remainder, C - l v v'.
+# largest eigenvalue of their covariance matrix C. Power iteration finds it by repeating v <- C v /
+# |C v|. The second component is the first component of the remainder, C - l v v'.
 
 # %%
 import argparse
@@ -26,7 +26,7 @@ images, labels = np.load(data / "digits.npy"), np.load(data / "labels.npy")
 t = ts.connect(options.address)
 
 # %% [markdown]
-# Centred images, and their covariance in f64: two arrays that stay on the server.
+# The centred images, and their covariance in f64, are two arrays that stay on the server.
 
 # %%
 digits = t.put(images).astype("f64")
@@ -36,14 +36,14 @@ x, covariance = t.keep(
 )
 
 # %% [markdown]
-# Two hundred rounds for each component: the division by the length is part of the program, so no
-# number has to come back in between. `compute` sends everything at once, and what several results
-# need is computed once.
+# Each component takes two hundred rounds. The division by the length is part of the program, so no
+# number has to come back in between. `compute` sends everything together, and computes what several
+# results need only once.
 
 
 # %%
 def leading(matrix, rounds=200):
-    """Returns an eigenvector of the largest eigenvalue, and that eigenvalue; nothing is sent."""
+    """Returns an eigenvector of the largest eigenvalue, and that eigenvalue. Sends nothing."""
     v = np.full(64, 0.125)
     for _ in range(rounds):
         w = matrix @ v

@@ -4,8 +4,8 @@ is on the server only while it is needed, and the running statistics stay there.
 usage: streaming_statistics.py [ADDRESS] [--file FILE.npy] [--mib 64] [--piece-mib 16]
                                [--plot FILE.svg]
 
-Without --file it makes one of --mib in a temporary folder. Neither this process nor the server
-needs memory for more than a few pieces, however long the file is.
+Without --file it makes a file of --mib MiB in a temporary folder. Neither this process nor the
+server needs memory for more than a few pieces, however long the file is.
 """
 
 # %%
@@ -51,10 +51,10 @@ t = ts.connect(options.address)
 
 # %% [markdown]
 # ## Chan's formula
-# Two samples of n and m elements have, together, the mean a + d m / (n + m) and the sum of squared
-# deviations A + B + d^2 n m / (n + m), where d is the difference of their means. One call
-# merges each piece with the statistics so far: `keep` leaves four arrays on the server, with one
-# number for each column.
+# Let a and b be the means of two samples of n and m elements, and A and B their sums of squared
+# deviations. Together, the samples have the mean a + d m / (n + m) and the sum of squared
+# deviations A + B + d^2 n m / (n + m), where d is b - a. One call merges each piece with the
+# statistics so far. `keep` leaves four arrays on the server, with one number per column.
 
 
 # %%

@@ -11,7 +11,8 @@ ts.aio has the asyncio versions of connect() and of what it returns.
 
 import pkgutil
 
-# The code that protoc generates from the protocol is tessera/v1, in another folder of the path.
+# The code that protoc generates from the protocol is in tessera/v1, in another folder of the
+# path.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from . import aio  # noqa: E402

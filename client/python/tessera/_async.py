@@ -1,4 +1,4 @@
-"""How the asyncio client sends: a channel of grpc.aio performs the commands of _core.py."""
+"""How the asyncio client sends: a grpc.aio channel performs the commands of _core.py."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 
 class Async:
-    """The channels of one event loop: one for all calls, and more for divided transfers, made when
-    the first such transfer needs them."""
+    """The channels of one event loop: one for all calls, and more for divided transfers, which are
+    made when the first such transfer needs them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -41,7 +41,8 @@ class Async:
         self._calls = [self.calls]
 
     async def close(self, patient: bool = False) -> None:
-        """patient: waits for a short time for calls whose outcomes do not matter."""
+        """Closes the channels. With patient, first waits for a short time for calls whose outcomes
+        do not matter."""
         if patient and self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_CALLS_S)
         self._closed = True
@@ -49,15 +50,15 @@ class Async:
             await made.close()
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """The stubs of connection `number`."""
+        """Returns the stubs of connection `number`."""
         while len(self._calls) <= number and not self._closed:
             self._channels.append(channel(grpc.aio, self._options))
             self._calls.append(calls_of(self._channels[-1]))
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Returns what an error of grpc.aio means. A channel that is closed cancels its calls and
-        refuses further ones with a UsageError."""
+        """Returns what an error of grpc.aio means. A closed channel cancels its calls and refuses
+        further ones with a UsageError."""
         task: Any = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and getattr(task, "cancelling", int)():
             return error

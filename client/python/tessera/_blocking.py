@@ -1,4 +1,4 @@
-"""How the blocking client sends: a channel of grpc performs the commands of _core.py."""
+"""How the blocking client sends: a grpc channel performs the commands of _core.py."""
 
 import collections.abc
 import queue
@@ -38,8 +38,8 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 
 class Blocking:
-    """The channels, for any number of threads: one for all calls, and more for divided transfers,
-    made when the first such transfer needs them."""
+    """The channels for any number of threads: one for all calls, and more for divided transfers,
+    which are made when the first such transfer needs them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -55,9 +55,9 @@ class Blocking:
         self._calls = [self.calls]
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is then
-        never released: what follows goes through another channel. The old one ends with the client,
-        since other threads may be using it."""
+        """Replaces the channels after Ctrl-C, which may come just after a thread has taken a lock
+        in gRPC's channel; that lock is then never released. The old channels end with the client,
+        because other threads may be using them."""
         if getattr(interrupt, _SETTLED, False):
             return
         setattr(interrupt, _SETTLED, True)
@@ -67,7 +67,8 @@ class Blocking:
                 self._connect()
 
     def close(self, patient: bool = False) -> None:
-        """patient: waits for a short time for calls whose outcomes do not matter."""
+        """Closes the channels. With patient, first waits for a short time for calls whose outcomes
+        do not matter."""
         give_up = time.monotonic() + (LAST_CALLS_S if patient else 0)
         while self._forgotten and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -82,7 +83,7 @@ class Blocking:
                 return  # Python is shutting down and starts no more threads.
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
-        """The stubs of connection `number`."""
+        """Returns the stubs of connection `number`."""
         with self._lock:
             while len(self._calls) <= number and not self._closed:
                 self._channels.append(channel(grpc, self._options))
@@ -90,8 +91,8 @@ class Blocking:
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: Exception) -> Exception:
-        """Returns what an error of grpc means: an RpcError, or the ValueError of a channel that was
-        closed. Any other ValueError is returned as it is."""
+        """Returns what an error of grpc means, which is an RpcError, or the ValueError of a closed
+        channel. Returns any other ValueError unchanged."""
         if self._closed:
             return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
@@ -103,7 +104,7 @@ class Blocking:
                 begun = self._begun(call.method, call.request, call.timeout)
             except ValueError:
                 return  # Closed: the buffers are deleted, or will be when they expire.
-            # A call without any reference is cancelled.
+            # A call that nothing refers to is cancelled.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
 
@@ -161,7 +162,8 @@ class Blocking:
             raise self._failure(error) from None
 
     def _create(self, create: Create) -> Any:
-        """Runs in a separate thread, which ends even if Ctrl-C has ended the wait for it."""
+        """Runs the command in a separate thread, which completes even if Ctrl-C has ended the wait
+        for it."""
         outcome: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def work() -> None:
@@ -180,7 +182,7 @@ class Blocking:
             self.forget(create.ended(None))
             raise
         except KeyboardInterrupt as interrupt:
-            setattr(interrupt, _SETTLED, True)  # The other thread runs gRPC's code.
+            setattr(interrupt, _SETTLED, True)  # Only the other thread runs gRPC code.
             raise
         if failure is None:
             return answer
@@ -235,8 +237,8 @@ class Blocking:
                 raise
 
     def _several(self, several: Several) -> None:
-        """Starts a thread for each stream. This thread tells the caller how far they are and can be
-        interrupted."""
+        """Starts a thread for each stream. This thread tells the caller how far the streams are,
+        and can be interrupted."""
         events: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def move(stream: Stream) -> None:
@@ -275,7 +277,7 @@ class Blocking:
                 finally:
                     del failure, outcome
         except KeyboardInterrupt as interrupt:
-            setattr(interrupt, _SETTLED, True)  # Other threads run gRPC's code.
+            setattr(interrupt, _SETTLED, True)  # Only other threads run gRPC code.
             raise
         finally:
             several.stop()
@@ -329,11 +331,12 @@ class Blocking:
 
 
 class _Guard:
-    """Cancels a download that has stalled. Small downloads wait at least as long as a deadline."""
+    """Cancels a download that has stalled. Small downloads may take at least as long as a
+    deadline."""
 
     def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False
-        # Ctrl-C cannot leave its lock taken, unlike the lock of an Event.
+        # Unlike the lock of an Event, the lock of this queue is never left taken by Ctrl-C.
         self._end: "queue.SimpleQueue[None]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, args=(download, seconds), daemon=True)
         self._thread.start()

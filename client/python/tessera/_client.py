@@ -1,4 +1,4 @@
-"""The blocking client: its classes."""
+"""The classes of the blocking client."""
 
 import atexit
 import functools
@@ -35,18 +35,18 @@ def _close_all() -> None:
 
 
 class Expr(Lazy):
-    """The future result of an operation. Nothing has been sent; numpy() and its like send one
-    call."""
+    """The future result of an operation. Nothing is sent until numpy() or a similar method is
+    called; each such call sends one request."""
 
     __slots__ = ()
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Computes it in one call and returns the elements as an array of this process; a number is
-        returned as an array without axes. bf16 becomes float32, unless ml_dtypes is installed. A
-        result that is too large for a response goes through a buffer.
+        """Computes the result in one call and returns the elements as an array of this process; a
+        number is returned as an array without axes. bf16 becomes float32 unless ml_dtypes is
+        installed. A result that is too large for a response goes through a buffer.
 
-        BufferNotFound, VersionMismatch: an array that it reads is gone. ConnectionLost,
-        DeadlineExceeded, QueueFull and other errors of the server (Errors)."""
+        Raises BufferNotFound or VersionMismatch if an array that it reads is gone; also
+        ConnectionLost, DeadlineExceeded, QueueFull and other errors of the server (see Errors)."""
         session: Client = self._session
         core = session._core
         term = self._source, self._view
@@ -73,18 +73,19 @@ class Expr(Lazy):
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> "Array":
-        """Computes it in one call and leaves the elements on the server: under a name, or until the
-        last reference to the returned array is gone. ttl: "10m", seconds or a timedelta. placement:
-        "all", or the devices among which the array is divided, including the one that computes it.
-        BufferExists: the name is taken, and replace is false. QuotaExceeded, GpuMemoryExhausted."""
+        """Computes the result in one call and leaves the elements on the server, under a name or
+        until the last reference to the returned array is gone. ttl: "10m", seconds or a timedelta.
+        placement: "all", or the devices among which the array is divided, including the one that
+        computes it. Raises BufferExists if the name is taken and replace is false; also
+        QuotaExceeded and GpuMemoryExhausted."""
         session: Client = self._session
         save = session._core.save(self._term(), name, replace, ttl, placement)
         leaf, self._stats = session._run(save)
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self, *place: Any) -> Any:
-        """Returns an element as a Python number: the only one, or the one at a position in
-        row-major order or at one index for each axis."""
+        """Returns an element as a Python number: the only element, or the one at a position in
+        row-major order or at one index per axis."""
         return picked(self, place).numpy().item()
 
     def _number(self) -> Any:
@@ -107,7 +108,7 @@ class Expr(Lazy):
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
-        """Returns whether any element equals a value. Asks the server."""
+        """Returns whether any element equals a value. This calls the server."""
         return bool((self == value).any())
 
     def __bool__(self) -> bool:
@@ -116,13 +117,13 @@ class Expr(Lazy):
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
-        # Like NumPy's arrays, a number takes the format of numbers.
+        # As with NumPy's arrays, an array without axes accepts the format of numbers.
         return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Downloads the elements, and hands the copy over on the host. A consumer of CUDA memory
-        (dl_device of another kind) gets Unsupported; one that wants no copy (copy=False) gets
-        BufferError."""
+        """Downloads the elements and hands the copy over on the host. Raises Unsupported if the
+        consumer wants CUDA memory (another kind of dl_device), and BufferError if it wants no copy
+        (copy=False)."""
         if options.get("copy") is False:
             raise BufferError("the elements are on the server: a download makes a copy")
         wanted = options.get("dl_device")
@@ -151,24 +152,18 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer lives: "cuda:0", "cpu"; for a sharded buffer, where its first shard
-        lives."""
+        """Where the buffer is: "cuda:0", "cpu". For a sharded buffer, where its first shard is."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
     def devices(self) -> Tuple[str, ...]:
-        """The devices among which the buffer is divided, in order; otherwise the one that it is
+        """The devices among which the buffer is divided, in order, or the only device that it is
         on."""
         return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
-        """Returns the elements as an array of this process. A view downloads the range that it
-        spans; if it leaves out most of that range, the server gathers its elements first. After a
-        broken connection the download resumes where it stopped. progress: True for a bar, or a
-        function of the bytes done and the total. out: a contiguous array of the same shape and
-        dtype, which is filled and returned: new memory takes longer than the transfer on some
-        hosts.
-        BufferNotFound, VersionMismatch: the array is gone. BadShape: out is another kind of array.
+        """Raises BufferNotFound or VersionMismatch if the array is gone, and BadShape if out has
+        another shape or dtype.
         """
         session: Client = self._session
         steps = session._core.fetch(self._source, self._view, progress, out)
@@ -184,11 +179,11 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Array":
-        """Makes a separate buffer on the server immediately: of another type ("f32"...), on another
-        device ("cuda:1") or divided among several if given. The other arguments are those of
-        Client.put. BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is
-        taken, and replace is false. Unsupported: no such type. BadDevice, BadPlacement, BadTtl;
-        QuotaExceeded, GpuMemoryExhausted."""
+        """Makes a separate buffer on the server immediately. A dtype ("f32"...) converts the
+        elements, and a device ("cuda:1") or a placement says where the copy goes. The other
+        arguments are those of Client.put. Raises BufferNotFound or VersionMismatch if the array is
+        gone, BufferExists if the name is taken and replace is false, and Unsupported if there is no
+        such type; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
             session._core.copy(
@@ -198,24 +193,27 @@ class Array(Expr):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
-        """Makes another name for the memory of the whole buffer: nothing is copied. With a ttl it
-        is a ticket, by which others find the array for that long, even when its own name is gone.
-        BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is taken, and
-        replace is false. BadName, BadTtl; QuotaExceeded, TooManyBuffers."""
+        """Makes another name for the memory of the whole buffer; nothing is copied. With a ttl the
+        name is a ticket, by which others find the array for that long even when its own name is
+        gone. Raises BufferNotFound or VersionMismatch if the array is gone, and BufferExists if the
+        name is taken and replace is false; also BadName, BadTtl, QuotaExceeded and
+        TooManyBuffers."""
         session: Client = self._session
         leaf = session._run(session._core.link(self._source, name, replace, ttl))
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def delete(self) -> None:
-        """Unlinks the buffer, and only this version of it. Views of it are gone too.
-        BufferNotFound: the name is free. VersionMismatch: another array has taken it."""
+        """Unlinks the buffer, and only this version of it. Views of it are gone too. Raises
+        BufferNotFound if no buffer has the name, and VersionMismatch if another array has taken
+        it."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
 
 
 class Scope:
-    """Names that go together. `with t.scope(ttl="10m") as s:` deletes what s.put and s.save made at
-    its end; if this process does not live that long, the server deletes them after the ttl."""
+    """Names that are deleted together. At its end, `with t.scope(ttl="10m") as s:` deletes what
+    s.put and s.save made. If this process ends earlier, the server deletes the names after the
+    ttl."""
 
     def __init__(self, client: "Client", ttl: Ttl) -> None:
         self._client = client
@@ -248,13 +246,13 @@ class Scope:
                     pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # An exception of the block is not hidden by the error of a server that is gone.
+            # The error of a server that is gone must not hide an exception of the block.
             if kind is None:
                 raise
 
 
 class Client:
-    """A connection, for any number of threads. It is made by connect() and is a context manager."""
+    """A connection, for any number of threads. connect() makes it, and it is a context manager."""
 
     def __init__(self, options: Options) -> None:
         self._core = Core(options)
@@ -286,11 +284,11 @@ class Client:
     ) -> Array:
         """Uploads an array of any size; after a broken connection it resumes where it stopped.
 
-        name: 1 to 128 characters of [a-zA-Z0-9._/-]; without one the buffer is deleted after the
-        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
-        placement: instead of device, "all" or the devices among which the array is divided.
-        progress: True for a bar, or a function of the bytes done and the total.
-        BufferExists: the name is taken, and replace is false.
+        name: 1 to 128 characters of [a-zA-Z0-9._/-]; without a name, the buffer is deleted after
+        the last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0",
+        "cpu". placement: instead of device, "all" or the devices among which the array is divided.
+        progress: True for a bar, or a function of the bytes done and the total. Raises BufferExists
+        if the name is taken and replace is false.
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
@@ -310,10 +308,10 @@ class Client:
         timeout: float = 3600.0,
     ) -> Array:
         """Makes a buffer that the server fetches from another server, at host:port; no data passes
-        through this process. version: the version that the source must have; 0: any. timeout:
-        seconds for the whole import. Names and ttl are those of put(). SourceNotAllowed: this
-        server does not import from there. SourceRefused, SourceUnreachable, SourceStalled; errors
-        of put()."""
+        through this process. version: the version that the source must have; 0 accepts any version.
+        timeout: seconds for the whole import. name, replace, ttl and device are those of put().
+        Raises SourceNotAllowed if this server does not import from there; also SourceRefused,
+        SourceUnreachable, SourceStalled and the errors of put()."""
         leaf = self._run(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -322,11 +320,11 @@ class Client:
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def __getitem__(self, name: str) -> Array:
-        """Returns the READY buffer of a name, in its current version. BufferNotFound."""
+        """Returns the READY buffer of a name, in its current version. Raises BufferNotFound."""
         leaf = self._run(self._core.find(name))
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
-    __iter__ = None  # Python would ask for the buffers 0, 1, 2...
+    __iter__ = None  # Otherwise Python would request the buffers 0, 1, 2...
 
     def __contains__(self, name: str) -> bool:
         """Returns whether a READY buffer has the name."""
@@ -341,46 +339,49 @@ class Client:
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     def delete(self, name: str) -> None:
-        """Unlinks a name and all its drafts. BufferNotFound: there is none."""
+        """Unlinks a name and all its drafts. Raises BufferNotFound if there is nothing to
+        unlink."""
         self._run(self._core.delete(name))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
-        """Returns a context whose names are deleted at its end, and after the ttl in any case."""
+        """Returns a context. Its names are deleted when it ends, or after the ttl at the latest."""
         return Scope(self, ttl)
 
     # --- expressions
 
     def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
-        """Returns the elements of several expressions from one call; what they share is computed
-        once."""
+        """Returns the elements of several expressions from one call; what the expressions share is
+        computed once."""
         found, stats = self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
 
     def keep(self, *expressions: Expr) -> List[Array]:
-        """Leaves the elements of several expressions on the server, in one call: as unnamed arrays,
-        each deleted after the last reference to it is gone. The errors are those of Expr.save."""
+        """Computes several expressions in one call and leaves the elements on the server as unnamed
+        arrays, each of which is deleted after the last reference to it is gone. The errors are
+        those of Expr.save."""
         leaves, stats = self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     def call(self, method: str, **fields: Any) -> Any:
-        """Calls any unary method of the protocol by its name, as in client.call("GetServerInfo"),
-        with the fields of its request; the call is not retried. Returns the response message."""
+        """Calls any unary method of the protocol by its name and the fields of its request, as in
+        client.call("GetServerInfo"). The call is not retried. Returns the response message."""
         return self._run(self._core.unary(method, False, **fields))
 
     def info(self) -> Any:
-        """Returns the server's devices, limits and budgets (GetServerInfoResponse). ConnectionLost,
-        DeadlineExceeded."""
+        """Returns the server's devices, limits and budgets (GetServerInfoResponse). Raises
+        ConnectionLost or DeadlineExceeded."""
         return self._run(self._core.unary("GetServerInfo"))
 
     # --- the connection
 
     def close(self) -> None:
         """Deletes the unnamed buffers and unfinished uploads of put(), and disconnects. The end of
-        the process does the same. If the server does not answer, this waits for a second or two."""
+        the process does the same. If the server does not answer, close() waits for a second or
+        two."""
         _open.discard(self)
         if not self._core.own:
             return  # A fork has nothing to close.
@@ -420,17 +421,17 @@ class Client:
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     """Returns a client of the server at host:port or unix:path. Waits until the server answers.
 
-    timeout: seconds for a call, retries included (60). connect_timeout (10): seconds until the
-    server answers. stall_timeout (60): how long a transfer may stand still. retry_refused (True):
-    whether calls are retried that the server has no room for. shared_memory (True): whether large
-    arrays go through memory that a server on this host shares. unnamed_ttl ("24h"): lifetime of
-    unnamed buffers whose client has died, or the server's limit (--max-ttl) if that is less.
-    tls (False): TLS with the system's authorities; tls_ca: a file of authorities to trust;
-    tls_cert, tls_key: files of the client's certificate and key; tls_server_name: the name that the
-    server's certificate must have. route: a buffer's name, sent as "tessera-route"; a proxy leads
-    the calls to the server of that name's folder. token, token_file: sent as "authorization:
-    Bearer"; without either, TESSERA_TOKEN of the environment. ValueError for a token without TLS to
-    another host.
-    Unreachable: no server answers.
+    timeout: seconds for a call, retries included (60). connect_timeout: seconds until the server
+    must answer (10). stall_timeout: seconds for which a transfer may make no progress (60).
+    retry_refused: whether to retry calls that the server refuses because it is full (True).
+    shared_memory: whether large arrays go through memory that a server on this host shares (True).
+    unnamed_ttl: lifetime of unnamed buffers whose client has died ("24h"), or the server's limit
+    (--max-ttl) if that is less. tls: TLS with the system's certificate authorities (False). tls_ca:
+    a file of authorities to trust. tls_cert, tls_key: files with the client's certificate and key.
+    tls_server_name: the name that the server's certificate must have. route: a buffer's name, sent
+    as "tessera-route"; a proxy forwards the calls to the server of that name's folder. token,
+    token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the environment is
+    used. Raises ValueError for a token that would go to another host without TLS, and Unreachable
+    if no server answers.
     """
     return Client(Options(target, **options))

@@ -1,7 +1,7 @@
 """The part that the blocking and the asyncio client share, without any I/O.
 
-Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload, a Download or
-Several of transfers/_messages.py), is sent the outcome, or has an Error thrown into it, and returns
+Each method is a generator. It yields what is to be done (a Call, a Pause, an Upload, a Download or
+Several of transfers/_messages.py), is sent the outcome or has an Error thrown into it, and returns
 the result.
 """
 
@@ -79,9 +79,9 @@ class Call:
 
 @dataclasses.dataclass
 class Create:
-    """A call or an upload that finishes in the background when its caller has left. ended: a
-    function that is given the response in any case, or None after a failure; it returns calls to
-    send whose outcomes do not matter."""
+    """A call or an upload that finishes in the background even if its caller is gone. ended: a
+    function that is always called, with the response, or with None after a failure; it returns
+    further calls to send, whose outcomes do not matter."""
 
     command: Union[Call, Upload]
     ended: Callable[[Any], Iterable[Call]]
@@ -89,8 +89,8 @@ class Create:
 
 @dataclasses.dataclass
 class Pause:
-    """Waits; with reconnect, also until there is a connection, for this number of seconds at most.
-    The outcome says whether there is one. A channel of gRPC connects only while a caller waits for
+    """Waits. With reconnect, also waits until there is a connection, for at most that many seconds.
+    The outcome says whether there is one. A gRPC channel connects only while a caller waits for
     it."""
 
     seconds: float
@@ -107,7 +107,7 @@ class Share:
 
 
 class Prepared(NamedTuple):
-    """A request that may be sent any number of times, and what it was made of."""
+    """A request that may be sent any number of times, and its plan."""
 
     plan: _plan.Plan
     method: str
@@ -117,10 +117,10 @@ class Prepared(NamedTuple):
 Command = Union[Call, Create, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
 _Make = Callable[[Any], Command]
-# The number of ranges that a server lists at most.
+# The maximum number of ranges that a server lists.
 _MISSING = 100
-# Seconds: how long close() waits for a server, and how long after an interrupted or cancelled put()
-# its name may still be taken by its unfinished draft.
+# In seconds: how long close() waits for a server, and how long after an interrupted or cancelled
+# put() its unfinished draft may still occupy the name.
 LAST_WORDS_S = 1.0
 _LEFT_OVER_S = 5.0
 _GONE = "its name was deleted or has expired, or the server has restarted since"
@@ -143,13 +143,14 @@ def _fits(into: Any, leaf: Leaf, view: View) -> None:
 
 
 def _stalled(failure: Error) -> None:
-    """Raises Stalled if shared memory has used up all the patience: no stream follows."""
+    """Raises Stalled if shared memory has used up the stall timeout. No stream follows then."""
     if failure.code == "DEADLINE_EXCEEDED":
         raise Stalled("no progress through shared memory", "DEADLINE_EXCEEDED") from failure
 
 
 def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
-    """Returns what a server still lacks of a range, by its list, from the first missing byte on."""
+    """Returns what a server still lacks of a range, from its list of missing ranges: the range from
+    its first missing byte on, or None."""
     for begin, end in missing:
         if end > part[0]:
             return (max(begin, part[0]), part[1]) if begin < part[1] else None
@@ -158,7 +159,7 @@ def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
 
 
 class _Draft:
-    """What put() makes before it is filled. Without a version it has not been made yet."""
+    """A draft of put(). Its version is 0 until the server has made it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -167,9 +168,9 @@ class _Draft:
 
 
 def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Repeats steps once where the server refuses a lifetime, or a size of results, that its limits
-    allowed when they were read: another server may have taken the address, so its limits are read
-    first."""
+    """Repeats the steps once if the server refuses a lifetime or a result size that its limits
+    allowed when they were read. Another server may have taken the address, so the limits are read
+    again first."""
 
     @functools.wraps(make)
     def steps(self: "Core", *args: Any, **options: Any) -> Steps:
@@ -186,7 +187,7 @@ def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
 
 
 class Core:
-    """Thread safe: the whole state is a counter, queues and sets of names and values that the
+    """Thread safe: the whole state is a counter, queues and sets of names, and values that the
     server never changes."""
 
     def __init__(self, options: Options) -> None:
@@ -196,12 +197,12 @@ class Core:
         self._count = itertools.count()
         self.has_unnamed = False
         self._creating: Set[_Draft] = set()
-        # Drafts that were made and neither sealed nor deleted. The thread that removes one decides
-        # its fate: put(), which has sealed it, keeps it, and close() deletes it.
+        # Drafts that were made and neither sealed nor deleted. The thread that removes one
+        # decides its fate: put(), which has sealed it, keeps it, and close() deletes it.
         self._drafts: Set[Tuple[str, int]] = set()
         self._abandoned_at: Dict[str, float] = {}  # Names and times of abandonment (monotonic).
-        self.closed = False  # Or being closed, which deletes its unnamed buffers and drafts.
-        # A fork has the same references, and must not delete what this process still has.
+        self.closed = False  # Closed or being closed: its unnamed buffers and drafts are deleted.
+        # A fork has the same references, but must not delete what this process still has.
         self._process = os.getpid()
         self._limits: Any = None
         self.pool = Pool()
@@ -217,7 +218,7 @@ class Core:
         timeout: Optional[float] = None,
         make: Callable[[Call], Command] = lambda call: call,
     ) -> Steps:
-        """Returns the response of a call. failures: those of a first attempt that was made
+        """Returns the response of a call. failures: the failures of a first attempt that was made
         elsewhere."""
         whole = timeout = self.options.timeout if timeout is None else timeout
         begin = time.monotonic()
@@ -243,8 +244,9 @@ class Core:
         return read(p.METHODS[method].response, answer) if method in p.UNREAD else answer
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
-        """Returns whether to try again, after waiting for the right time. The caller raises a final
-        failure: what a frame refers to lives as long as its exception, arrays included."""
+        """Returns whether to try again, after waiting for the right time. If not, the caller raises
+        the failure, because an exception keeps alive whatever its frames refer to, arrays
+        included."""
         pause = retry.pause(failure)
         if pause is None:
             return False
@@ -290,9 +292,9 @@ class Core:
 
     def close(self) -> Steps:
         """Deletes the unnamed buffers and the drafts, which are unreachable from now on. Failures
-        do not matter, because buffers expire. Returns whether the server may answer further calls:
-        a server that does not answer is waited for only once, after a wait for drafts that are
-        being made."""
+        do not matter, because buffers expire. Returns whether the server may answer further calls.
+        Waits first for drafts that are being made; then the first call without a response ends the
+        rest."""
         self.closed = True
         if not self.own:
             return False
@@ -327,8 +329,8 @@ class Core:
         return self._prefix + str(next(self._count))
 
     def _lifetime(self, ttl: Ttl = None) -> Steps:
-        """Returns the lifetime of an unnamed buffer as a Duration: unnamed_ttl unless a ttl is
-        given, or the server's limit if that is less."""
+        """Returns the lifetime of an unnamed buffer as a Duration: the ttl if given, otherwise
+        unnamed_ttl or the server's limit, whichever is less."""
         wanted = duration(self.options.unnamed_ttl if ttl is None else ttl)
         if ttl is None and wanted is not None:
             limits = yield from self._server_limits()
@@ -338,7 +340,7 @@ class Core:
         return wanted
 
     def _destination(self, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
-        """Returns name, replace, ttl and owner of a new buffer: the client deletes a buffer without
+        """Returns name, replace, ttl and owner of a new buffer. The client deletes a buffer without
         a name."""
         if name is None:
             return self._unnamed(), True, (yield from self._lifetime(ttl)), self.dead
@@ -376,7 +378,8 @@ class Core:
         try:
             yield from self.unary("DeleteBuffer", idempotent=False, name=name, version=version)
         except ConnectionLost:
-            # Deleting again is harmless with a version: it never names another array.
+            # Deleting again is harmless with a version, because a version never names another
+            # array.
             if not version:
                 raise
             yield from self.unary("DeleteBuffer", name=name, version=version)
@@ -427,9 +430,10 @@ class Core:
             except KeyError:
                 raise closed() from None
         except Exception as failure:
-            # A caller that retries immediately finds the name free. Otherwise the draft expires.
+            # The draft is deleted now, so that a caller that retries immediately finds the name
+            # free. If that fails, the draft expires.
             if draft.version and isinstance(failure, Stalled):
-                self._abandon(draft)  # The server would not answer now.
+                self._abandon(draft)  # The server would not respond now.
             elif draft.version:
                 try:
                     yield self._deletion(to, draft.version)
@@ -444,7 +448,7 @@ class Core:
     def _upload_whole(
         self, name: str, data: Any, spec: Any, report: Any, replace: bool, make: _Make
     ) -> Steps:
-        """Makes an array by a single message."""
+        """Makes an array with a single message."""
         data.convert()
         own = bytes(data[:])  # A stream that continues in the background reads the copy.
         retry = Retry(self.options, replace, self.options.timeout)
@@ -459,7 +463,8 @@ class Core:
                 tally.tell = None
 
     def _create(self, draft: _Draft, attempt: Callable[..., Steps]) -> Steps:
-        """Makes a draft, which is deleted even if it is abandoned before the server answers."""
+        """Makes a draft. If it is abandoned before the server responds, it is deleted
+        afterwards."""
 
         def ended(answer: Any) -> Iterator[Call]:
             try:
@@ -469,7 +474,7 @@ class Core:
                     if draft.abandoned:
                         yield self._deletion(draft.name, draft.version)
             finally:
-                self._creating.discard(draft)  # From here on close() need not wait for it.
+                self._creating.discard(draft)  # From here on, close() need not wait for it.
 
         def create(command: Union[Call, Upload]) -> Create:
             self._creating.add(draft)
@@ -496,7 +501,8 @@ class Core:
             self.dead.append((draft.name, draft.version))
 
     def _fill(self, name: str, version: int, data: Any, report: Any) -> Steps:
-        """Uploads a draft; after a failure, a stream resumes where the bytes on the server end."""
+        """Uploads a draft. After a failure, one stream at a time resumes at the first byte that the
+        server lacks."""
         retry = Retry(self.options, True, self.options.stall_timeout)
         since = time.monotonic()
         region = yield from self._region(len(data))
@@ -517,7 +523,7 @@ class Core:
                 left = left[len(parts) :]
                 continue
             except Error as error:
-                # gRPC also takes the first bytes of a stream that the server refuses.
+                # gRPC accepts the first bytes of a stream even if the server refuses it.
                 if tally.done > told and error.code != "RESOURCE_EXHAUSTED":
                     retry.moved()
                 if not (yield from self._go_on(retry, error, several)):
@@ -533,10 +539,10 @@ class Core:
                 retry.progress()
 
     def _go_on(self, retry: Retry, failure: Error, several: bool) -> Steps:
-        """Returns whether a transfer continues after a failure, with one stream at a time. Reasons
-        that make only several connections fail (there is room for fewer streams; they lead to
-        different servers) do not count as a failure yet: if there is one, the single stream reports
-        it."""
+        """Returns whether a transfer continues after a failure, with one stream at a time. Some
+        reasons make only several connections fail: the server has capacity for fewer streams, or
+        the connections lead to different servers. Such a failure does not count yet; if it
+        persists, the single stream reports it."""
         if several and not isinstance(failure, (ConnectionLost, Draining, Stalled)):
             return True
         return (yield from self._again(retry, failure))
@@ -544,8 +550,8 @@ class Core:
     # --- shared memory
 
     def _region(self, size: int) -> Steps:
-        """Returns what a transfer of this number of bytes can go through; None: use streams.
-        Stalled."""
+        """Returns the region for a transfer of this number of bytes, or None if streams must be
+        used. Raises Stalled."""
         options = self.options
         if size < LEAST or not options.shared_memory or not is_loopback(options.target):
             return None
@@ -564,12 +570,14 @@ class Core:
         return region
 
     def _through(self, transfer: Transfer) -> Steps:
-        """Moves as much as it can; a stream moves the rest, and reports what is wrong. Stalled."""
+        """Moves as much as it can. A stream moves the rest, and reports what is wrong. Raises
+        Stalled."""
         try:
             if transfer.slots:
                 yield transfer
         except Error as error:
-            # A call waits from its start, even while the server works for the call before it.
+            # The time of a call counts from its start, even while the server works for the
+            # previous call.
             moved = transfer.moved
             if moved is None or time.monotonic() - moved >= self.options.stall_timeout:
                 _stalled(error)
@@ -663,8 +671,8 @@ class Core:
     def fetch(
         self, leaf: Leaf, view: View, progress: Progress = None, into: Optional[Any] = None
     ) -> Steps:
-        """Returns the elements of a view, in `into` if given. A view that leaves out most of its
-        range is gathered on the server first."""
+        """Returns the elements of a view, in `into` if given. If the view leaves out most of its
+        range, the server gathers it first."""
         if into is not None:
             _fits(into, leaf, view)
         if view.size == 0:
@@ -721,7 +729,8 @@ class Core:
     # --- expressions
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf], steps: int = 1) -> Error:
-        """Returns the error of a program of this number of steps, with advice for the user."""
+        """Adds advice for the user to the error of a program of this number of steps, and returns
+        it."""
         if steps > 1 and isinstance(error, (ScratchExhausted, TooManySteps)):
             error.text += ("; save intermediate results, x = x.save(), to make several"
                            " programs of it")
@@ -732,8 +741,8 @@ class Core:
         return error
 
     def _server_limits(self) -> Steps:
-        """Returns the limits of GetServerInfo, kept until a call is lost or the server refuses what
-        they allow."""
+        """Returns the limits of GetServerInfo. They are kept until the connection is lost, the
+        server drains or it refuses what they allow."""
         if self._limits is None:
             info = yield from self.unary("GetServerInfo")
             self._limits = info.limits
@@ -754,8 +763,9 @@ class Core:
             raise
 
     def prepare(self, term: Term) -> Optional[Prepared]:
-        """Returns the request of an expression with a small result, made once: the time to make it
-        adds to every call. None: only evaluate_one() can compute it."""
+        """Returns the request of an expression with a small result, or None if only evaluate_one()
+        can compute it. The caller keeps the request, because making it would add time to every
+        call."""
         source = term[0]
         if not isinstance(source, Node) or source.answer_bytes > CHUNK:
             return None
@@ -778,8 +788,8 @@ class Core:
     def evaluate_one(
         self, term: Term, prepared: Optional[Prepared], failures: List[Error]
     ) -> Steps:
-        """Returns (array, stats) of an expression. failures: those of a first attempt, if there was
-        one."""
+        """Returns (array, stats) of an expression. failures: the failures of a first attempt, if
+        there was one."""
         if prepared is None:
             (array,), stats = yield from self.evaluate([term])
             return array, stats
@@ -792,7 +802,7 @@ class Core:
     @_within_limits
     def evaluate(self, terms: Sequence[Term]) -> Steps:
         """Returns (arrays, stats) of expressions, all from one call. A result that is too large for
-        a response is left in a buffer and fetched from there."""
+        a response is left in a buffer and downloaded from there."""
         nodes = [source for source, _ in terms if isinstance(source, Node)]
         arrays: Dict[int, npt.NDArray[Any]] = {}
         stats: _plan.Cost = None
@@ -858,8 +868,8 @@ class Core:
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> Steps:
-        """Returns (buffers with the values of expressions, stats), in one call. name: for a single
-        expression."""
+        """Returns (buffers with the values of expressions, stats) from one call. A name is only for
+        a single expression."""
         if not terms:
             return [], None
         nodes = [_plan.stored_node(term) for term in terms]

@@ -1,4 +1,4 @@
-"""Several servers that share names: finds the home of a name."""
+"""Several servers that share names, and the home of each name."""
 
 import pathlib
 import re
@@ -24,16 +24,16 @@ def _mix(x: int) -> int:
 
 
 class Ring:
-    """The clients of several servers, each the home of a part of the names (rendezvous hashing).
-    The servers have the same list as --ring.
+    """The clients of several servers, each of which is the home of a part of the names (rendezvous
+    hashing). The servers were started with the same list (--ring).
 
         ring = ts.Ring("ring.txt")                  # or {"a": "gpu-0:50051", "b": "gpu-1:50051"}
         t = ring.home("run7/weights")               # a ts.Client
         t["run7/weights"] @ t["run7/batch"]         # names of one folder have one home
 
-    servers: a file with a line for each server, its name and its host:port, or a dict of these.
-    options: those of connect(), for each server. A server is connected to when it is first needed.
-    ValueError: no list of servers.
+    servers: a file with one line per server, with its name and its host:port, or a dict of these.
+    options: the options of connect(), for each server. A server is connected to when it is first
+    needed. Raises ValueError if servers is not a list of servers.
     """
 
     def __init__(self, servers: Union[str, Mapping[str, str]], **options: Any) -> None:
@@ -52,7 +52,7 @@ class Ring:
         return max(self._hashes, key=lambda server: _mix(self._hashes[server] ^ route))
 
     def home(self, name: str) -> Any:
-        """Returns the client of a name's home. Unreachable."""
+        """Returns the client of a name's home. Raises Unreachable."""
         server = self.server(name)
         client = self._clients.get(server)
         if client is None:

@@ -1,7 +1,7 @@
 """Deletes buffers without references, in the background.
 
-One thread of the process does it, and sleeps while there is nothing to do. Callers of `later` may
-be in the middle of a garbage collection, where no lock may be taken: `later` takes none.
+One thread of the process does this, and sleeps while there is nothing to do. Callers of `later` may
+be in the middle of a garbage collection, where no lock may be taken, so `later` takes none.
 """
 
 import atexit
@@ -14,14 +14,14 @@ from typing import Any, Callable, Optional
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: Optional[threading.Thread] = None
-# How long, in seconds, the end of the process waits for the running job.
+# The time in seconds for which the end of the process waits for the running job.
 _PATIENCE_S = 2.0
 
 later = _jobs.put
 
 
 def begin() -> None:
-    """Starts the thread, unless it is running already or the system allows no further thread."""
+    """Starts the thread, unless it is already running or the system allows no further thread."""
     global _thread
     with _lock:
         if _thread is None:
@@ -31,13 +31,14 @@ def begin() -> None:
             except RuntimeError:
                 return  # The client's next call deletes them.
             _thread = thread
-            # Functions registered before, such as those that close clients, run after this one.
+            # Functions that were registered earlier, such as those that close clients, run after
+            # this one.
             atexit.register(_end)
 
 
 def waker(core: Any, io: Any) -> Callable[[], None]:
-    """Returns a function that has the dead buffers of a blocking client deleted. The function does
-    not keep the client alive."""
+    """Returns a function that makes the background thread delete the dead buffers of a blocking
+    client. The function does not keep the client alive."""
     of_core, of_io = weakref.ref(core), weakref.ref(io)
 
     def wake() -> None:
@@ -61,7 +62,7 @@ def _work() -> None:
             job()
         except Exception:
             pass  # The buffers expire.
-        del job  # It may have the last reference to a client.
+        del job  # It may hold the last reference to a client.
 
 
 def _end() -> None:

@@ -30,7 +30,8 @@ _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 def _without_loop(core: Core, steps: Callable[[], _core.Steps]) -> None:
-    """Runs steps for a client that was not closed, by a new connection: its loop may be gone."""
+    """Runs the steps of a client that was not closed on a new connection, because the client's loop
+    may be gone."""
     if core.closed or not core.own or not core.has_unnamed:
         return
     io = Blocking(core.options)
@@ -47,8 +48,9 @@ def _close_all() -> None:
         _without_loop(client._core, client._core.close)
 
 
-# Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of
-# the loop, and an array has none. So the coroutines of arrays are functions without `self`.
+# When a grpc.aio channel is closed, it evaluates the truth of `self` in the outermost frame of
+# every task of the loop, and an array has no truth value. So the coroutines of arrays are functions
+# without `self`.
 
 
 class Expr(Lazy):
@@ -57,7 +59,7 @@ class Expr(Lazy):
     __slots__ = ()
 
     def numpy(self) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        """Like ts.Expr.numpy: computes it in one call."""
+        """Like ts.Expr.numpy: computes the result in one call."""
         return _numpy(self)
 
     def save(
@@ -84,7 +86,7 @@ class Expr(Lazy):
         raise TypeError("use int(await x.item())")
 
     def __contains__(self, value: Any) -> bool:
-        """Raises TypeError: the result has to be awaited."""
+        """Raises TypeError, because the result would have to be awaited."""
         raise TypeError("use await (x == value).any().item()")
 
 
@@ -105,7 +107,7 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer lives; for a sharded buffer, where its first shard lives."""
+        """Where the buffer is; for a sharded buffer, where its first shard is."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
@@ -213,7 +215,7 @@ class Client:
             io, core = client._io, client._core
             try:
                 loop.call_soon_threadsafe(lambda: io.forget(core.take_dead()))
-            except RuntimeError:  # The loop is closed, but arrays outlive it.
+            except RuntimeError:  # The loop is closed, but arrays may outlive it.
                 _sweep.later(functools.partial(_without_loop, core, core.flush))
 
         self._core.dead.wake = wake
@@ -237,7 +239,7 @@ class Client:
         return await self._made(put)
 
     async def get(self, name: str) -> Array:
-        """Returns the READY buffer of a name, in its current version. BufferNotFound."""
+        """Returns the READY buffer of a name, in its current version. Raises BufferNotFound."""
         return await self._made(self._core.find(name))
 
     async def import_from(
@@ -291,7 +293,7 @@ class Client:
         return await self._run(self._core.unary("GetServerInfo"))
 
     def scope(self, ttl: Ttl = "10m") -> "Scope":
-        """Returns a context (async with) whose names are deleted at its end."""
+        """Returns a context (async with). Its names are deleted when it ends."""
         return Scope(self, ttl)
 
     async def close(self) -> None:
@@ -330,7 +332,7 @@ class Client:
             raise
         except Error:
             if self._core.closed:
-                raise closed() from None  # Whatever failed: its buffers are being deleted.
+                raise closed() from None  # Closing deletes the buffers, so any call may fail.
             raise
 
 
@@ -370,7 +372,7 @@ class Scope:
                     pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # An exception of the block is not hidden by the error of a server that is gone.
+            # The error of a server that is gone must not hide an exception of the block.
             if kind is None:
                 raise
 

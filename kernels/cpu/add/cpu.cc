@@ -1,5 +1,5 @@
-// Add: one loop, shared out by OpenMP. It has three streams of memory and one addition per element,
-// so memory bandwidth is the only limit.
+// Add: one loop that OpenMP divides among the cores. It reads two arrays and writes one, with one
+// addition per element, so memory bandwidth is the only limit.
 //
 // Cost at n = 2^20 (f32): 12 MiB moved, 2^20 flops.
 #include "kernels/base/element.h"
@@ -29,7 +29,7 @@ void Run(const AddProblem& p, const Stream& stream) {
 extern constexpr Strategy<AddProblem> kAddCpu = {
     .name = "cpu",
     .summary = "one vectorised loop over all cores",
-    .source = "vector addition of the hardware-acceleration lecture notes",
+    .source = "vector addition from the notes on hardware acceleration",
     .deterministic = true,
     .roundoff = [](const AddProblem& p) { return UnitRoundoff(p.dtype); },
     .cost =

@@ -1,9 +1,9 @@
-// Dot over all cores: chunks of 2^16 elements, shared out by OpenMP, with eight independent
-// accumulators inside a chunk.
+// Dot over all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
+// independent accumulators per chunk.
 //
 // Compared with cpu_serial, the eight chains hide the adder's latency and fill the vector
-// registers, so that each core uses its share of the memory bandwidth, and the cores together use
-// all of it. Accumulators stay double; the conversion that this costs hides behind memory.
+// registers, so each core uses its share of the memory bandwidth, and the cores together use all of
+// it. Accumulators remain double; the cost of the conversions is hidden by memory latency.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
 #include "kernels/base/element.h"
@@ -49,7 +49,7 @@ std::uint64_t Depth(std::int64_t n) {
 extern constexpr Strategy<DotProblem> kDotCpuParallel = {
     .name = "cpu_parallel",
     .summary = "chunks over all cores, eight vectorised double accumulators each",
-    .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
+    .source = "OpenMP reduction from the notes on dot products in Metal, made deterministic",
     .deterministic = true,
     .roundoff =
         [](const DotProblem& p) {

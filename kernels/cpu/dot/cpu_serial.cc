@@ -1,7 +1,7 @@
-// Dot, the definition: one loop, one accumulator. Every other strategy is compared with it in speed
-// and, since its accumulator is a double, largely also in accuracy. A product of two floats is
-// exact in a double, so the sum of 2^28 of them has an error below one float rounding of the sum of
-// their magnitudes.
+// The definition of Dot: one loop, one accumulator. It is the reference for the speed of every
+// other strategy and, because its accumulator is a double, mostly also for accuracy. A product of
+// two floats is exact in a double, so the error of a sum of 2^28 products is below one float
+// rounding of the sum of their magnitudes.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, and a chain of 2^20 dependent additions. The
 // adder's latency (4 cycles), rather than memory, is the limit.

@@ -1,8 +1,9 @@
-// Map in one pass over blocks of 512 elements. For each block, the whole expression is computed one
-// instruction after the other, in registers that stay in the L1 cache. Decoding an instruction is
-// shared by 512 elements, and each instruction is a loop of vector instructions.
+// Map in one pass over blocks of 512 elements. For each block, all instructions of the expression
+// run one after the other, on registers that stay in the L1 cache. An instruction is decoded once
+// per block, and its loop over the 512 elements is vectorised.
 //
-// Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to share out.
+// Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to divide among the
+// cores.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -37,7 +38,8 @@ void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
 
 void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
   const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
-  // Checks for a stop after every block: an operation may need hundreds of nanoseconds per element.
+  // Check for a stop after every block, because an operation may need hundreds of nanoseconds per
+  // element.
   for (std::int64_t done = 0; done < count && !stream_.stopped(); done += kMapBlock) {
     RunBlock(first + done, std::min(kMapBlock, count - done),
              static_cast<char*>(out) + done * size);
@@ -68,7 +70,7 @@ void Run(const MapProblem& p, Stream& stream) {
 extern constexpr Strategy<MapProblem> kMapCpuFused = {
     .name = "fused",
     .summary = "one pass: the whole expression for blocks that stay in the L1 cache",
-    .source = "vectorised execution of databases (Boncz, Zukowski and Nes, MonetDB/X100, 2005)",
+    .source = "vectorised execution in databases (Boncz, Zukowski and Nes, MonetDB/X100, 2005)",
     .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = MapRoundoff,

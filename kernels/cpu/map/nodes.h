@@ -1,5 +1,5 @@
-// The instructions of an expression on a CPU, each for a block of elements: loops that become
-// vector instructions, over registers that stay in the L1 cache.
+// Runs an expression's instructions on a CPU, each for a block of elements. The loops can be
+// vectorised, and the registers stay in the L1 cache.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// Elements of a block: 4 registers of 8 bytes per element take half of an L1 cache.
+// Elements per block. Four registers of 8 bytes per element take half of an L1 cache.
 inline constexpr std::int64_t kMapBlock = 512;
-// Bytes that a register takes per element, whatever its type.
+// Bytes per element that a register of any type takes.
 inline constexpr std::int64_t kCellBytes = 8;
 
 // A problem's operands in the form in which they are read.
@@ -36,8 +36,8 @@ inline void* ResultAt(const MapProblem& p, std::int64_t index) {
   return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 
-// Registers of one block. memory: where each may be written; at: where its values are, which is
-// elsewhere for an operand that is read in place.
+// The registers of one block. memory: where each register may be written. at: where its values are,
+// which is in the operand itself if that is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;
@@ -99,7 +99,7 @@ void ApplyBlock(const Instruction& in, const MapRegisters& r, std::int64_t count
 }
 
 // Runs one instruction for elements [first, first + count), count <= kMapBlock. Its result is in
-// `memory` or, for an operand, may stay in place.
+// `memory`, except that an operand may be read in place.
 inline void RunInstruction(const MapProblem& p, const MapOperands& operands, const Instruction& in,
                            std::int64_t first, std::int64_t count, MapRegisters& r, void* memory) {
   r.at[in.out] = memory;

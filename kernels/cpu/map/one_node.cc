@@ -1,10 +1,11 @@
-// Map, one node of the expression after the other, each for the whole array. This is what a library
-// of elementwise functions does, and why a chain of them is slow. Every value but the last is an
-// array in memory that is written once and read again, long after it has left the caches.
+// Map, one node of the expression after the other, each for the whole array. A library of
+// elementwise functions works in this way, which is why a chain of such functions is slow. Every
+// value except the last is an array in memory that is written once, and read again long after it
+// has left the caches.
 //
-// Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, and in addition 8
-// bytes per element for each value written and read. Scratch memory: one array for each value that
-// is needed at the same time.
+// Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, plus 8 bytes per
+// element for each value that is written and read. Scratch memory: one array for each register of
+// the program.
 #include <cstring>
 
 #include "kernels/cpu/map/nodes.h"
@@ -20,8 +21,8 @@ std::uint64_t ScratchOf(const MapProblem& p) {
   return n > UINT64_MAX / cells ? UINT64_MAX : n * cells;
 }
 
-// Runs one pass over [begin, end). Whether an operand is read in place does not depend on the
-// block, so its register points into the operand from the first element on.
+// Runs one instruction over [begin, end). The result is written to the array of its register, even
+// if it is an operand that could be read in place.
 void RunChunk(const MapProblem& p, const MapOperands& operands, const Instruction& in, char* arrays,
               std::int64_t begin, std::int64_t end) {
   for (std::int64_t first = begin; first < end; first += kMapBlock) {
@@ -56,7 +57,7 @@ void Run(const MapProblem& p, Stream& stream) {
 extern constexpr Strategy<MapProblem> kMapCpuOneNode = {
     .name = "one_node",
     .summary = "one pass for each node, with arrays of intermediate values",
-    .source = "how chains of array functions are evaluated",
+    .source = "how libraries evaluate chains of array functions",
     .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = MapRoundoff,

@@ -1,5 +1,5 @@
-// Computes an expression for any range of its elements, on one thread. The strategy fused shares
-// out such ranges, and other operations read their elements from them.
+// Computes an expression for any range of its elements, on one thread. The strategy `fused` divides
+// such ranges among threads, and other operations use them to compute their input.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace tessera {
 
-// Only one thread at a time may use it. It ignores the problem's out.
+// Only one thread at a time may use it. It ignores problem.out.
 class MapRows {
  public:
   // The problem and the stream must outlive it.
   MapRows(const MapProblem& problem, const Stream& stream);
 
-  // Writes elements [first, first + count) of the result to out, until the stream is stopped.
+  // Writes elements [first, first + count) of the result to out. Returns early if the stream is
+  // stopped.
   void Run(std::int64_t first, std::int64_t count, void* out);
 
  private:

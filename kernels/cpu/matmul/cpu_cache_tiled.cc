@@ -1,7 +1,7 @@
-// Matmul by register tiles inside blocks for the cache, vectorised, over all cores.
+// Matmul with vectorised register tiles inside cache blocks, over all cores.
 //
-// In `cpu_register_tiled`, tiles reload their rows of a and columns of b from wherever they are.
-// Here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
+// In `cpu_register_tiled`, tiles reload their rows of a and columns of b from whichever cache or
+// memory holds them. Here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
 //
 //                       b2
 //                  +-----------+                 1. copy ("pack") the k-tile of a and of b into
@@ -10,24 +10,25 @@
 //          k-tile         b2                          reads them;
 //        +------+  +-----------+
 //        |------|  |  +-+      |                 2. for every register tile: walk along the two
-//     b1 |------|  |  +-+      |                    panels, v1 x v2 sums in registers, and add
-//        |------|  |           |                    them to the block's sums in the cache.
+//     b1 |------|  |  +-+      |                    panels with v1 x v2 sums in registers, then
+//        |------|  |           |                    add these to the block's sums in the cache.
 //        +------+  +-----------+
 //         panels        c
 //
-// Memory is therefore read 2 m n k / b times instead of 2 m n k / v, and the panels, which are read
-// v times more often, come from the first two levels of cache. Packing also resolves transposes,
-// pitches and 16-bit types, and pads edges with zeros, so that step 2 has only one case. It costs
-// about one load and one store for every 70 multiply-adds.
+// Memory is therefore read 2 m n k / b times instead of 2 m n k / v times. The panels are read more
+// often, but from the first two levels of cache. Packing also handles transposes, pitches and
+// 16-bit types, and pads edges with zeros, so step 2 has only one case. Packing costs about one
+// load and one store for every 70 multiply-adds.
 //
-// The register tile is as large as the processor's registers allow, which is decided at run time:
-// 12 x 32 floats with AVX-512 (24 of 32 registers for the sums), 6 x 16 with AVX2 (12 of 16), and 4
-// x 8 otherwise. Cores share the blocks of c and nothing else, so that no core waits for another.
+// The register tile is chosen at run time, as large as the processor's registers allow: 12 x 32
+// floats with AVX-512 (24 of 32 registers for the sums), 6 x 16 with AVX2 (12 of 16), and 4 x 8
+// otherwise. The blocks of c are divided among the cores, which share nothing else, so no core
+// waits for another.
 //
 // Cost at M = N = K = 1024 (f32): 2^31 flops; a is loaded 4 times and b 11 times, 60 MiB; 44 blocks
-// to share out.
+// to divide among the cores.
 //
-// Correct for any extents: the padding of a panel is not stored.
+// All extents give correct results, because results from the padding of a panel are not stored.
 #include <algorithm>
 #include <atomic>
 
@@ -38,15 +39,18 @@
 namespace tessera {
 namespace {
 
-// b1 x b2 and the depth of a k-tile. In f32, panels take 96 KiB and 256 KiB and sums take 96 KiB,
-// for an L2 of 512 KiB or more. They are multiples of every register tile.
+// b1, b2 and the depth of a k-tile. In f32, the panels take 96 KiB and 256 KiB and the sums take 96
+// KiB, for an L2 cache of 512 KiB or more. b1 and b2 are multiples of the extents of every register
+// tile.
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
-// Multiply-adds for which another core is woken: waking it takes longer than 2^18 multiply-adds.
+// The number of multiply-adds for which one more core is used. Waking a core takes longer than 2^18
+// multiply-adds.
 constexpr double kWorkerWork = 0x1p19;
 
-// Unsigned integers wrap like two's complement, and vectors of them may wrap too.
+// The type in which accumulators are computed. For integers it is unsigned, because unsigned
+// integers and vectors of them may wrap, as in two's complement.
 template <class A>
 struct ArithmeticOf {
   using type = A;
@@ -60,8 +64,8 @@ struct ArithmeticOf<std::int64_t> {
   using type = std::uint64_t;
 };
 
-// sums[rows, columns] += a_panel * b_panel over `depth` steps. Elements of a panel for one step are
-// adjacent. pitch: the distance of two rows of sums.
+// sums[rows, columns] += a_panel * b_panel over `depth` steps. The elements of a panel for one step
+// are adjacent. pitch: the distance between two rows of sums.
 template <class A>
 using Multiply = void (*)(const A* a_panel, const A* b_panel, std::int64_t depth, A* sums,
                           std::int64_t pitch);
@@ -134,8 +138,9 @@ struct Operand {
   std::int64_t stride, k_stride;
 };
 
-// Copies elements [first, first + count) of i over `depth` steps from k_first on into panels of
-// `width`: panel by panel, and step by step within a panel. The last panel is padded with zeros.
+// Copies the elements with i in [first, first + count), for `depth` steps from k_first on, into
+// panels that are `width` wide: panel by panel, and step by step within a panel. The last panel is
+// padded with zeros.
 template <class A, class T>
 void Pack(const Operand<T>& operand, std::int64_t first, std::int64_t count, std::int64_t k_first,
           std::int64_t depth, int width, A* panels) {
@@ -163,7 +168,8 @@ constexpr std::int64_t RoundUp(std::int64_t value, std::int64_t to) {
   return (value + to - 1) / to * to;
 }
 
-// What one core needs for one block of c, in elements, in this order.
+// The workspace of one core for one block of c, in elements: its two panels and its sums, in this
+// order.
 constexpr std::int64_t kPanelsA = kBlockRows * kDepth;
 constexpr std::int64_t kPanelsB = kBlockColumns * kDepth;
 constexpr std::int64_t kSums = kBlockRows * kBlockColumns;
@@ -222,7 +228,7 @@ void Run(const MatmulProblem& p, Stream& stream) {
   }
 }
 
-// A term passes through its product, the chain of its k-tile, and the sum over k-tiles.
+// A term is rounded in its product, in the chain of its k-tile, and in the sum over k-tiles.
 double Roundoff(const MatmulProblem& p) {
   const std::int64_t k_tiles = (p.k + kDepth - 1) / kDepth;
   return static_cast<double>(1 + std::min(p.k, kDepth) + k_tiles) * MatmulRoundoffUnit(p.dtype);
@@ -233,13 +239,13 @@ double Roundoff(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
     .name = "cpu_cache_tiled",
     .summary = "blocks for the cache around vectorised register tiles, over all cores",
-    .source = "cache tiling of the hardware-acceleration lecture notes",
+    .source = "cache tiling from the notes on hardware acceleration",
     .dtypes = kMatmulDTypes,
     .deterministic = true,
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {
-          // The register tile of AVX-512, the largest.
+          // 32 is the width of the largest register tile, that of AVX-512.
           return MatmulCoreCost(p, MatmulTileLoads(p, kBlockRows, kBlockColumns), kBlockRows,
                                 kBlockColumns, 32);
         },

@@ -1,10 +1,10 @@
-// Matmul by OpenBLAS: cache-blocked, register-tiled, vectorised for the processor it finds, over
-// all cores.
+// Matmul with OpenBLAS, which is cache-blocked, register-tiled and vectorised for the processor on
+// which it runs, and which uses all cores.
 //
-// Its interface counts in 32 bits, so larger extents are computed in slabs of 2^30; along k the
+// Its interface takes 32-bit extents, so larger extents are computed in slabs of 2^30; along k the
 // slabs accumulate into c. A call cannot be stopped, so a long product is also computed in slabs of
-// rows or columns of c. Their number depends on the extents alone. The library may use other code
-// for a slab than for the whole, with other roundings.
+// rows or columns of c. The number of slabs depends only on the extents. The library may use
+// different code for a slab than for the whole product, with different roundings.
 #include <cblas.h>
 
 #include <algorithm>
@@ -17,10 +17,12 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kSlab = std::int64_t{1} << 30;
-// Multiply-adds of a product that is computed in one call (0.2 s on two cores), and of a slab of a
-// longer one (40 ms, next to which the start of a slab does not matter).
+// The maximum number of multiply-adds of a product that is computed in one call (0.2 s on two
+// cores), and the number of multiply-adds in a slab of a longer product (40 ms, so that the cost of
+// starting a slab does not matter).
 constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
-// Slabs are multiples of this many rows or columns: several register tiles of any processor.
+// The number of rows or columns in a slab is a multiple of this, which is several register tiles on
+// any processor.
 constexpr std::int64_t kSlabUnit = 64;
 
 int Int(std::int64_t extent) { return static_cast<int>(extent); }
@@ -34,7 +36,7 @@ void Gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const dou
   cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, ldc);
 }
 
-// Rows and columns of c that are computed at a time.
+// The numbers of rows and columns of c that one call computes.
 struct Slabs {
   std::int64_t rows = kSlab, columns = kSlab;
 };
@@ -84,7 +86,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
     .summary = "OpenBLAS gemm",
     .source = "OpenBLAS",
     .dtypes = DTypesOf(DType::kF32, DType::kF64),  // the split over threads may depend on the load
-    // Any order of k products and k - 1 additions in the operands' own type.
+    // The bound holds for any order of k products and k - 1 additions in the operands' own type.
     .roundoff =
         [](const MatmulProblem& p) {
           return (static_cast<double>(p.k) + 1) *

@@ -1,9 +1,9 @@
-// Matmul, the definition: three loops, one wide accumulator per element (double, or 64 bits that
-// wrap). Element (i, l) of op(a) is a[i * row + l * column], so one loop serves all four
-// combinations of transposes.
+// The definition of Matmul: three loops, with one wide accumulator per element (double, or a 64-bit
+// integer that wraps). Element (i, l) of op(a) is a[i * row + l * column], so one loop serves all
+// four combinations of transposes.
 //
-// Cost at M = N = K = 1024 (f32): 2^31 flops, and 2^30 loads of each operand, since nothing is kept
-// between elements.
+// Cost at M = N = K = 1024 (f32): 2^31 flops, and 2^30 loads of each operand, because nothing is
+// reused from one element of c to the next.
 #include <algorithm>
 #include <type_traits>
 
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// Products between two checks of Stream::stopped().
+// Number of products between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 template <class T, class O>
@@ -54,16 +54,16 @@ double Roundoff(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
     .name = "cpu_naive",
     .summary = "three loops, one wide accumulator per element: the definition",
-    .source = "vanilla multiplication of the hardware-acceleration lecture notes",
+    .source = "plain multiplication from the notes on hardware acceleration",
     .dtypes = kMatmulDTypes,
     .deterministic = true,
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {
           Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1);
-          // A walk across more rows than the L1 cache has lines waits for each of them.
+          // A walk across more rows than the L1 cache has lines waits for every row.
           constexpr std::int64_t kLines = 512;
-          // Converting 16 bits takes as long as the wait.
+          // For 16-bit elements the wait adds nothing, because converting an element takes as long.
           const std::uint64_t wait = SizeOf(p.dtype) == 2 ? 1 : 4;
           const auto far = [&](std::int64_t pitch) {
             return pitch * static_cast<std::int64_t>(SizeOf(p.dtype)) >= 64;

@@ -1,8 +1,8 @@
-// Matmul by v1 x v2 x 1 tiles in registers.
+// Matmul with v1 x v2 x 1 tiles in registers.
 //
-// Compared with `cpu_naive`, a tile of v1 x v2 elements of c is computed together. Each step along
-// k loads v1 elements of a and v2 of b and computes their v1 * v2 products, so that each loaded
-// element of a is used v2 times and each of b v1 times:
+// Unlike in `cpu_naive`, the elements of a v1 x v2 tile of c are computed together. Each step along
+// k loads v1 elements of a and v2 elements of b and computes their v1 * v2 products. Each loaded
+// element of a is therefore used v2 times, and each loaded element of b is used v1 times:
 //
 //                    v2
 //                 +------+
@@ -14,15 +14,15 @@
 //     +------+    +------+
 //       ^ one column per step
 //
-// The third extent of the tile, v3 = 1, is the number of steps that are loaded together: more of
-// them cost registers and save no loads. v1 = 4 and v2 = 8 keep 32 sums in eight registers of four
-// floats, and leave the other eight registers of the baseline processor for the operands.
+// The third extent of the tile, v3 = 1, is the number of steps that are loaded together. More steps
+// would cost registers without saving loads. v1 = 4 and v2 = 8 keep 32 sums in eight registers of
+// four floats, and leave the other eight registers of the baseline processor for the operands.
 //
-// Cost at M = N = K = 1024 (f32): 2^31 flops; 2^30 / 8 loads of a and 2^30 / 4 of b, from whatever
-// cache still holds them. Nothing here takes caches or other cores into account.
+// Cost at M = N = K = 1024 (f32): 2^31 flops; 2^30 / 8 loads of a and 2^30 / 4 of b, from whichever
+// cache still holds them. This strategy does not take caches or other cores into account.
 //
-// Correct for any extents: rows and columns of a tile beyond the edge of c repeat the last existing
-// one, and are not stored.
+// All extents give correct results: rows and columns of a tile beyond the edge of c repeat the last
+// row or column of c, and are not stored.
 #include <algorithm>
 
 #include "kernels/device/device.h"
@@ -34,7 +34,7 @@ namespace {
 
 constexpr int kRows = 4;     // v1
 constexpr int kColumns = 8;  // v2
-// Steps along k between two checks of Stream::stopped().
+// Number of steps along k between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 14;
 
 template <class T, class O>
@@ -78,7 +78,7 @@ void Run(const MatmulProblem& p, const Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
     .name = "cpu_register_tiled",
     .summary = "4 x 8 x 1 tiles in registers: every load is used four or eight times",
-    .source = "register tiling of the hardware-acceleration lecture notes",
+    .source = "register tiling from the notes on hardware acceleration",
     .dtypes = kMatmulDTypes,
     .deterministic = true,
     // One product and one addition per step, fused or not.

@@ -1,6 +1,6 @@
-// Reduce over all cores: chunks of 2^16 elements, shared out by OpenMP, with eight independent
-// accumulators inside a chunk. The chunks' values are combined in index order, so that the bits are
-// the same for any number of threads.
+// Reduce over all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
+// independent accumulators per chunk. The chunks' values are combined in index order, so the bits
+// are the same for any number of threads.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 16 partial values, depth 2^13 + 8 + 16.
 #include "kernels/cpu/runtime/chunks.h"
@@ -45,7 +45,7 @@ std::uint64_t Depth(std::int64_t n) {
 extern constexpr Strategy<ReduceProblem> kReduceCpuParallel = {
     .name = "cpu_parallel",
     .summary = "chunks over all cores, eight double accumulators each, combined in order",
-    .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
+    .source = "OpenMP reduction from the notes on dot products in Metal, made deterministic",
     .deterministic = true,
     .roundoff =
         [](const ReduceProblem& p) {

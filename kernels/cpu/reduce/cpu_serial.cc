@@ -1,4 +1,4 @@
-// Reduce, the definition: one loop over the elements, in order, with the operation's wide
+// The definition of Reduce: one loop over the elements, in order, with the operation's wide
 // accumulator.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops in one dependent chain.

@@ -1,10 +1,10 @@
-// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores. It gives the bits of the
-// CUDA strategies of the same names for any number of threads. kernels/cuda/reduce/fixed_tree.cu
-// says how.
+// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores. For any number of
+// threads it gives the same bits as the CUDA strategies of the same names.
+// kernels/cuda/reduce/fixed_tree.cu explains the method.
 //
-// Compared with cpu_parallel, the shape of the sum is specified. The 1024 columns (of f32) of a
-// core add in f32, 64 rows deep. compensated adds in double, and takes 7 operations per element for
-// f64.
+// Unlike in `cpu_parallel`, the shape of the sum is specified. For f32, a core keeps 1024 columns,
+// each of which adds 64 rows in f32. `compensated` adds in double; for f64 it takes 7 operations
+// per element.
 #include "kernels/cpu/tree/tree.h"
 #include "kernels/problem/strategy.h"
 #include "kernels/same_bits/tree_columns.h"
@@ -34,7 +34,7 @@ void RunShared(const ReduceProblem& p, std::span<const TeamShare> shares, Stream
 
 extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .name = "fixed_tree",
-    .summary = "the shape of the sum depends on n alone: the bits of every device",
+    .summary = "a tree whose shape depends only on n: the same bits on every device",
     .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
     .deterministic = true,
     .roundoff = Roundoff<false>,

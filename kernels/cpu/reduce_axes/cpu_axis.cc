@@ -1,7 +1,8 @@
-// Reduce over one axis of x[outer, length, inner]. A tile of up to 64 neighbouring outputs keeps
-// its accumulators in registers and in the nearest cache while the loop walks down the axis, so
-// that memory is read in rows even when the axis itself is strided. OpenMP shares out the tiles.
-// Each output is one chain in index order, with the same bits for any number of threads.
+// Reduce over one axis of x[outer, length, inner]. A tile of up to 64 adjacent outputs keeps its
+// accumulators in registers and in the nearest cache while the loop walks down the axis, so memory
+// is read in rows even if the axis itself is strided. OpenMP divides the tiles among the cores.
+// Each output is folded as one chain in index order, so the bits are the same for any number of
+// threads.
 #include <algorithm>
 
 #include "kernels/device/device.h"
@@ -12,7 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kTile = 64;
-// Steps along the axis between two checks of Stream::stopped().
+// Number of steps along the axis between two checks of Stream::stopped().
 constexpr std::int64_t kSteps = 1024;
 
 template <ReduceOp op, class T>
@@ -61,7 +62,7 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
               .bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
               .flops = n,
               .atomics = 0,
-              // For the tile that one core walks down.
+              // The steps of the tile that one core walks down.
               .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner)),
           };
         },

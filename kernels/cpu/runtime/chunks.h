@@ -1,6 +1,6 @@
-// How the parallel CPU strategies share out an array: fixed chunks with one partial result per
-// chunk, combined in index order. The chunks depend on n alone, so the bits do not depend on the
-// number of threads.
+// Divides an array into chunks of a fixed size for the parallel CPU strategies. Each chunk has one
+// partial result, and these are combined in index order. The chunks depend only on n, so the bits
+// do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Large enough to hide the cost of handing out work (a few microseconds), small enough to balance
-// 2^20 elements over 16 threads: 256 KiB of f32.
+// Elements per chunk. A chunk is large enough to hide the cost of handing out work (a few
+// microseconds), and small enough to balance 2^20 elements over 16 threads. For f32 it is 256 KiB.
 inline constexpr std::int64_t kChunk = std::int64_t{1} << 16;
 
 constexpr std::int64_t Chunks(std::int64_t n) { return (n + kChunk - 1) / kChunk; }

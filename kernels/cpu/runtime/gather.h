@@ -1,4 +1,4 @@
-// Reads elements of a view on the host, in row-major order, from any position on.
+// Reads elements of a view on the host, in row-major order, starting at any position.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// Returns a view of the same elements in the same order. Extents of 1 are dropped, and neighbouring
-// axes are merged if one stride walks through both, so that rows are as long as possible. Empty
-// views do not change.
+// Returns a view of the same elements in the same order. Extents of 1 are dropped, and adjacent
+// axes are merged if a single stride covers both, so that rows are as long as possible. Empty views
+// are returned unchanged.
 inline View Merged(const View& view) {
   View merged{.data = view.data, .dtype = view.dtype, .shape = {}, .strides = {}};
   if (view.elements() == 0) return view;
@@ -32,7 +32,8 @@ inline View Merged(const View& view) {
   return merged;
 }
 
-// Writes elements [first, first + count) of a Merged view to out. T has the size of its elements.
+// Writes elements [first, first + count) of a Merged view to out. T has the size of the view's
+// elements.
 template <class T>
 void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* out) {
   if (count == 0) return;
@@ -40,7 +41,8 @@ void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* ou
   const auto* base = static_cast<const T*>(view.data);
   const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
   const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
-  // An odometer over the outer axes, and its position.
+  // index counts through the outer axes like an odometer, and offset is the position that it stands
+  // for.
   std::array<std::int64_t, kMaxRank> index{};
   std::int64_t offset = 0;
   std::int64_t rest = first / row;

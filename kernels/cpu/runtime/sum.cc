@@ -1,5 +1,5 @@
-// Chunks of 2^16 elements, shared out by OpenMP, with eight independent accumulators inside a
-// chunk, as in the strategy cpu_parallel of Reduce.
+// OpenMP divides chunks of 2^16 elements among the cores, with eight independent accumulators per
+// chunk, as in Reduce's strategy `cpu_parallel`.
 #include "kernels/cpu/runtime/sum.h"
 
 #include <algorithm>

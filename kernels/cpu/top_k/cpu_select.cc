@@ -1,17 +1,17 @@
-// TopK by selection, for each row, or for each part of a long row, over all cores.
+// TopK by selection, over all cores, for each row or for each part of a long row.
 //
-// The best elements so far are kept in memory with room for twice as many as are wanted. When the
-// memory is full, the k best of them are selected (in linear time, whatever their order), and the
-// worst of these is a limit: an element that is no better is rejected after one comparison. In a
-// random row of n elements, all but about k (1 + ln(n / k)) are rejected. A core therefore compares
-// kBlock elements with the limit in one loop, which becomes vector instructions, and examines them
-// only if one passed. If there are fewer rows than cores, rows are cut into parts, and the result
-// is selected from the best of a row's parts.
+// The best elements so far are kept in memory that holds twice as many as are wanted. When the
+// memory is full, its k best elements are selected (in linear time for any order), and the worst of
+// these becomes the limit: an element that is not better is rejected after one comparison. In a
+// random row of n elements, all except about k (1 + ln(n / k)) are rejected. A core therefore
+// compares kBlock elements with the limit in one vectorised loop, and examines them one by one only
+// if any of them passes. If there are fewer rows than cores, rows are divided into parts, and the
+// result of a row is selected from the best elements of its parts.
 //
 // Cost: every element is read once. If elements come in random order, k (1 + ln(n / k)) of them
-// take part in selections. If every element is better than those before it, all n do, which takes
-// two to four times as long. It takes up to eleven times as long if each is better than most of the
-// last k to 3k, as in a count with noise.
+// take part in selections. If every element is better than all previous elements, all n take part,
+// which takes two to four times as long. It takes up to eleven times as long if each element is
+// better than most of the previous k to 3k elements, as in a noisy increasing sequence.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -22,10 +22,10 @@
 namespace tessera {
 namespace {
 
-// Elements compared together (kBlock), and elements between two checks of Stream::stopped()
-// (kLook).
+// Number of elements that are compared together (kBlock), and number of elements between two checks
+// of Stream::stopped() (kLook).
 constexpr std::int64_t kBlock = 64, kLook = std::int64_t{1} << 14;
-// Elements of a part of a row that is worth a separate selection.
+// The minimum number of elements for which a part of a row is worth a separate selection.
 constexpr std::int64_t kLeastPart = std::int64_t{1} << 16;
 static_assert(kLeastPart >= kMostTopK, "every part has k elements");
 
@@ -34,7 +34,7 @@ struct Entry {
   KeyOf<T> key;
   std::int64_t index;
 
-  // Whether this one comes before the other in the result.
+  // Whether this entry comes before the other one in the result.
   bool operator<(const Entry& other) const {
     return key != other.key ? key < other.key : index < other.index;
   }
@@ -49,14 +49,14 @@ bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   return any;
 }
 
-// Entries of memory needed for the k best.
+// Returns how many entries of memory are needed to find the k best.
 constexpr std::int64_t Room(std::int64_t k) { return 2 * k + kBlock; }
 
 // The k best entries so far, and others that have not been compared with them yet.
 template <class T>
 class Best {
  public:
-  // entries: memory for Room(k).
+  // entries: memory for Room(k) entries.
   Best(Entry<T>* entries, std::int64_t k) : entries_(entries), k_(k) {}
 
   // Inserts x[begin, end), in order of indices.
@@ -86,14 +86,14 @@ class Best {
   Entry<T>* const entries_;
   const std::int64_t k_;
   std::int64_t count_ = 0;
-  bool limited_ = false;  // there is a limit
+  bool limited_ = false;  // whether there is a limit
   KeyOf<T> limit_ = 0;    // the worst of the k best at the last selection
 };
 
 // The maximum number of cores that select at the same time.
 constexpr std::int64_t kMostWorkers = 256;
 
-// Returns the number of parts of every row.
+// Returns the number of parts into which every row is divided.
 std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
   const std::int64_t wanted = (workers + p.rows - 1) / p.rows;
   return std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted);
@@ -106,13 +106,13 @@ void Run(const TopKProblem& p, Stream& stream) {
   const std::int64_t parts = Parts(p, workers);
   const auto* x = static_cast<const T*>(p.x);
   auto* values = static_cast<T*>(p.values);
-  // A row without parts is computed by one worker, which reuses its entries for the next row.
+  // A row that is not divided is computed by one worker, which reuses its entries for the next row.
   const std::int64_t places = parts > 1 ? p.rows * parts : std::min(workers, p.rows);
   const std::int64_t room = Room(p.k);
   auto* entries = static_cast<Entry<T>*>(
       stream.Scratch(static_cast<std::size_t>(places * room) * sizeof(Entry<T>)));
 
-  // Finds the best of a part, in memory for Room(k) entries; returns how many there are.
+  // Finds the best elements of a part, using memory for Room(k) entries, and returns their number.
   const auto find = [&](Entry<T>* found, std::int64_t row, std::int64_t part) {
     Best<T> best(found, p.k);
     const std::int64_t begin = p.n / parts * part;

@@ -1,4 +1,5 @@
-// Batches on the CPU: the problems are shared out among the cores, and one core folds each problem.
+// Batches on the CPU: the problems are divided among the cores, and each problem is folded by one
+// core.
 #include "kernels/same_bits/batch.h"
 
 #include <cstddef>
@@ -9,11 +10,11 @@
 namespace tessera {
 namespace {
 
-// Problems that a thread takes at a time.
+// Number of problems that a thread takes at a time.
 constexpr int kShare = 16;
 
-// problem_of(i): one of `count` problems. CPU strategies do not change the stream, so that many
-// threads may pass them the same one.
+// problem_of(i) returns problem i of `count`. CPU strategies do not modify the stream, so several
+// threads may pass them the same stream.
 template <class F>
 void Enqueue(std::size_t count, Stream& stream, const F& problem_of) {
   if (count == 0) return;

@@ -1,12 +1,12 @@
 // A chunk is read from front to back, row by row, with its W columns in the L1 cache, in loops over
-// columns that the compiler turns into vector instructions. OpenMP shares out the chunks, and the
-// tree says how their values are combined. A row of an operand that is not contiguous is copied to
+// columns that the compiler vectorises. OpenMP divides the chunks among the cores, and the tree
+// defines how their values are combined. A row of an operand that is not contiguous is copied to
 // the stack before it is used, and a row of an operand that a map computes is computed there. The
-// elements and their positions stay the same, and so do the bits.
+// elements and their positions stay the same, so the bits are the same too.
 //
-// Compiled without contraction of a * b + c, and twice where processors may lack a fused
-// multiply-add. With it, an error-free product costs two instructions; without it, std::fma in the
-// C library computes the same bits.
+// This file is compiled without contraction of a * b + c. If processors of the architecture may
+// lack a fused multiply-add, the fold is compiled twice. With a fused multiply-add, an error-free
+// product costs two instructions; without one, std::fma in the C library computes the same bits.
 #include "kernels/cpu/tree/tree.h"
 
 #include <algorithm>
@@ -66,7 +66,8 @@ inline void StepAt(typename C::Column& column, const Row<C>& in, int i, int row,
   }
 }
 
-// Folds `count` values, a power of two, as a halving tree, in place into values[0].
+// Folds `count` values in place into values[0], as a halving tree. REQUIRES: count is a power of
+// two.
 template <class C>
 inline void FoldHalving(typename C::Wide* values, int count) {
   for (int half = count / 2; half > 0; half /= 2)
@@ -153,12 +154,12 @@ int MostThreads() {
 #endif
 }
 
-// Writes the values of the shares' chunks, in order; the shares are adjacent. map: computes x[0],
-// or null.
+// Writes the values of the shares' chunks to `values`, in order. map: computes x[0], or null.
+// REQUIRES: the shares are adjacent.
 template <class C>
 void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
                 std::span<const TeamShare> shares, typename C::Wide* values) {
-  // Below this there is not enough work to share out.
+  // Up to this many elements there is too little work to divide among threads.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
   const std::int64_t first = shares.front().first;
   const std::int64_t n = std::min(tree.n, shares.back().end * tree.chunk) - first * tree.chunk;
@@ -208,7 +209,7 @@ void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::in
   FinishChunks<C>(value, tree, op, result);
 }
 
-// A view as the fold reads it, or null.
+// A view in the form in which the fold reads it, or null.
 class MergedView {
  public:
   explicit MergedView(const View* view) {

@@ -1,6 +1,6 @@
 // The tree of kernels/same_bits/fixed_tree.h on the CPU, for the strategies fixed_tree and
-// compensated. It applies the kinds of kernels/same_bits/tree_columns.h step by step as on a GPU,
-// with the same bits.
+// compensated. It applies the kinds of kernels/same_bits/tree_columns.h in the same steps as on a
+// GPU, so the bits are the same.
 #pragma once
 
 #include <span>
@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// Folds p along FixedTree(p.n) over all cores and stores the result. Operands may be views, and
-// Reduce's may be a map. shares: all chunks, in order. Skips chunks once the stream of their share
-// has been stopped.
+// Folds p along FixedTree(p.n) over all cores and stores the result. Operands may be views, and the
+// operand of Reduce may also be a map. shares: all chunks, in order. Skips chunks once the stream
+// of their share has been stopped.
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);
 void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares);
 

@@ -1,23 +1,24 @@
 // WindowSum from prefix and suffix sums, tile by tile over all cores: about three additions per
 // element for any radius.
 //
-// A running sum, plus the element that enters the window and minus the one that leaves it, is as
-// cheap, but keeps every rounding error forever: after one large element has passed, its error
-// remains. Therefore nothing is subtracted here. The array, preceded by `radius` zeros, is cut into
-// segments of w = 2 radius + 1 elements. A window has the same width, so it consists of the end of
-// one segment and the beginning of the next (van Herk, "A fast algorithm for local minimum and
-// maximum filters on rectangular and octagonal kernels", 1992; Gil and Werman, 1993):
+// A running sum, which adds the element that enters the window and subtracts the one that leaves
+// it, is as cheap, but it keeps every rounding error forever. For example, the error that one large
+// element causes remains after the element has left. This strategy therefore never subtracts. The
+// array, preceded by `radius` zeros, is divided into segments of w = 2 radius + 1 elements. A
+// window has the same width, so it consists of the end of one segment and the beginning of the next
+// (van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and octagonal
+// kernels", 1992; Gil and Werman, 1993):
 //
 //     segments   |. . . . . . .|. . . . . . .|. . . . . . .|
 //     window            |<--------- w ------>|        at most two segments; here
 //                        suffix| prefix                    suffix of the first + prefix of the next
 //
 // A core takes tiles of kTile windows. It computes the suffixes of a tile from its right end, and
-// the prefixes from its left end. What a segment contributes from beyond the tile's ends is added
-// up from the totals of whole tiles, which are computed first.
+// the prefixes from its left end. If a segment extends beyond the ends of the tile, the sum of that
+// part is added up from the totals of whole tiles, which are computed first.
 //
 // Cost at n = 2^20, radius 8 (f32): 12 MiB read (the array three times, twice from a cache), 4 MiB
-// written, 3 * 2^20 additions; 64 tiles to share out.
+// written, 3 * 2^20 additions; 64 tiles to divide among the cores.
 #include <algorithm>
 
 #include "kernels/device/device.h"
@@ -26,18 +27,18 @@
 namespace tessera {
 namespace {
 
-// Windows per task: 512 KiB of wide suffixes.
+// Windows per tile. Their wide suffixes take 512 KiB.
 constexpr std::int64_t kTile = std::int64_t{1} << 16;
 static_assert(kWindowPart % kTile == 0);
 
-// The array with `radius` zeros before it and any number of zeros after it. The totals of its tiles
-// make the sum of a long range cheap. Its position q is x[q - radius].
+// The array with `radius` zeros before it and any number of zeros after it. Position q is x[q -
+// radius]. The totals of the array's tiles make the sum of a long range cheap.
 template <class T>
 struct Padded {
   const T* x;
   std::int64_t n;
   std::int64_t radius;
-  const WideOf<T>* totals;  // of x[t * kTile, ...), from tile `first_tile` on
+  const WideOf<T>* totals;  // totals[t] belongs to tile first_tile + t
   std::int64_t first_tile;
 
   WideOf<T> At(std::int64_t q) const {
@@ -72,8 +73,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   const std::int64_t first_tile = p.first / kTile, end_tile = (last + kTile - 1) / kTile;
   const int workers = static_cast<int>(
       std::min<std::int64_t>(end_tile - first_tile, stream.device().info().multiprocessors));
-  // Tiles that have elements of these windows, and of the segments in which the windows begin and
-  // end.
+  // The tiles that contain elements of these windows, or of the segments in which the windows begin
+  // and end.
   const std::int64_t first_total = std::max<std::int64_t>(0, first_tile * kTile - p.radius) / kTile;
   const std::int64_t end_total =
       (std::min(p.n, end_tile * kTile + p.radius + 1) + kTile - 1) / kTile;
@@ -102,7 +103,7 @@ void Run(const WindowSumProblem& p, Stream& stream) {
          tile += workers) {
       const std::int64_t begin = tile * kTile;
       const std::int64_t end = std::min(p.n, begin + kTile);
-      // suffix[i - begin]: positions i to the end of i's segment.
+      // suffix[i - begin] is the sum of the positions from i to the end of i's segment.
       Wide sum = padded.Sum(end, (end + w - 1) / w * w);
       std::int64_t offset = (end - 1) % w;  // of i in its segment
       for (std::int64_t i = end - 1; i >= begin; --i) {
@@ -111,8 +112,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
         suffix[i - begin] = sum;
         offset = offset == 0 ? w - 1 : offset - 1;
       }
-      // Next come the positions from the beginning of the next segment to the end of the window;
-      // there are none if the window is itself a segment.
+      // Now `sum` becomes the sum of the positions from the beginning of the next segment to the
+      // end of the window. There are no such positions if the window is itself a segment.
       sum = padded.Sum((begin + w - 1) / w * w, begin + w - 1);
       offset = begin % w;
       for (std::int64_t i = begin; i < end; ++i) {
@@ -124,8 +125,8 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   }
 }
 
-// A term passes through additions of its own tile, of two tiles at the ends of the range, of the
-// totals between them, and of the current tile.
+// A term passes through additions within its own tile, additions within the two tiles at the ends
+// of the range, additions of the totals between them, and additions within the current tile.
 double Roundoff(const WindowSumProblem& p) {
   if (IsInteger(p.dtype)) return 0;
   const std::int64_t w = std::min(2 * p.radius + 1, p.n);

@@ -1,1 +1,1 @@
-"""NumPy's operations on resident arrays."""
+"""NumPy operations on resident arrays."""

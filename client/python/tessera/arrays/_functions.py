@@ -1,6 +1,6 @@
-"""NumPy's functions other than ufuncs, on arrays of the server, and functions of this package.
+"""The functions of NumPy other than ufuncs, on server-side arrays, and functions of this package.
 
-Arguments may be arrays of the server, or numbers, NumPy's arrays and lists, as for operands.
+Arguments may be server-side arrays, numbers, NumPy arrays or lists, as for operands.
 """
 
 from typing import Any, Callable, Dict, Tuple
@@ -26,7 +26,7 @@ def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
 
 
 def _own(x: Any) -> Any:
-    """Returns x, which has to be on a server. TypeError."""
+    """Returns x. Raises TypeError if x is not on a server."""
     if not hasattr(x, "_session"):
         raise TypeError(f"a {type(x).__name__} is not on a server: client.put(x) brings it there")
     return x
@@ -36,12 +36,12 @@ def _own(x: Any) -> Any:
 
 
 def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The sum of the squares of the elements, of all or along axes; i64 for integers."""
+    """The sum of the squares of all elements, or of those along axes. Integers give i64."""
     return _own(x)._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
 
 
 def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
-    """Returns the norms of vectors; the elements along all given axes make one vector."""
+    """Returns the norms of vectors. The elements along all given axes make one vector."""
     if ord in (None, 1, 2):
         op = "norm_l1" if ord == 1 else "norm_l2"
         return x._make(_ops.reduce(op, x._term(), axis, keepdims))
@@ -57,9 +57,9 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """The norm of vectors along one axis, of any order, or of matrices along two axes, of order
-    "fro", 1, -1, inf or -inf. Without an axis it is the norm of the whole of x; without an order as
-    well, it is the square root of the sum of the squares. Integers give f64. Unsupported: an order
-    that needs singular values."""
+    "fro", 1, -1, inf or -inf. Without an axis it is the norm of the whole of x; if the order is
+    also missing, it is the square root of the sum of the squares. Integers give f64. Raises
+    Unsupported for an order that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -101,11 +101,11 @@ def window_sum(x: Any, radius: int) -> Any:
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any]:
-    """Returns (values, indices) of the k largest elements along an axis, in descending order, or of
-    the k smallest, in ascending order. Equal elements are in the order of their indices. NaN is
-    larger than all other elements, as in NumPy's sort. The indices are i64. Both are results of one
-    step: t.compute(values, indices) is one call. BadK: k is below 1, above 4096 or above the
-    extent."""
+    """Returns (values, indices) of the k largest elements along an axis in descending order, or of
+    the k smallest elements in ascending order. Equal elements are in the order of their indices.
+    NaN is larger than all other elements, as in NumPy's sort. The indices are i64. Both are results
+    of one step, so t.compute(values, indices) is one call. Raises BadK if k is below 1, above 4096
+    or above the extent."""
     values, indices = _ops.topk(_own(x)._term(), k, axis, largest)
     return x._make(values), x._make(indices)
 
@@ -115,7 +115,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return _made(lambda *terms: e.apply("fma", *terms), a, b, c)
 
 
-# --- NumPy's functions. Arguments are passed by name: parameters have NumPy's names and defaults.
+# --- NumPy functions. Arguments are passed by name, so parameters have NumPy's names and defaults.
 
 
 def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
@@ -127,7 +127,7 @@ def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
 
 
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
-    """The elements limited to the range from min to max; None: no limit."""
+    """The elements limited to the range from min to max; None means no limit."""
     if min is None and max is None:
         return a
     if min is None or max is None:
@@ -137,8 +137,8 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def round_(a: Any, decimals: int = 0) -> Any:
-    """The elements rounded to a number of decimals, halves to even, as NumPy does: scaled, rounded
-    and scaled back."""
+    """The elements rounded to a number of decimals, halves to even. As in NumPy, they are scaled,
+    rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
@@ -210,12 +210,12 @@ def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -
 # --- reductions
 
 
-# All parameters of NumPy's reductions; each reduction has some of them.
+# All parameters of NumPy's reductions. Each reduction has some of them.
 _FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Returns a function that passes its arguments on, by name, to a method of arrays."""
+    """Returns a function that passes its arguments by name to a method of arrays."""
 
     def call(a: Any, **options: Any) -> Any:
         return getattr(a, name)(**options)
@@ -238,7 +238,7 @@ def _skipping(name: str) -> Callable[..., Any]:
             options.pop("initial", None)  # any() has no such parameter.
             last = where(a == a, a, -np.inf if name.endswith("max") else np.inf)
             found = getattr(last, name)(**options)
-            # Where all elements are NaN, NumPy raises an error or warns.
+            # If all elements are NaN, NumPy raises an error or warns.
             return where(mask.any(**options), found, -1 if name.startswith("arg") else np.nan)
         found = fold(where=mask, **options)
         less = options.get("correction") or options.get("ddof")
@@ -252,7 +252,8 @@ def _skipping(name: str) -> Callable[..., Any]:
 
 
 def _and(a: Any, mask: Any, other: Any) -> Any:
-    """Returns where both masks are true; other: True, or a mask."""
+    """Returns a mask that is true where both masks are true. `other` may be True instead of a
+    mask."""
     return mask if other is True else a._make(e.apply("and", mask._term(), a._mask(other)))
 
 
@@ -275,7 +276,7 @@ def average(
             shape[at] = a.shape[at]
             weights = weights.reshape(shape).broadcast_to(a.shape)
         own = _dtypes.promote(own, weights.dtype) if weights.dtype.kind != "b" else own
-        # Products of 16-bit floats fit 32 bits.
+        # Products of 16-bit floats fit into 32 bits.
         wide = own if own.itemsize > 2 else np.dtype("<f4")
         total = weights.astype(wide).sum(axis, keepdims=keepdims)
         found = (a.astype(wide) * weights.astype(wide)).sum(axis, keepdims=keepdims) / total
@@ -297,7 +298,7 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Like numpy.dot of numbers, vectors, matrices and stacks of them."""
+    """Like numpy.dot of numbers, vectors, matrices and stacks of matrices."""
     b = a._lifted(b, "np.dot")
     ranks = a.ndim, b.ndim
     if 0 in ranks:

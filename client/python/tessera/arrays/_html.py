@@ -1,4 +1,5 @@
-"""What a notebook shows of an array: its properties and its proportions. Reads no data."""
+"""The HTML that a notebook shows for an array: its properties and its proportions. Reads no
+data."""
 
 import datetime
 import html
@@ -16,21 +17,22 @@ def _bytes(count: int) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-_LINE = 16  # Pixels that the name of a device takes.
+_LINE = 16  # Height in pixels of a device's name.
 
 
 def _drawing(shape: Any, shards: Any) -> str:
-    """Draws a rectangle, or one for each shard, stacked in the order in which the shards share the
-    rows."""
+    """Draws a rectangle, or one rectangle per shard, stacked in the order in which the shards
+    divide the rows."""
     if not shape or 0 in shape:
         return ""
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
-    # The ratio of the sides is the fourth root of the array's, so that long arrays stay visible.
+    # The ratio of the sides is the fourth root of the array's ratio, so that long arrays stay
+    # visible.
     ratio = max(min((columns / rows) ** 0.25, 4.0), 0.25)
     width, height = (100.0, 100.0 / ratio) if ratio > 1 else (100.0 * ratio, 100.0)
     if shards:
         width, height = max(width, 60.0), max(height, 2.0 * _LINE * len(shards))
-    # Each rectangle has room for its name; the rest of the height is divided by bytes.
+    # Each rectangle has space for its name. The rest of the height is divided by bytes.
     total, free = sum(s.end - s.begin for s in shards), height - _LINE * len(shards)
     parts = [(_LINE + free * (s.end - s.begin) / total, s.device) for s in shards]
     top, drawn = 1.0, ""
@@ -63,7 +65,7 @@ def card(array: Any) -> str:
             seconds = buffer.expire_time.seconds
             when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
             rows.append(("expires", f"{when:%Y-%m-%d %H:%M:%S} UTC"))
-    # A view's elements may be on any of the shards.
+    # The elements of a view may be on any of the shards.
     shards = buffer.shards if buffer is not None and array._view == array._source.whole else ()
     cells = "".join(
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows

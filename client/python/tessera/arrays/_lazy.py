@@ -1,6 +1,6 @@
-"""Arrays and expressions as NumPy users write them; nothing here talks to the server.
+"""Arrays and expressions as NumPy users write them. Nothing here talks to the server.
 
-The blocking and the asyncio classes add the methods that compute: numpy(), save() and the like.
+The blocking and the asyncio classes add the methods that compute, such as numpy() and save().
 """
 
 import numbers
@@ -30,16 +30,17 @@ Self = TypeVar("Self", bound="Lazy")
 
 class Lazy(Operators):
     """A view of a buffer (Array), or the future result of an expression (Expr): shape and dtype are
-    known, but the elements are on the server, or not computed yet. Objects are immutable; making
+    known, but the elements are on the server or not computed yet. Objects are immutable. Making
     another one sends nothing.
 
-    Operators work element by element, with broadcasting and promotion as in NumPy 2, on other
-    arrays of the connection, numbers, NumPy's arrays and lists up to 1 MiB: + - * / // % ** divmod,
-    == != < <= > >=, & | ^ ~ of truth values; @ multiplies matrices. NumPy's functions work on them
-    as far as the server has the operations for it; np.asarray raises TypeError.
+    Operators work element by element, with broadcasting and promotion as in NumPy 2. The other
+    operand may be another array of the connection, a number, or a NumPy array or list of up to 1
+    MiB. The operators are + - * / // % ** divmod, == != < <= > >=, and & | ^ ~ for truth values; @
+    multiplies matrices. NumPy functions work on these arrays as far as the server has the
+    operations for them; np.asarray raises TypeError.
 
-    BadShape: shapes that do not go together. Unsupported: the server does not compute it.
-    OverflowError: a number of Python that the array's type cannot hold.
+    Raises BadShape if shapes do not go together, Unsupported if the server cannot compute the
+    operation, and OverflowError for a Python number that the array's type cannot hold.
     """
 
     __array_priority__ = 1000
@@ -56,13 +57,13 @@ class Lazy(Operators):
 
     @property
     def shape(self) -> Shape:
-        """Extents, outermost first; () for a number."""
+        """The extents, outermost first; () for an array without axes."""
         return self._view.shape
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """NumPy's type of the elements; for bf16 the type of ml_dtypes where it is installed, else
-        ts.bfloat16."""
+        """The NumPy type of the elements. For bf16 it is the type of ml_dtypes if that is
+        installed, otherwise ts.bfloat16."""
         return self._source.dtype  # type: ignore[no-any-return]
 
     @property
@@ -77,24 +78,24 @@ class Lazy(Operators):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The bytes of one element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The bytes of all elements."""
         return self.size * self.itemsize
 
     @property
     def stats(self) -> List[_plan.Stats]:
-        """The cost of each step when it was last computed through this object."""
+        """The cost of each step in the last computation through this object."""
         if self._stats is None:
             return []
         plan, answers = self._stats
         return plan.stats(answers)
 
     def explain(self) -> str:
-        """Returns the program that computing it would send, one line for each step. Sends
+        """Returns the program that computing this expression would send, one line per step. Sends
         nothing."""
         if not isinstance(self._source, Node):
             return "no program: the elements are on the server"
@@ -102,8 +103,8 @@ class Lazy(Operators):
 
     def with_(self: Self, strategy: str = "", timing: bool = False) -> Self:
         """Returns the same expression with its last step computed by the named strategy (`tessera
-        strategies` lists them), or timed by the device (Stats.kernel_us). UnknownStrategy,
-        StrategyUnsupported: when it is computed."""
+        strategies` lists them), or timed by the device (Stats.kernel_us). When it is computed, it
+        raises UnknownStrategy or StrategyUnsupported."""
         if not isinstance(self._source, Node):
             raise Unsupported("with_() is for expressions: an array is computed already")
         return self._make((self._source.using(strategy, timing), self._view))
@@ -130,8 +131,8 @@ class Lazy(Operators):
         return None
 
     def _operand(self, value: Any, name: str = "an operation") -> Term:
-        """Returns the term of an argument that NumPy's functions accept as an array, else raises
-        TypeError."""
+        """Returns the term of an argument that NumPy functions accept as an array. Raises TypeError
+        for any other argument."""
         term = self._other(value)
         if term is None and hasattr(value, "__array__"):
             term = lift(_dtypes.to_numpy(value))
@@ -147,7 +148,7 @@ class Lazy(Operators):
         return self._make(_ops.array(self._operand(value, name)))
 
     def _like(self: Self, value: Any) -> Self:
-        """Returns an array of this process as one that is sent with the call."""
+        """Returns an array of this process as an array that is sent with the call."""
         return self._make(_ops.array(lift(np.asarray(value))))
 
     # --- views
@@ -157,7 +158,7 @@ class Lazy(Operators):
 
     def __getitem__(self: Self, key: Any) -> Self:
         """Returns a view by NumPy's basic indexing: integers, slices with any step, None, `...`.
-        BadView (an IndexError); Unsupported: arrays and lists as indices."""
+        Raises BadView (an IndexError), or Unsupported if an index is an array or a list."""
         return self._seen(self._view.at(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -173,18 +174,18 @@ class Lazy(Operators):
         return self.shape[0]
 
     def transpose(self: Self, *axes: Any) -> Self:
-        """The axes in reverse, or in the order given, as a view."""
+        """The axes in reverse or in the given order, as a view."""
         order = axes[0] if len(axes) == 1 and not hasattr(axes[0], "__index__") else axes
         return self._seen(self._view.transpose(order or None))
 
     @property
     def T(self: Self) -> Self:
-        """All axes in reverse, as a view."""
+        """All axes in reverse order, as a view."""
         return self._seen(self._view.transpose())
 
     @property
     def mT(self: Self) -> Self:
-        """The last two axes in reverse, as a view."""
+        """The last two axes exchanged, as a view."""
         if self.ndim < 2:
             raise BadShape("mT needs two axes")
         return self.swapaxes(-1, -2)
@@ -198,24 +199,25 @@ class Lazy(Operators):
 
     def reshape(self: Self, *shape: Any, order: str = "C") -> Self:
         """Returns the same elements, in row-major order, in another shape; one extent may be -1.
-        The result is a view where strides can express it; otherwise an expression that copies.
-        Unsupported: an order other than "C"."""
+        The result is a view if strides can express it, otherwise an expression that copies. Raises
+        Unsupported for an order other than "C"."""
         _row_major(order)
         wanted = shape[0] if len(shape) == 1 else shape
         return self._make(_ops.reshaped(self._term(), extents(wanted)))
 
     def ravel(self: Self, order: str = "C") -> Self:
-        """All elements in row-major order: reshape(-1)."""
+        """All elements in row-major order, as by reshape(-1)."""
         return self.reshape(-1, order=order)
 
     flatten = ravel
 
     def broadcast_to(self: Self, shape: Sequence[int]) -> Self:
-        """A view that repeats axes of extent 1, and new ones in front."""
+        """A view in the given shape: axes of extent 1 are repeated, and new axes are added in
+        front."""
         return self._seen(self._view.broadcast_to(shape))
 
     def squeeze(self: Self, axis: Any = None) -> Self:
-        """A view without the axes of extent 1, or without those given."""
+        """A view without the axes of extent 1, or without the given axes."""
         if axis is None or not self.ndim and axis in (0, -1):
             drop = {i for i, extent in enumerate(self.shape) if extent == 1}
         else:
@@ -234,17 +236,17 @@ class Lazy(Operators):
         subok: bool = True,
         copy: bool = True,
     ) -> Self:
-        """Converts each element to another type, rounded to nearest. Floats beyond the range of an
-        integer type give its nearest number, and NaN gives 0; bool says whether the element is not
-        0. casting: like NumPy's; TypeError if it forbids the conversion. order, subok and copy have
-        no effect."""
+        """Converts each element to another type, rounding to nearest. Floats beyond the range of an
+        integer type give its nearest number, and NaN gives 0. For bool, the result is whether the
+        element is nonzero. casting is as in NumPy; raises TypeError if it forbids the conversion.
+        order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
             raise TypeError(f"{self.dtype} to {to} is not allowed by casting={casting!r}")
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
-        """The elements limited to the range from min to max; None: no limit."""
+        """The elements limited to the range from min to max; None means no limit."""
         _no_out(out)
         return _functions.clip(self, min, max)  # type: ignore[no-any-return]
 
@@ -274,29 +276,29 @@ class Lazy(Operators):
         return _functions.trace(self, offset, axis1, axis2, dtype)  # type: ignore[no-any-return]
 
     def ptp(self: Self, axis: Any = None, out: None = None, keepdims: bool = False) -> Self:
-        """The largest element minus the smallest, of all or along axes."""
+        """The largest element minus the smallest, over all elements or along axes."""
         _no_out(out)
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """Returns the elements themselves: none are complex. Truth values give int8."""
+        """Returns the elements themselves, because none are complex. Truth values give int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
 
     @property
     def real(self: Self) -> Self:
-        """The elements themselves: none are complex."""
+        """The elements themselves, because none are complex."""
         return self
 
     def dot(self: Self, b: Any, out: None = None) -> Self:
-        """Like numpy.dot of numbers, vectors, matrices and stacks of them: for two vectors the sum
-        of products (i64 for integers)."""
+        """Like numpy.dot of numbers, vectors, matrices and stacks of matrices; for two vectors, the
+        sum of their products (i64 for integers)."""
         _no_out(out)
         return _functions.dot(self, b)  # type: ignore[no-any-return]
 
     def _typed(self: Self, dtype: Any) -> Self:
-        """Converts like NumPy's functions with dtype=: integers wrap. None: no conversion."""
+        """Converts like NumPy functions with dtype=, so integers wrap. None means no conversion."""
         if dtype is None:
             return self
         return self._make(converted(self._term(), _dtypes.dtype_of(dtype)))
@@ -305,7 +307,7 @@ class Lazy(Operators):
         return self._make(_ops.reduce(op, self._term(), axis, keepdims))
 
     def _mask(self, where: Any) -> Term:
-        """Returns a mask of the elements."""
+        """Returns `where` as a mask of this array's shape."""
         mask = self._other(where)
         dtype = None if mask is None else common_dtype([mask])
         if mask is None or dtype != np.dtype(bool):
@@ -324,7 +326,8 @@ class Lazy(Operators):
         return self._make(apply("where", self._mask(where), self._term(), number))
 
     def _count(self: Self, where: Any, axis: Any, keepdims: bool, less: float = 0) -> Self:
-        """Returns the number of elements that a mask selects, less a correction, at least 0."""
+        """Returns the number of elements that a mask selects, minus a correction, but at least
+        0."""
         count = self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
         return np.maximum(count - less, 0) if less else count  # type: ignore[return-value]
 
@@ -343,9 +346,9 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The sum of all elements or along axes, or of those where a mask is true; i64 for integers
-        and truth values. dtype: the type to which elements are converted first, and the type of the
-        result. initial: a number to begin with."""
+        """The sum of all elements or along axes, or of the elements where a mask is true; i64 for
+        integers and truth values. dtype: the type to which elements are converted first, which is
+        also the type of the result. initial: a number to begin with."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -386,8 +389,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The smallest element, or NaN if there is any NaN. With an initial number, the result is
-        at most that number, and a mask may select the elements. EmptyInput."""
+        """The smallest element, or NaN if any element is NaN. With an initial number, the result is
+        at most that number, and a mask may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
@@ -399,14 +402,14 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The largest element, or NaN if there is any NaN. With an initial number, the result is at
-        least that number, and a mask may select the elements. EmptyInput."""
+        """The largest element, or NaN if any element is NaN. With an initial number, the result is
+        at least that number, and a mask may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
     def argmin(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """The index, i64, of the first smallest element or NaN: along one axis, or of all elements
-        in row-major order. EmptyInput."""
+        """The index (i64) of the first smallest element, or of the first NaN, along one axis or
+        over all elements in row-major order. Raises EmptyInput."""
         _no_out(out)
         return self._reduce("argmin", axis, keepdims)
 
@@ -435,8 +438,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean, or that of the elements where a mask is true; f64 for integers and truth
-        values. dtype: as for sum(), a float type. The mean of no elements is NaN."""
+        """The mean of all elements, or of those where a mask is true; f64 for integers and truth
+        values. dtype: a float type, used as in sum(). The mean of no elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -454,8 +457,8 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The mean squared deviation from the mean, divided by n - ddof rather than n. correction:
-        another name for ddof. where: a mask of the elements that count. dtype: as for mean(). The
+        """The mean squared deviation from the mean, divided by n - ddof instead of n. correction:
+        another name for ddof. where: a mask that selects the elements. dtype: as for mean(). The
         variance of no elements is NaN."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
@@ -475,12 +478,13 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var(), even where var() itself is beyond the range of the type."""
+        """The square root of var(), even if var() itself is beyond the range of the type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
-        # The squares of the deviations fit when the deviations are divided by the largest one.
+        # The squares of the deviations stay in range when the deviations are divided by the
+        # largest one.
         most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
         apart = apart / np.where(most > 0, most, 1)
         total = (apart * apart).sum(axis, keepdims=True, where=where)
@@ -490,12 +494,12 @@ class Lazy(Operators):
         return found.astype(x._mean_dtype)  # type: ignore[return-value]
 
     def _apart(self: Self, axis: Any, where: Any) -> Self:
-        """Returns the deviations, f64, from the mean of the elements that a mask selects."""
+        """Returns the deviations, as f64, from the mean of the elements that a mask selects."""
         wide = self.astype("f8")
         return wide - wide.mean(axis, keepdims=True, where=where)
 
     def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
-        """Returns a variance or standard deviation that is divided by n - less rather than n."""
+        """Returns a variance or standard deviation that is divided by n - less instead of n."""
         found = self._reduce(op, axis, keepdims)
         if not less:
             return found
@@ -511,7 +515,7 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether all elements are nonzero, or those where a mask is true; NaN counts as
+        """Whether all elements are nonzero, or all elements where a mask is true. NaN counts as
         nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, True)
@@ -525,15 +529,15 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether any element is nonzero, or any of those where a mask is true; NaN counts as
+        """Whether any element is nonzero, or any element where a mask is true. NaN counts as
         nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, False)
         return found._reduce("any", axis, keepdims)
 
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
-        """Returns (values, indices) of the k largest or smallest elements along an axis: see
-        ts.topk."""
+        """Returns (values, indices) of the k largest or smallest elements along an axis, as ts.topk
+        does."""
         values, indices = _ops.topk(self._term(), k, axis, largest)
         return self._make(values), self._make(indices)
 
@@ -562,8 +566,8 @@ class Lazy(Operators):
         return self
 
     def __dask_tokenize__(self) -> Any:
-        # Dask calls this when it takes an array into a graph. If such a graph were sent to another
-        # process, it would break the connection to the scheduler, and all persisted arrays would be
+        # Dask calls this when it puts an array into a graph. Sending such a graph to another
+        # process would break the connection to the scheduler, and all persisted arrays would be
         # lost.
         distributed = sys.modules.get("distributed")
         if distributed is not None and distributed.client._get_global_client() is not None:
@@ -589,8 +593,8 @@ class Lazy(Operators):
 
 
 def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
-    """Returns a number as a constant of a type. TypeError, ValueError, OverflowError: it does not
-    fit."""
+    """Returns a number as a constant of a type. Raises TypeError, ValueError or OverflowError if it
+    does not fit."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     if not isinstance(value, numbers.Real):

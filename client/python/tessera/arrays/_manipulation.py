@@ -1,6 +1,6 @@
-"""NumPy's functions that change shapes: views, and copies where strides cannot express them.
+"""NumPy functions that change shapes: views, and copies where strides cannot express the result.
 
-Parameters have NumPy's names, since arguments are passed by name.
+Parameters have NumPy's names, because arguments are passed by name.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -77,7 +77,8 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
 
 
 def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
-    """Repeats the axes after the first `before` ones; the extent of `axis` grows `times` times."""
+    """Repeats the axes after the first `before` ones. The extent of `axis` grows by the factor
+    `times`."""
     if times == 1:
         return a
     if times < 0:
@@ -162,8 +163,8 @@ MANIPULATIONS: Dict[Any, Callable[..., Any]] = {}
 def add(
     table: Dict[Any, Callable[..., Any]], space: Any, functions: Dict[str, Callable[..., Any]]
 ) -> None:
-    """Adds the replacements for NumPy's functions, by their names in `space`; versions lack
-    some."""
+    """Adds replacements for the NumPy functions that have these names in `space`. Some versions of
+    NumPy lack some of them."""
     for name, call in functions.items():
         if hasattr(space, name):
             table[getattr(space, name)] = call

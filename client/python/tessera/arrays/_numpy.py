@@ -1,7 +1,7 @@
-"""What NumPy's functions do with arrays of the server, such as np.add and np.sum.
+"""What NumPy functions such as np.add and np.sum do with server-side arrays.
 
-The arguments of a call are bound to the signature of NumPy's function, and passed on by its
-parameter names. Everything else is Unsupported, never a download.
+The arguments of a call are bound to the signature of the NumPy function, and passed on by its
+parameter names. Everything else raises Unsupported; nothing is downloaded implicitly.
 """
 
 import functools
@@ -26,7 +26,7 @@ _LOG = "np.log(x) times a factor is close"
 _EXP = "np.exp(x) and np.exp(-x) make it"
 
 
-# Attributes of NumPy's arrays, and what to use here instead; for all others: .numpy().
+# Attributes of NumPy arrays, and what to use here instead. For all others, it is .numpy().
 _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
     **dict.fromkeys(
@@ -38,7 +38,7 @@ _INSTEAD = {
     "flat": ".ravel()",
     "nonzero": "np.count_nonzero(x) gives their number",
 }
-# The alternatives to NumPy's functions and ufuncs.
+# The alternatives to functions and ufuncs of NumPy.
 _INSTEAD_OF = {
     **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
     **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
@@ -76,7 +76,7 @@ _INSTEAD_OF = {
     "degrees": "x * (180 / np.pi)",
     "rad2deg": "x * (180 / np.pi)",
 }
-# Functions that make arrays without taking any; with like= they are handled here.
+# Functions that make arrays without taking any. With like=, they are handled here.
 _FROM_NOTHING = {
     getattr(np, name)
     for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
@@ -86,8 +86,8 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """Implements __getattr__ for what NumPy's arrays have and those of the server lack. Raises
-    NoAttribute, an AttributeError, which names an alternative."""
+    """Implements __getattr__ for attributes that NumPy arrays have and server-side arrays lack.
+    Raises NoAttribute, an AttributeError that names an alternative."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
         raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has it")
@@ -101,7 +101,8 @@ def attribute(array: Any, name: str) -> Any:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """Returns the first array of the server among arguments, including those in lists, or None."""
+    """Returns the first server-side array among the arguments, including those in lists, or
+    None."""
     for value in values:
         if hasattr(value, "_session"):
             return value
@@ -116,9 +117,9 @@ def _first(values: Iterable[Any]) -> Any:
 
 
 class _Signature(NamedTuple):
-    """The signature of a NumPy function: the defaults of parameters by name, the names of those
-    that may be given by position, the name of the one that takes all further positions, and the
-    names of those that must be given."""
+    """The signature of a NumPy function: the defaults of its parameters by name, the names of the
+    positional parameters, the name of the parameter that takes all further positional arguments,
+    and the names of the required parameters."""
 
     signature: inspect.Signature
     defaults: Dict[str, Any]
@@ -127,7 +128,7 @@ class _Signature(NamedTuple):
     required: Tuple[str, ...]
 
 
-# Signatures of functions that are written in C, for which inspect may find none.
+# Signatures of functions that are written in C. inspect may not find them.
 _OF_C: Dict[Any, Callable[..., Any]] = {
     np.dot: lambda a, b, out=None: None,
     np.vdot: lambda a, b: None,
@@ -136,7 +137,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
 }
-# Other names that NumPy has for a parameter in some versions.
+# Other names of a parameter in some versions of NumPy.
 _SAME = {"newshape": "shape", "a_min": "min", "a_max": "max"}
 
 
@@ -161,8 +162,8 @@ def _names(call: Callable[..., Any]) -> Sequence[str]:
 
 
 def _bound(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns the arguments by the parameter names of NumPy's function, without those that are
-    defaults. TypeError: NumPy's function does not accept such a call."""
+    """Returns the arguments by the parameter names of the NumPy function, without those that have
+    their default values. Raises TypeError if the NumPy function does not accept such a call."""
     taken = _signature(function)
     given = dict(zip(taken.positional, args))
     fits = taken.rest is not None or len(args) <= len(taken.positional)
@@ -191,7 +192,7 @@ def _says_nothing(value: Any, default: Any) -> bool:
     return plain and type(value) is type(default) and bool(value == default)
 
 
-# Arguments that matter only for arrays in memory: these values are accepted, and have no effect.
+# Arguments that matter only for arrays in memory. These values are accepted and have no effect.
 _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
     "out": (None,),
     "order": ("C", "K", "A", None),
@@ -205,7 +206,7 @@ _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
 
 
 def _refused(name: str, key: str, value: Any) -> None:
-    """Raises Unsupported, unless the value has no effect here."""
+    """Raises Unsupported unless the value has no effect here."""
     if key == "out" and isinstance(value, tuple) and all(one is None for one in value):
         return
     allowed = _MEANINGLESS.get(key, ())
@@ -222,7 +223,8 @@ def _refused(name: str, key: str, value: Any) -> None:
 
 
 def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[Term, ...]]:
-    """Returns the terms of a ufunc's operands, or None if another library has to handle one."""
+    """Returns the terms of a ufunc's operands, or None if another library has to handle one of
+    them."""
     for value in inputs:
         theirs = not isinstance(value, (np.ndarray, np.generic)) and array._other(value) is None
         if theirs and hasattr(value, "__array_ufunc__"):
@@ -231,7 +233,7 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
 
 
 def _stand_in(term: Term, value: Any, rank: int) -> Any:
-    """Returns an empty array or a number, with which NumPy is asked about an operand's type."""
+    """Returns an empty array or a number, with which NumPy determines the type of an operand."""
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
@@ -241,9 +243,9 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
-    """Returns operands in the type that a ufunc with dtype= computes in, and the type of its
-    result. Both come from NumPy itself, for arrays without elements. TypeError: NumPy has no such
-    loop."""
+    """Returns the operands in the type in which a ufunc with dtype= computes, and the type of its
+    result. Both types come from NumPy itself, for arrays without elements. Raises TypeError if
+    NumPy has no such loop."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
     types = [e.common_dtype([term]) for term in terms]

@@ -1,4 +1,4 @@
-"""Python's operators of arrays and expressions, computed element by element, with broadcasting and
+"""Python's operators on arrays and expressions, computed element by element, with broadcasting and
 promotion as in NumPy 2. No I/O."""
 
 import numbers
@@ -13,7 +13,7 @@ Self = TypeVar("Self", bound="Operators")
 
 
 class Operators:
-    """The base class of Lazy; a subclass has _term, _other and _make."""
+    """The base class of Lazy. A subclass has _term, _other and _make."""
 
     __slots__ = ()
 
@@ -21,8 +21,8 @@ class Operators:
         raise NotImplementedError
 
     def _other(self, value: Any) -> Optional[Term]:
-        """Returns a term of another array of the connection, a number or a NumPy array; else
-        None."""
+        """Returns a term of another array of the connection, a number or a NumPy array, and None
+        for anything else."""
         raise NotImplementedError
 
     def _make(self: Self, term: Term) -> Self:
@@ -167,8 +167,8 @@ class Operators:
 
 
 def power(a: Term, b: Term) -> Term:
-    """a ** b; like NumPy, it computes squares, square roots and reciprocals of floats for these
-    exponents."""
+    """a ** b. Like NumPy, it computes the exponent 2 as a square, and for floats 0.5 as a square
+    root and -1 as a reciprocal."""
     exponent = getattr(b[0], "value", None)
     dtype = e.common_dtype([a, b])
     if isinstance(exponent, numbers.Real) and b[0].dtype is None:

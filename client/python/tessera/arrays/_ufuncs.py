@@ -1,6 +1,6 @@
-"""NumPy's ufuncs on arrays of the server. No I/O.
+"""NumPy ufuncs on server-side arrays. No I/O.
 
-Each entry makes a term of terms; np.add.reduce and the like are in REDUCTIONS.
+Each entry makes a term from terms. Reductions such as np.add.reduce are in REDUCTIONS.
 """
 
 from typing import Any, Callable, Dict
@@ -51,7 +51,7 @@ def isfinite(a: Term) -> Term:
 
 
 def _skipping_nan(name: str) -> Function:
-    """Implements np.fmax and np.fmin: a number wins over NaN."""
+    """Implements np.fmax and np.fmin, which prefer a number to NaN."""
 
     def apply(a: Term, b: Term) -> Term:
         most = e.apply(name, a, b)

@@ -9,9 +9,9 @@ distributed for workers on several hosts.
     total = (x @ x[0]).sum().compute()
 
 Tasks compute on the server of their worker. Workers exchange only handles; a server fetches a chunk
-that it lacks from the server that has it, which both servers have to allow (--import-from).
+that it lacks from the server that has it. Both servers have to allow this (--import-from).
 
-Sums of several chunks add the sums of the chunks, as Dask does: their last bits depend on the
+A sum over several chunks adds the sums of the chunks, as Dask does, so its last bits depend on the
 chunks.
 """
 

@@ -20,22 +20,22 @@ def _put_one(x: Any) -> Any:
 
 
 def put(x: Any) -> Any:
-    """Returns a Dask array with the chunks of another one on the servers of the workers that make
-    them. A NumPy array becomes one chunk."""
+    """Returns a Dask array whose chunks are copies of the chunks of x, on the servers of the
+    workers that compute them. A NumPy array becomes one chunk."""
     x = x if isinstance(x, da.Array) else da.from_array(x, chunks=-1)
     meta = Chunk(np.empty((0,) * x.ndim, _dtypes.dtype_of(x.dtype)))
     return x.map_blocks(_put_one, meta=meta)
 
 
 def numpy(x: Any) -> Any:
-    """Returns a Dask array with the chunks of another one as NumPy arrays of the workers, from
-    where compute() brings them to the caller."""
+    """Returns a Dask array whose chunks are the chunks of x as NumPy arrays of the workers. From
+    there, compute() returns them to the caller."""
     return x.map_blocks(numpy_of, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
 
 
 def from_buffers(buffers: Sequence[Tuple[str, str]], axis: int = 0) -> Any:
-    """Returns a Dask array of READY buffers, each an (address, name), concatenated along an axis.
-    If a worker's server does not have a buffer, it fetches the buffer. BufferNotFound."""
+    """Returns a Dask array of READY buffers, each given as (address, name), concatenated along an
+    axis. If a worker's server does not have a buffer, it fetches it. Raises BufferNotFound."""
     found = [_servers.client_of(address)[name] for address, name in buffers]
     arrays = []
     for (address, name), array in zip(buffers, found):

@@ -14,12 +14,13 @@ from ..wire._connect import duration
 from ..wire._errors import Error
 from . import _servers
 
-# How long a handle that has been sent keeps its array, and how long after it has arrived.
+# How long a handle that has been sent keeps its array alive, and how long it does after it has
+# arrived.
 TICKET_TTL = "10m"
 ARRIVED_TTL = "30s"
 
 _fetches = concurrent.futures.ThreadPoolExecutor(4, "tessera-fetch")
-# Implementations of NumPy's functions on chunks, where the server alone cannot compute them.
+# Implementations of NumPy functions on chunks that the server cannot compute by itself.
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {}
 
 
@@ -27,7 +28,7 @@ _S = TypeVar("_S", bound="Shaped")
 
 
 class Shaped(NDArrayOperatorsMixin):
-    """Members that follow from a shape and a type, and operators."""
+    """The operators, and the members that follow from a shape and a type."""
 
     shape: Tuple[int, ...]
     dtype: "np.dtype[Any]"
@@ -57,7 +58,7 @@ class Shaped(NDArrayOperatorsMixin):
         raise TypeError("no silent download: tessera.dask.numpy(x), or .numpy() of a chunk")
 
     def chunk(self) -> "Chunk":
-        """Returns its elements as one chunk."""
+        """Returns the elements as one chunk."""
         raise NotImplementedError
 
     def reshape(self, *shape: Any) -> "Chunk":
@@ -84,16 +85,16 @@ class Shaped(NDArrayOperatorsMixin):
 
 
 class Chunk(Shaped):
-    """An array on a server as a chunk of a Dask array: NumPy's operations on it are computed there
-    immediately, and give other chunks. A chunk without elements is empty, and needs no server.
-    Chunks are immutable.
+    """An array on a server as a chunk of a Dask array. The server computes NumPy operations on it
+    immediately, and the results are other chunks. A chunk without elements is empty, and needs no
+    server. Chunks are immutable.
 
     A reduction whose result has at most 1 MiB gives a NumPy array."""
 
     __array_priority__ = 2000
 
     def __init__(self, array: Any, address: str = "") -> None:
-        """array: an array of a server, or one of NumPy, which stays in this process."""
+        """array: a server-side array, or a NumPy array, which stays in this process."""
         self._array = array
         self._address = address
         self._arriving: Any = None
@@ -106,7 +107,8 @@ class Chunk(Shaped):
 
     @property
     def array(self) -> Any:
-        """The ts.Array; waits for one that is being fetched. Errors of Client.import_from."""
+        """The ts.Array. If it is being fetched, waits for it, and raises the errors of
+        Client.import_from."""
         if self._arriving is not None:
             self._array = self._arriving.result()
             self._arriving = None
@@ -176,8 +178,8 @@ class Chunk(Shaped):
 
 
 def _arrived(address: str, ticket: str, version: int, shape: Any, dtype: str) -> Chunk:
-    """Returns the chunk of a handle. Fetching begins immediately, and a caller that needs the array
-    waits for it: the thread that reads handles has others to read."""
+    """Returns the chunk of a handle. Fetching begins immediately, and only a caller that needs the
+    array waits for it, because the thread that reads handles has other handles to read."""
     chunk = Chunk(np.empty(0, dtype), _servers.own_address() or address)
     chunk.shape = tuple(shape)
     chunk.dtype = np.dtype(dtype)
@@ -201,7 +203,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
 
 
 def _whole(values: Any) -> Any:
-    """Returns parts as one chunk, in lists and tuples too."""
+    """Makes one chunk of each joined value, also in lists and tuples."""
     if isinstance(values, Shaped):
         return values.chunk()
     if isinstance(values, (list, tuple)):
@@ -210,7 +212,7 @@ def _whole(values: Any) -> Any:
 
 
 def _opened(values: Any) -> Any:
-    """Returns the contents of chunks, in lists and tuples too."""
+    """Replaces chunks by their contents, also in lists and tuples."""
     if isinstance(values, Chunk):
         return values.array
     if isinstance(values, (list, tuple)):
@@ -234,7 +236,7 @@ def _first_remote(values: Any) -> Optional[Chunk]:
 
 
 def wrapped(value: Any, address: str) -> Any:
-    """Wraps the result of an operation in chunks; expressions are computed."""
+    """Wraps the result of an operation in chunks. Expressions are computed."""
     if isinstance(value, tuple):
         return tuple(wrapped(one, address) for one in value)
     if isinstance(value, np.ndarray):
@@ -249,7 +251,7 @@ def wrapped(value: Any, address: str) -> Any:
 def _computed(work: Callable[[], Any], args: Any, options: Dict[str, Any]) -> Any:
     remote = _first_remote([*args, *options.values()])
     result = work()
-    if remote is None:  # All arrays are empty: NumPy knows their result.
+    if remote is None:  # All arrays are empty, so NumPy computed it.
         return Chunk(np.asarray(result)) if isinstance(result, np.generic) else wrapped(result, "")
     return wrapped(result, remote._address)
 

@@ -9,12 +9,13 @@ import numpy.typing as npt
 from . import _servers
 from ._chunk import FUNCTIONS, Chunk, Shaped, wrapped
 
-# Results of reductions up to this number of bytes come to the worker immediately.
+# Results of reductions up to this number of bytes are downloaded to the worker immediately.
 SMALL = 1 << 20
 
 
 def _reduction(function: Any) -> Callable[..., Any]:
-    """Returns NumPy's function of one chunk, whose small result comes to this process."""
+    """Returns a NumPy function of one chunk. If its result is small, it is returned in this
+    process."""
 
     def reduce(x: Any, axis: Any = None, dtype: Any = None, **options: Any) -> Any:
         if isinstance(x, Joined):
@@ -26,7 +27,7 @@ def _reduction(function: Any) -> Callable[..., Any]:
             return Chunk(np.asarray(function(array, axis=axis, **options)))
         last = None
         if dtype is not None and x.dtype.kind in "iu" and np.dtype(dtype) != np.int32:
-            # Integers are summed as i64, exactly, and without a copy of another type.
+            # The server sums integers exactly as i64, without making a copy in another type.
             last = np.dtype(options.pop("dtype"))
         found = function(array, axis=axis, **options)
         if last is not None and last.kind != "u":
@@ -34,7 +35,7 @@ def _reduction(function: Any) -> Callable[..., Any]:
         if found.nbytes > SMALL:
             return wrapped(found, x._address)
         home = np.asarray(found.numpy())
-        # Sums of uint8 are unsigned in NumPy; the server has no such type.
+        # NumPy's sums of uint8 are unsigned, and the server has no such type.
         return home if last is None else home.astype(last, copy=False)
 
     return reduce
@@ -66,7 +67,7 @@ def _method(function: Any) -> Callable[..., Any]:
 
 
 def _asarray(value: Any, *_: Any, **options: Any) -> Any:
-    """Implements np.asarray(value, like=chunk), by which Dask makes a small array of a chunk's
+    """Implements np.asarray(value, like=chunk), with which Dask makes a small array of the chunk's
     kind."""
     if isinstance(value, Chunk):
         return value
@@ -75,7 +76,7 @@ def _asarray(value: Any, *_: Any, **options: Any) -> Any:
 
 
 def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) -> Any:
-    """Makes an array without elements, with which Dask finds out that structured arrays are
+    """Makes an array without elements. With it, Dask finds out that structured arrays are
     unsupported."""
     dtype = np.dtype(prototype.dtype if dtype is None else dtype)
     if dtype.names:
@@ -84,9 +85,9 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
 
 
 class Joined(Shaped):
-    """Chunks that Dask concatenates along an axis before it reduces them, wherever they are. Sums,
-    products, minima and maxima along the axis are computed part by part; other operations make one
-    chunk of them, through this process."""
+    """Chunks that Dask concatenates along an axis before it reduces them, wherever the chunks are.
+    Sums, products, minima and maxima along the axis are computed part by part. Other operations
+    make one chunk of the parts, through this process."""
 
     __array_priority__ = 2001
 
@@ -156,7 +157,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         b.array if isinstance(b, Chunk) else b, np.ndarray
     ):
         return Chunk(np.asarray(np.tensordot(numpy_of(a), numpy_of(b), axes)))
-    if isinstance(axes, tuple):  # The server takes Python's integers.
+    if isinstance(axes, tuple):  # The server takes Python integers.
         axes = tuple(tuple(int(i) for i in np.atleast_1d(one)) for one in axes)
     return a._apply(_functions_tensordot, a, b, axes)
 
@@ -166,7 +167,7 @@ def _functions_tensordot(a: Any, b: Any, axes: Any) -> Any:
 
 
 def numel(x: Any, **options: Any) -> Any:
-    """Returns how many elements each element of a reduction stands for."""
+    """Returns the number of elements that each element of a reduction stands for."""
     axis, keepdims = options.get("axis"), options.get("keepdims", True)
     dtype = options.get("dtype", np.float64)
     axes = _axes_of(x, axis)

@@ -1,4 +1,4 @@
-"""The servers that a process of Dask uses: its own, and those from which it has handles."""
+"""The servers that a Dask process uses: its own, and those from which it has handles."""
 
 import threading
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
@@ -13,9 +13,9 @@ _options: Dict[str, Any] = {}
 
 
 def use(address: str, **options: Any) -> Client:
-    """Makes the server at host:port the one of this process: its chunks are made and computed
-    there. Other servers have to reach it at this address as well. options: those of connect(), for
-    this and other servers."""
+    """Makes the server at host:port the server of this process, where its chunks are made and
+    computed. Other servers have to reach it at this address as well. options: the options of
+    connect(), for this and other servers."""
     global _own, _own_address
     client = connect(address, **options)
     with _lock:
@@ -26,7 +26,7 @@ def use(address: str, **options: Any) -> Client:
 
 
 def client_of(address: str) -> Client:
-    """Returns a client of any server. Unreachable."""
+    """Returns a client of any server. Raises Unreachable."""
     with _lock:
         client = _clients.get(address)
     if client is None:
@@ -37,12 +37,12 @@ def client_of(address: str) -> Client:
 
 
 def own_address() -> str:
-    """Returns the address of this process's server. Empty: there is none."""
+    """Returns the address of this process's server, or an empty string if it has none."""
     return _own_address
 
 
 def own() -> Client:
-    """Returns the client of this process's server. RuntimeError: it has none."""
+    """Returns the client of this process's server. Raises RuntimeError if it has none."""
     if _own is None:
         raise RuntimeError(
             "this process has no server: register tessera.dask.Servers for the workers, or call"
@@ -52,8 +52,9 @@ def own() -> Client:
 
 
 class Servers:
-    """A plugin of workers that gives each worker its server: from a list by the worker's number,
-    modulo its length; from a dict by the worker's name or host. options: those of connect()."""
+    """A worker plugin that gives each worker its server. With a list, the server is chosen by the
+    worker's number modulo the length of the list; with a dict, by the worker's name or host.
+    options: the options of connect()."""
 
     name = "tessera-servers"
 
@@ -67,8 +68,8 @@ class Servers:
         use(self.server_of(str(worker.name), worker.address), **self._options)
 
     def server_of(self, name: str, address: str) -> str:
-        """Returns the address of a worker's server. KeyError: the dict has neither its name nor its
-        host."""
+        """Returns the address of a worker's server. Raises KeyError if the dict has neither the
+        worker's name nor its host."""
         if self._by_number:
             digits = "".join(c for c in name if c.isdigit())
             return self._by_number[int(digits or 0) % len(self._by_number)]

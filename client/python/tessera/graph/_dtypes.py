@@ -1,7 +1,7 @@
-"""Element types: NumPy's and the wire's.
+"""Element types of NumPy and of the wire.
 
-bf16 is ml_dtypes.bfloat16 where that package is installed. Otherwise it is ts.bfloat16, a
-structured type over the same 16 bits, and .numpy() gives float32, which holds every value.
+bf16 is ml_dtypes.bfloat16 if that package is installed. Otherwise it is ts.bfloat16, a structured
+type over the same 16 bits, and .numpy() gives float32, which holds every value.
 """
 
 import sys
@@ -34,7 +34,7 @@ _NAMES: Tuple[Tuple[int, str, "np.dtype[Any]"], ...] = (
 )
 _WIRE: Dict["np.dtype[Any]", int] = {dtype: wire for wire, _, dtype in _NAMES}
 _NUMPY: Dict[int, "np.dtype[Any]"] = {wire: dtype for wire, _, dtype in _NAMES}
-# "u8" and "i8" are NumPy's names of types of eight bytes.
+# In NumPy, "u8" and "i8" name types of eight bytes.
 _BY_NAME: Dict[str, "np.dtype[Any]"] = {
     name: dtype for _, name, dtype in _NAMES if name not in ("u8", "i8")
 }
@@ -43,13 +43,13 @@ SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
 
 
 def argument_of(dtype: "np.dtype[Any]") -> str:
-    """Returns the name by which arguments give a type: "f32", "int8"."""
+    """Returns the name of a type as arguments give it, such as "f32" or "int8"."""
     return dtype.name if is_byte(dtype) else SHORT[dtype]
 
 
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
-    """Returns the server's type that `dtype` (NumPy's, or "f32", "bf16"...) names. Unsupported: it
-    has none."""
+    """Returns the server's type that `dtype` names, which is a NumPy type or "f32", "bf16" and so
+    on. Raises Unsupported if the server has no such type."""
     found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
     if found is None:
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
@@ -74,9 +74,9 @@ def from_wire(wire: int) -> "np.dtype[Any]":
 
 
 def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Returns the type of both together, as NumPy promotes types. bfloat16 gives float64 with an
-    integer of more than a byte, float32 with float16, and the larger type with another float.
-    Unsupported: the server lacks the type."""
+    """Returns the common type of two types, as NumPy promotes them. bfloat16 gives float64 with an
+    integer of more than one byte, float32 with float16, and the larger type with another float.
+    Raises Unsupported if the server lacks the common type."""
     if a == b:
         return a
     if bfloat16 in (a, b):
@@ -91,7 +91,7 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
 
 
 def is_float(dtype: "np.dtype[Any]") -> bool:
-    """Returns whether a type is a float. For NumPy, bf16 is of another kind."""
+    """Returns whether a type is a float. In NumPy, bf16 is not of the float kind."""
     return dtype.kind == "f" or dtype == bfloat16
 
 
@@ -100,16 +100,16 @@ def is_integer(dtype: "np.dtype[Any]") -> bool:
 
 
 def is_byte(dtype: "np.dtype[Any]") -> bool:
-    """Returns whether a type is an integer of one byte."""
+    """Returns whether a type is a one-byte integer."""
     return dtype.itemsize == 1 and dtype.kind != "b"
 
 
 def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rounds to the nearest bf16 values, ties to even, as the server does; NaN stays NaN."""
+    """Rounds to the nearest bf16 values, ties to even, as the server does. NaN stays NaN."""
     wide = np.asarray(array)
     if HAVE_ML_DTYPES and wide.dtype == np.float32:
         return wide.astype(bfloat16)
-    # Goes through float32 with one rounding to odd: rounding twice to nearest, as ml_dtypes does,
+    # Goes through float32 with one rounding to odd. Rounding to nearest twice, as ml_dtypes does,
     # would move ties.
     wide, shape = wide.reshape(-1), wide.shape
     single = wide.astype(np.float32)
@@ -127,7 +127,7 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Converts the server's bytes for a caller: to float32 for bf16 without ml_dtypes."""
+    """Converts the server's bytes for a caller. Without ml_dtypes, bf16 becomes float32."""
     if HAVE_ML_DTYPES or array.dtype.kind != "V":
         return array
     bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32)
@@ -135,7 +135,7 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return bits.view(np.float32).reshape(array.shape)
 
 
-_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of DLPack.
+_HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost.
 
 
 def _library(value: Any) -> str:
@@ -147,9 +147,9 @@ def is_pandas(value: Any) -> bool:
 
 
 def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
-    """Returns columns, including those of types that allow missing values, as an array of NumPy's
-    types; missing values become NaN where floats are wanted. Unsupported: the type has no number
-    for them."""
+    """Returns columns, including those of types that allow missing values, as an array of NumPy
+    types. Missing values become NaN if a float type is wanted. Raises Unsupported if the type has
+    no number for them."""
     columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
     types = [getattr(column, "numpy_dtype", column) for column in columns]
     if types == columns or not all(isinstance(one, np.dtype) for one in types):
@@ -166,8 +166,8 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
 
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
-    """Like np.asarray, but also takes arrays of other libraries, on a device or of types that NumPy
-    lacks; a mask is rejected, not dropped. wanted: the requested type, if any."""
+    """Like np.asarray, but also takes arrays of other libraries, even on a device or of types that
+    NumPy lacks. A mask is rejected, not dropped. wanted: the requested type, if any."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
     if isinstance(value, np.ndarray):
@@ -177,13 +177,13 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     if _library(value) == "torch":
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            torch: Any = sys.modules["torch"]  # It is loaded, since it made the tensor.
+            torch: Any = sys.modules["torch"]  # It is loaded, because it made the tensor.
             bits: npt.NDArray[Any] = value.contiguous().view(torch.int16).numpy()
             return bits.view("<u2").view(bfloat16)
         return value.numpy()  # type: ignore[no-any-return]
     if hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) not in _HOST:
         if hasattr(value, "get"):
-            return np.asarray(value.get())  # CuPy's way to the host.
+            return np.asarray(value.get())  # CuPy copies to the host.
         if not hasattr(value, "__array__"):
             raise Unsupported(f"{type(value).__name__} is not on the host: copy it there first")
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -192,19 +192,19 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
 
 
 def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[Any]:
-    """Returns a C-contiguous array of a type that the server has; copies only if necessary."""
+    """Returns a C-contiguous array of a type that the server has. Copies only if necessary."""
     if wanted == bfloat16 and array.dtype != bfloat16:
         array = round_to_bf16(array)
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
     if array.dtype == wanted == bool:
-        array = array.view(np.uint8) != 0  # NumPy allows any byte; the server accepts 0 and 1.
+        array = array.view(np.uint8) != 0  # NumPy allows any byte, the server only 0 and 1.
     # ascontiguousarray would turn a scalar into an array of rank 1.
     return np.asarray(array, wanted, order="C")
 
 
 def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
-    """Returns a C-contiguous little-endian array of a type that the server has; copies only if
+    """Returns a C-contiguous little-endian array of a type that the server has. Copies only if
     necessary."""
     wanted = None if dtype is None else dtype_of(dtype)
     array = to_numpy(array, wanted)
@@ -212,9 +212,9 @@ def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
 
 
 class Outgoing:
-    """The bytes of an array as the server takes them: little-endian, of one of its types, in
-    row-major order. Slices are converted on demand, so that no array is converted as a whole,
-    except one of Python's objects; an array that needs no conversion is used in place. The settings
+    """The bytes of an array in the form that the server takes: little-endian, of one of its types,
+    in row-major order. Slices are converted on demand, so no array is converted as a whole, except
+    for an array of Python objects. An array that needs no conversion is used in place. The settings
     of np.errstate at construction apply to all slices. Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
@@ -237,7 +237,7 @@ class Outgoing:
             self.convert()
 
     def convert(self) -> None:
-        """Converts the whole array, in the thread of the caller."""
+        """Converts the whole array, in the caller's thread."""
         if self._bytes is None:
             self._array = _converted(self._array, self.dtype)
             self._bytes = _bytes_of(self._array.reshape(-1))
@@ -267,6 +267,6 @@ class Outgoing:
 
 
 def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
-    """Returns the memory of a vector, not a copy."""
+    """Returns the memory of a vector, without a copy."""
     array: Any = flat.view(np.uint8)
     return memoryview(array)

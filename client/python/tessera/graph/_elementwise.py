@@ -1,7 +1,7 @@
 """Operations on each element: the functions, and NumPy 2's rules for their types. No I/O.
 
-The server promotes types by the same rules with a few exceptions (bool and small integers under
-functions of reals), so casts are written out where types differ.
+The server promotes types by the same rules with a few exceptions (bool and small integers in
+functions of reals), so casts are explicit where the types differ.
 """
 
 import numbers
@@ -17,10 +17,10 @@ from ._views import View, broadcast_shapes
 BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
 _I64_LIMITS: Any = np.iinfo(I64)
-# NumPy's arrays in expressions with resident ones are sent with every call.
+# NumPy arrays in expressions with resident arrays are sent with every call.
 MAX_INLINE_BYTES = 1 << 20
 
-# The functions of the server (MapOp), by the types that they take and return.
+# The functions of the server (MapOp), grouped by the types that they take and return.
 _NUMBERS = (
     "add subtract multiply floor_divide remainder power minimum maximum fma clip negate abs sign"
     " floor ceil trunc round"
@@ -35,23 +35,23 @@ FUNCTIONS: Dict[str, str] = {
     **dict.fromkeys(_LOGIC, "logic"),
     "where": "select",
 }
-# Functions whose results fit the type of their arguments, even a type of one byte.
+# Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# For truth values, NumPy makes these logical operations, and rejects or widens the others.
+# On truth values, NumPy turns these into logical operations, and rejects or widens the others.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 
 
 def constant(value: Any) -> Term:
-    """Makes a constant: one of Python has no type, one of NumPy has its own. OverflowError,
-    TypeError."""
+    """Makes a constant. A Python number has no type, and a NumPy number has its own. Raises
+    OverflowError or TypeError."""
     if isinstance(value, np.generic) or isinstance(value, np.ndarray):
         return Constant(value.item(), _dtypes.dtype_of(value.dtype)), _SCALAR
     return Constant(value), _SCALAR
 
 
 def lift(value: Any) -> Term:
-    """Makes a term of a number, a NumPy array or a list. TypeError for anything else."""
+    """Makes a term of a number, a NumPy array or a list. Raises TypeError for anything else."""
     if isinstance(value, numbers.Real) and not isinstance(value, np.generic):
         return constant(value)
     array = _dtypes.to_numpy(value)
@@ -63,13 +63,14 @@ def lift(value: Any) -> Term:
         raise Unsupported(
             f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
         )
-    # Copies, because later changes of the array must not change the expression.
+    # This copies, because later changes of the array must not change the expression.
     small = Inline(_dtypes.to_server(np.array(array)))
     return small, View.whole(small.shape)
 
 
 def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
-    """Returns the common type, as NumPy 2 promotes: numbers without a type adapt to the others."""
+    """Returns the common type by the promotion rules of NumPy 2: numbers without a type adapt to
+    the others."""
     common: Any = None
     weak: List[Any] = []
     typed: List[Any] = []
@@ -78,7 +79,8 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
             weak.append(source.value)
         else:
             typed.append(source.dtype)
-    # One-byte types come last, so that each meets a larger type, if any, and not another byte.
+    # One-byte types come last, so that each is promoted with a larger type, if there is one, and
+    # not with another one-byte type.
     for dtype in sorted(typed, key=lambda one: int(one.itemsize == 1)):
         common = dtype if common is None else _dtypes.promote(common, dtype)
     for value in weak:
@@ -92,8 +94,8 @@ def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
 
 
 def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
-    """Returns the number as one of the type. OverflowError, as in NumPy, where an integer does not
-    fit."""
+    """Returns the number as a constant of the type. Raises OverflowError, as NumPy does, if an
+    integer does not fit."""
     if dtype.kind == "b":
         return Constant(bool(value), dtype)
     if dtype.kind in "iu":
@@ -105,8 +107,8 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Converts each element to the type; bool says whether it is not 0. Floats beyond an integer
-    type's range give its nearest number, and NaN gives 0."""
+    """Converts each element to the type; bool says whether the element is nonzero. Floats beyond
+    the range of an integer type give its nearest number, and NaN gives 0."""
     source, view = term
     if isinstance(source, Constant):
         if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
@@ -146,8 +148,9 @@ def apply(name: str, *terms: Term) -> Term:
 
 
 def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Returns the type to compare in. NumPy compares integers with numbers beyond their type's
-    range by value; a number beyond all types is replaced by infinity."""
+    """Returns the type in which to compare. NumPy compares integers by value even with numbers
+    beyond the range of their type. A number beyond the range of all types is replaced by
+    infinity."""
     if common.kind not in "iu":
         return common
     limits: Any = np.iinfo(common)
@@ -163,7 +166,8 @@ def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any
 
 
 def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
-    """Returns NumPy's version of a function of numbers where all arguments are truth values."""
+    """Returns the function and the result type that NumPy uses for a function of numbers if all
+    arguments are truth values."""
     if name in _OF_BOOL:
         return _OF_BOOL[name], dtype
     if name in _NOT_OF_BOOL:
@@ -180,8 +184,8 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
 
 
 def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Returns the result type of a function of reals: small integers give a small float in
-    NumPy."""
+    """Returns the result type of a function of reals. In NumPy, small integers give a small
+    float."""
     if name == "divide" or dtype.itemsize > 1:
         return F64
     return np.dtype("<f2")
@@ -200,7 +204,7 @@ def _node(name: str, arguments: List[Term], dtype: "np.dtype[Any]") -> Term:
 
 
 def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Wraps integers of a longer type to this one, as NumPy does: modulo its range."""
+    """Wraps integers of a longer type to this type, modulo its range, as NumPy does."""
     low = -int(np.iinfo(dtype).min)
     if low:
         term = apply("add", term, constant(low))
@@ -209,7 +213,7 @@ def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Like cast(), but integers beyond the range of an integer type wrap, as in NumPy's functions
+    """Like cast(), but integers beyond the range of an integer type wrap, as in NumPy functions
     with dtype=."""
     own = term[0].dtype
     constant_ = isinstance(term[0], Constant)

@@ -1,4 +1,4 @@
-"""Expressions of Map as messages and as text. No I/O."""
+"""Expressions of Map, as messages and as text. No I/O."""
 
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -7,9 +7,9 @@ from . import _dtypes
 from ._fuse import Instruction
 from ._graph import Constant
 
-# The names of operands in texts, as on the command line.
+# The names of operands in the text, as on the command line.
 OPERANDS = "abcdefgh"
-# Operators and how strongly they bind.
+# Operators, and their precedence.
 _INFIX: Dict[str, Tuple[str, int]] = {
     "or": ("or", 1),
     "xor": ("xor", 2),
@@ -55,7 +55,8 @@ def expression_message(code: Sequence[Instruction]) -> Any:
 
 
 def expression_text(code: Sequence[Instruction]) -> str:
-    """Returns the expression as the command line reads it (tessera map); a long one is cut."""
+    """Returns the expression as text that the command line reads (tessera map). Long text is
+    truncated."""
     texts: List[Tuple[str, int]] = []
     for fn, args, value, dtype in code:
         if fn == "operand":
@@ -69,12 +70,13 @@ def expression_text(code: Sequence[Instruction]) -> str:
 
 
 def _function_text(fn: str, args: List[Tuple[str, int]], dtype: Any) -> Tuple[str, int]:
-    # Long texts are cut anyway; without this, a text that occurs twice would double at each step.
+    # Long texts are truncated anyway. Without this line, a text that occurs twice would double at
+    # each step.
     args = [(text[: _LONGEST + 1], strength) for text, strength in args]
     if fn in _INFIX:
         sign, strength = _INFIX[fn]
         left, right = args
-        # Comparisons do not chain; the others associate to the left.
+        # Comparisons do not chain; the other operators associate to the left.
         a = left[0] if left[1] > strength - (strength != 5) else f"({left[0]})"
         b = right[0] if right[1] > strength else f"({right[0]})"
         return f"{a} {sign} {b}", strength

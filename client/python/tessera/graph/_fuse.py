@@ -1,11 +1,11 @@
-"""Turns the nodes of expressions into the steps of a program: neighbours that work element by
-element become one expression. No I/O.
+"""Turns the nodes of expressions into the steps of a program. Connected operations that work
+element by element become one expression. No I/O.
 
 An expression is a Map, the input of a Reduce that folds it, or the epilogue of a Matmul whose
-product nothing else reads. A step has an operand for each array that it reads, at most
-MAX_OPERANDS, and at most MAX_NODES nodes, including loads and constants. Larger expressions are cut
-where the larger part is. A value that several steps need is computed in each of them, unless it
-must be stored anyway.
+product nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS,
+and at most MAX_NODES nodes, including loads and constants. Larger expressions are split: their
+largest part becomes a separate step. A value that several steps need is computed in each of them,
+unless it must be stored anyway.
 """
 
 import bisect
@@ -15,12 +15,12 @@ from ._graph import Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-MAX_NODES = 64 - MAX_OPERANDS - 1  # Room for casts of results of ALL and ANY, and a last load.
+MAX_NODES = 64 - MAX_OPERANDS - 1  # Leaves nodes for casts of ALL and ANY, and a last load.
 
 
 class Instruction(NamedTuple):
     """A node of an expression: "operand" (value: its index), "constant" (value: a Constant), or a
-    function of earlier instructions; dtype is the result type of a cast."""
+    function of earlier instructions. dtype is the result type of a cast."""
 
     fn: str
     args: Tuple[int, ...] = ()
@@ -29,10 +29,11 @@ class Instruction(NamedTuple):
 
 
 class Step:
-    """One operation of a program. node: what it computes. operands: what it reads, where a source
-    that is a Node means the step that `number` returns. code: the expression of a map, or of a
-    reduce or a matmul that has one. In a matmul, operand 0 of the expression is the product, and
-    operands from the third on are the expression's others."""
+    """One operation of a program. node: what it computes. operands: what it reads; if the source of
+    an operand is a Node, the operand is the result of the step that `number` returns. code: the
+    expression of a map, or of a reduce or a matmul that has one. In a matmul, operand 0 of the
+    expression is the product, and the operands from the third on are the other operands of the
+    expression."""
 
     __slots__ = ("node", "operands", "code")
 
@@ -45,7 +46,7 @@ class Step:
 class _Tree(NamedTuple):
     """The parts of a node's expression."""
 
-    members: FrozenSet[int]  # positions of nodes
+    members: FrozenSet[int]  # The positions of nodes.
     operands: Dict[Hashable, Term]
     constants: FrozenSet[Hashable]
 
@@ -56,20 +57,20 @@ class _Tree(NamedTuple):
 
 
 def _constant_key(constant: Constant) -> Hashable:
-    # 0.0 and -0.0 are equal, and so are 1 and True; NaN equals nothing.
+    # Python considers 0.0 equal to -0.0 and 1 equal to True, and NaN equal to nothing.
     return repr(constant.value), constant.dtype
 
 
 class Fuser:
-    """Makes the steps of some outputs. Equal parts are computed once."""
+    """Makes the steps that compute some outputs. Equal parts are computed once."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step] = []
         self.leaves: Dict[str, Leaf] = {}
         self._nodes: List[Node] = []
-        self._position: Dict[int, int] = {}  # by id of a node, which the outputs keep alive
+        self._position: Dict[int, int] = {}  # By the id of a node, which the outputs keep alive.
         self._position_of_key: Dict[Hashable, int] = {}
-        self._step_of: Dict[int, int] = {}  # by position
+        self._step_of: Dict[int, int] = {}  # By position.
         self._trees: Dict[int, _Tree] = {}
         for node in outputs:
             self._walk(node)
@@ -88,10 +89,11 @@ class Fuser:
         """Returns the number of the step that computes a node."""
         return self._step_of[self._position[id(node)]]
 
-    # --- nodes in order, each once
+    # --- the nodes in order, each once
 
     def _walk(self, root: Node) -> None:
-        # An explicit stack: expressions of thousands of steps are deeper than Python recurses.
+        # Uses an explicit stack, because expressions of thousands of steps exceed Python's
+        # recursion limit.
         stack = [root]
         while stack:
             node = stack[-1]
@@ -135,7 +137,7 @@ class Fuser:
     # --- expressions
 
     def _find_stored(self, outputs: Sequence[Node]) -> Set[int]:
-        """Returns the positions of nodes that other steps, or callers, need as arrays."""
+        """Returns the positions of nodes that other steps or callers need as arrays."""
         stored = {self._position[id(node)] for node in outputs}
         for position, node in enumerate(self._nodes):
             if node.strategy or node.timing:
@@ -150,7 +152,8 @@ class Fuser:
         return stored
 
     def _inlined(self, source: Source) -> Optional[int]:
-        """Returns the position of a node whose expression becomes part of another one."""
+        """Returns the position of a node whose expression becomes part of another expression, or
+        None."""
         if not isinstance(source, Node) or source.op != "map":
             return None
         position = self._position[id(source)]
@@ -201,10 +204,10 @@ class Fuser:
         return Step(node, list(self._trees[made].operands.values()), self._code(made))
 
     def _code(self, position: int) -> List[Instruction]:
-        """Returns the expression of a node, whose operands are those of its tree."""
+        """Returns the expression of a node. Its operands are the operands of the node's tree."""
         tree = self._trees[position]
         code: List[Instruction] = []
-        place: Dict[Hashable, int] = {}  # of operands and constants by key, of nodes by position
+        place: Dict[Hashable, int] = {}  # Key: the operand, constant or node.
         for i, (key, term) in enumerate(tree.operands.items()):
             place["operand", key] = self._load(code, i, term)
         for member in sorted(tree.members):
@@ -229,7 +232,7 @@ class Fuser:
             code.append(Instruction(node.params["fn"], tuple(args), dtype=node.dtype))
         value = place["node", position]
         if value != len(code) - 1:
-            code.append(code[value])  # The last instruction is the value.
+            code.append(code[value])  # The last instruction gives the value.
         return code
 
     @staticmethod
@@ -241,8 +244,8 @@ class Fuser:
         return len(code) - 1
 
     def _absorb_products(self, outputs: Sequence[Node]) -> None:
-        """Merges products that only one Map reads, element by element, into one step with that
-        Map."""
+        """Merges each product that only one Map reads, element by element, with that Map into one
+        step."""
         kept = {self._position[id(node)] for node in outputs}
         readers: Dict[int, int] = {}
         for step in self.steps:
@@ -271,10 +274,10 @@ class Fuser:
 
 
 def _with_product(product: Step, step: Step, operand: int) -> Step:
-    """Returns a matmul with the expression of a map that reads its product as an operand."""
+    """Returns a matmul step with the expression of a map that reads the product as an operand."""
     matmul, node = product.node, step.node
     others = [term for i, term in enumerate(step.operands) if i != operand]
-    # The product comes first.
+    # Operand 0 is the product.
     place = {operand: 0}
     for i in range(len(step.operands)):
         place.setdefault(i, len(place))

@@ -1,4 +1,5 @@
-"""The parts of an expression: buffers, small arrays that are sent along, and operations. No I/O."""
+"""The parts of an expression: buffers, small arrays that are sent with it, and operations. No
+I/O."""
 
 import collections
 from typing import Any, Dict, Optional, Tuple, Union
@@ -13,8 +14,8 @@ from ._views import Shape, View, size_of
 
 
 class Dead(collections.deque):  # type: ignore[type-arg]
-    """Names and versions of buffers without references. wake: a function that has them deleted
-    soon, and takes no lock; a client's calls delete them as well."""
+    """Names and versions of buffers without references. wake: a function that makes a thread delete
+    them soon, without taking a lock. A client's calls delete them as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class Dead(collections.deque):  # type: ignore[type-arg]
 
 
 class Leaf:
-    """A READY buffer of one version. With `dead`, callers do not know its name: when the last
+    """A READY buffer of one version. With `dead`, callers do not know its name; when the last
     reference is gone, its name and version are added to `dead`, and the client deletes it."""
 
     __slots__ = (
@@ -46,18 +47,18 @@ class Leaf:
         self.whole = View.whole(self.shape)
         self.operand = p.Operand(buffer=self.name, version=self.version)
         operand = self.operand.SerializeToString()
-        # The field of a message that follows its tag.
+        # The operand as a field of a message, without the field's tag.
         self.operand_field: bytes = varint(len(operand)) + operand
         self.dead = dead
 
     @property
     def devices(self) -> "Tuple[str, ...]":
-        """The devices that it is on, in the order of its shards."""
+        """The devices that hold the buffer, in the order of its shards."""
         shards = self.buffer.shards
         return tuple(s.device for s in shards) if shards else (self.buffer.device,)
 
     def __del__(self) -> None:
-        # Only append: a garbage collection may come in the middle of a call of gRPC.
+        # Only append, because a garbage collection may come in the middle of a gRPC call.
         dead = getattr(self, "dead", None)
         if dead is not None:
             dead.append((self.name, self.version))
@@ -77,8 +78,8 @@ class Inline:
 
 
 class Constant:
-    """A number inside an expression. Without a type it takes the type of the other operand, as a
-    number of Python does in NumPy 2."""
+    """A number inside an expression. Without a type it takes the type of the other operand, like a
+    Python number in NumPy 2."""
 
     __slots__ = ("value", "dtype")
     shape: Shape = ()
@@ -89,10 +90,11 @@ class Constant:
 
 
 class Node:
-    """An operation: op is the name of a step of the protocol ("dot", "reduce"...), and params are
+    """An operation. op is the name of a step of the protocol ("dot", "reduce"...), and params are
     the other fields of its request. For a "map", params["fn"] is the function of each element;
-    neighbours become one step (_fuse.py). output: which of the operation's results it is; a "top_k"
-    has the values as 0 and the indices as 1. Nodes that differ only in their output are one step.
+    connected maps become one step (_fuse.py). output selects one of the operation's results: in a
+    "top_k", 0 is the values and 1 the indices. Nodes that differ only in their output are one
+    step.
     """
 
     __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing", "output")
@@ -119,7 +121,7 @@ class Node:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one step by itself, of buffers and small arrays."""
+        """Whether the node is one step that reads only buffers and small arrays."""
         if self.op == "map":
             return False
         for source, _ in self.inputs:
@@ -129,12 +131,12 @@ class Node:
 
     @property
     def gives_integers(self) -> bool:
-        """Whether the server's elements are i32 and stand for truth values."""
+        """Whether the server returns i32 elements that represent truth values."""
         return self.op == "reduce" and self.dtype.kind == "b"
 
     @property
     def answer_bytes(self) -> int:
-        """The bytes of its elements in a response."""
+        """The bytes of the elements in a response."""
         return size_of(self.shape) * (4 if self.gives_integers else self.dtype.itemsize)
 
     def using(self, strategy: str, timing: bool) -> "Node":

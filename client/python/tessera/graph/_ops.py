@@ -1,5 +1,5 @@
 """The operations that are not computed element by element, with shapes and types as in NumPy. An
-operation that the server lacks is Unsupported. Terms are a source and a view of it.
+operation that the server lacks raises Unsupported. A term is a source and a view of it.
 """
 
 import math
@@ -25,7 +25,7 @@ def _term(node: Node) -> Term:
 
 
 def reshaped(a: Term, shape: Sequence[int]) -> Term:
-    """The same elements in row-major order: a view where strides can express it, else a copy."""
+    """The same elements in row-major order: a view if strides can express it, otherwise a copy."""
     view = a[1].reshape(shape)
     if view is None:
         a = copy(a)
@@ -39,7 +39,7 @@ _ARRAYS = (Leaf, Node, Inline)
 
 
 def array(a: Term) -> Term:
-    """Returns a term that an operation takes: a number becomes an array."""
+    """Returns a term that an operation accepts. A number becomes an array."""
     source, view = a
     if not isinstance(source, Constant):
         return a
@@ -48,7 +48,7 @@ def array(a: Term) -> Term:
 
 
 def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
-    """Converts the terms to their common type; elements of one byte become int32 first."""
+    """Converts the terms to their common type. One-byte elements become int32 first."""
     terms = (a, *others)
     dtype = a[0].dtype
     for source, _ in terms:
@@ -64,7 +64,8 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
 
 
 def _are_truth(a: Term, b: Term) -> bool:
-    """Returns whether NumPy's product of them has truth values: each says whether any two meet."""
+    """Returns whether both terms are truth values. Their product in NumPy is then a truth value as
+    well: whether any pair of elements is true."""
     return a[0].dtype == b[0].dtype == _BOOL
 
 
@@ -81,7 +82,7 @@ def dot(a: Term, b: Term) -> Term:
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
     """The product of two vectors or matrices, or of one of these and a stack of matrices. With
-    out_dtype it is computed in f32 for f16 and bf16, and in i64 for i32."""
+    out_dtype, f16 and bf16 are computed in f32, and i32 in i64."""
     ranks = len(a[1].shape), len(b[1].shape)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
@@ -92,7 +93,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if ranks[1] > 2:
         source, stack = tensordot(a, b, (-1, -2), out_dtype)
         order = list(range(len(stack.shape)))
-        if ranks[0] == 2:  # The matrix's rows come after the axes of the stack.
+        if ranks[0] == 2:  # The rows of the matrix follow the axes of the stack.
             order.insert(len(order) - 2, order.pop(0))
         return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
@@ -107,7 +108,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if k != k2:
         raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
-    if a[0].dtype == _I64:  # Matmul lacks i64: use sums of products, which wrap as in NumPy.
+    if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
         rows = left[0], left[1].at((slice(None), None))
         columns = right[0], right[1].transpose().at(None)
         return reshaped(reduce("sum", apply("multiply", rows, columns), -1), shape)
@@ -122,7 +123,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
 def tensordot(
     a: Term, b: Term, axes: Any = 2, out_dtype: "Optional[np.dtype[Any]]" = None
 ) -> Term:
-    """Implements numpy.tensordot: a Matmul between transposes and reshapes."""
+    """Implements numpy.tensordot as a Matmul between transposes and reshapes."""
     a, b = array(a), array(b)
     rank_a, rank_b = len(a[1].shape), len(b[1].shape)
     if not isinstance(axes, Iterable):
@@ -164,7 +165,7 @@ def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
 
 
 def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
-    """Returns the axes that NumPy's argument means, in [0, rank). BadAxes."""
+    """Returns the axes that NumPy's argument means, in [0, rank). Raises BadAxes."""
     if axis is None:
         return tuple(range(rank))
     return normalize_axes(axis, rank)
@@ -181,8 +182,8 @@ def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[i
 
 def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     """Folds all elements, or those along axes. For truth values, min, max, all and any give truth
-    values. Mean and variance of no elements are NaN; the server rejects other reductions that have
-    no value."""
+    values. The mean and variance of no elements are NaN. The server rejects other reductions of no
+    elements that have no value."""
     rank = len(a[1].shape)
     axes = axes_of(axis, rank)
     keepdims = is_true(keepdims, "keepdims")
@@ -212,23 +213,23 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
 
 
 def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
-    """Returns (times, over), by which a "variance" or "std" of n elements is multiplied and divided
-    in f64, so that n - less replaces n."""
+    """Returns (times, over), the factor and divisor that correct a "variance" or "std" of n
+    elements so that n - less replaces n. Both are applied in f64."""
     left = max(n - less, 0.0)
     if op == "std":
         return (n / left) ** 0.5 if left else float("inf"), 1.0
-    power = 2.0 ** -math.frexp(n)[1]  # Keeps both within range.
+    power = 2.0 ** -math.frexp(n)[1]  # Keeps both in range.
     return n * power, left * power
 
 
 def _of_each(op: str, a: Term) -> Term:
-    """A reduction over no axes: the result for each element separately."""
+    """A reduction over no axes, which gives a separate result for each element."""
     own = a[0].dtype
     if op in ("min", "max"):
         return a
     a = cast(a, _result_dtype(op, _I32 if own.itemsize == 1 else own))
     if op in ("variance", "std"):
-        return apply("subtract", a, a)  # 0, or NaN where the element is not finite.
+        return apply("subtract", a, a)  # 0, or NaN if the element is not finite.
     if op in ("norm_l1", "norm_l2"):
         return apply("abs", a)
     return apply("multiply", a, a) if op == "sum_squares" else a
@@ -247,8 +248,8 @@ def window_sum(a: Term, radius: int) -> Term:
 
 
 def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, Term]:
-    """Returns (values, indices) of the k largest or smallest elements along an axis: two results of
-    one step."""
+    """Returns (values, indices) of the k largest or smallest elements along an axis. Both are
+    results of one step."""
     shape = list(a[1].shape)
     axis = normalize_axis(axis, len(shape))
     limit = min(MAX_K, shape[axis])
@@ -281,7 +282,7 @@ def diagonal(a: Term, offset: int = 0) -> Term:
 
 
 def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
-    """An array of one value that every element reads, or of values that are broadcast."""
+    """An array whose elements all have one value, or an array of values that are broadcast."""
     values = Inline(_dtypes.to_server(np.asarray(value), dtype))
     return values, View.whole(values.shape).broadcast_to(shape)
 

@@ -1,7 +1,7 @@
 """Turns expressions into one request, and its response into arrays. No I/O.
 
-Equal parts of the expressions become one step. A program of one step is sent as that step's own
-call, which is shorter.
+Equal parts of the expressions become one step. A program of one step is sent as the call of that
+step, which is shorter.
 """
 
 import dataclasses
@@ -29,26 +29,27 @@ _METHOD = {
     "window_sum": "WindowSum",
     "top_k": "TopK",
 }
-# Numbers within these limits are converted without NumPy's treatment of overflow, which takes
-# longer than the conversion.
+# Numbers within these limits are converted without NumPy's overflow handling, which takes longer
+# than the conversion.
 _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
 _FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
-# A result: the number of its step, and its number among the results of that step.
+# A result, given by the number of its step and its number among the results of that step.
 Output = Tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
-    "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
-    flops by the strategy's model, its roundoff (|error| <= roundoff * sum of the |terms|; for a map
-    the bound of each node, |error| <= roundoff * |value|), queue_us that it waited, total_us from
-    the acceptance of the call to its response, moved_bytes of operands that were copied from other
-    devices, prepared_bytes of copies and parts of operands that an earlier call or step had made,
-    and the number of devices that worked. kernel_us is 0 unless the expression was made by
+    """The cost of one step, as the server reports it (ExecutionStats). operation: "matmul",
+    "map"... strategy, device: what computed it, and where. kernel_us: time by the device's clock.
+    bytes, flops: bytes moved and floating-point operations by the strategy's model. roundoff: the
+    strategy's error bound, |error| <= roundoff * sum of the |terms|; for a map, the bound of each
+    node, |error| <= roundoff * |value|. queue_us: time in the queue. total_us: time from the
+    acceptance of the call to its response. moved_bytes: operands that were copied from other
+    devices. prepared_bytes: copies and parts of operands that an earlier call or step had made.
+    devices: the number of devices that worked. kernel_us is 0 unless the expression was made by
     with_(timing=True); queue_us and total_us are 0 for the steps of a program."""
 
     operation: str
@@ -70,7 +71,8 @@ def view_message(view: View) -> Any:
 
 
 def _transposed(view: View) -> bool:
-    """Returns whether it reads a row-major matrix by columns, which Matmul does without a copy."""
+    """Returns whether a view reads a row-major matrix by columns, which Matmul does without a
+    copy."""
     return view.strides[0] == 1 and view.strides[1] >= view.shape[0] and view.shape[0] > 1
 
 
@@ -79,7 +81,7 @@ Cost = Optional[Tuple["Plan", Sequence[Any]]]
 
 
 class Plan:
-    """The steps of one program, in order; steps use only earlier ones."""
+    """The steps of one program, in order. Steps use only earlier steps."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step]
@@ -95,8 +97,8 @@ class Plan:
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-        # Whether it is sent as its step's own call: an unused result is scratch, which only a
-        # program has.
+        # Whether the plan is sent as its step's own call. An unused result is scratch, which only
+        # a program has.
         self._alone = len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
 
     def _operand(self, source: Source, view: View) -> Any:
@@ -116,7 +118,7 @@ class Plan:
         return p.Operand(tensor=tensor, view=window)
 
     def request(self, number: int, results: Dict[int, Any]) -> Any:
-        """Returns the request of a step. results: the places of those of its results that are not
+        """Returns the request of a step. results says where to put the step's results that are not
         inline."""
         step, fields, operands = self._request(number, results)
         of_nodes = _FIELDS[step.node.op]
@@ -129,8 +131,9 @@ class Plan:
         return p.METHODS[_METHOD[step.node.op]].request(**fields)
 
     def request_bytes(self, number: int, results: Dict[int, Any]) -> bytes:
-        """The same, serialised. Operands, fields 1 and 2 of most operations, are put after the
-        rest: building nested messages takes longer than everything else."""
+        """Returns the serialised request of a step. Operands, which are fields 1 and 2 of most
+        operations, are appended last, because building nested messages takes longer than everything
+        else."""
         step, fields, operands = self._request(number, results)
         if step.code:
             return self.request(number, results).SerializeToString()  # type: ignore[no-any-return]
@@ -172,12 +175,12 @@ class Plan:
         return step, fields, operands
 
     def _results_of(self, number: int) -> int:
-        """Returns how many results the step of this number has."""
+        """Returns the number of results of a step."""
         return 2 if self.steps[number].node.op == "top_k" else 1
 
     def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
-        """Returns the method and its request, serialised. results: the places of those that are not
-        inline."""
+        """Returns the method and its serialised request. results says where to put the results that
+        are not inline."""
         if self._alone:
             mine = {output: result for (_, output), result in results.items()} if results else {}
             return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
@@ -195,10 +198,10 @@ class Plan:
         return "Execute", program.SerializeToString()
 
     def answers(self, method: str, response: Any) -> List[Any]:
-        """Returns a response for every step. Raises the first error, which is not a consequence of
-        another."""
+        """Returns a response for every step. Raises the first error, because later ones may be its
+        consequences."""
         if method != "Execute":
-            return [response]  # The bytes of it, if the method is in p.UNREAD.
+            return [response]  # Still bytes if the method is in p.UNREAD.
         errors: List[Error] = []
         found = []
         for i, result in enumerate(response.results):
@@ -213,7 +216,7 @@ class Plan:
             raise damaged("lacks results of steps")
         if errors:
             try:
-                raise errors[0]  # Its consequences come later.
+                raise errors[0]  # Its consequences follow it.
             finally:
                 del errors  # It would keep this frame and all its arrays alive.
         return found
@@ -241,7 +244,7 @@ class Plan:
         return found
 
     def explain(self) -> str:
-        """Returns a line for each step."""
+        """Returns one line per step."""
         how = _METHOD[self.steps[0].node.op] if self._alone else "Execute"
         count = f"{len(self.steps)} steps" if len(self.steps) > 1 else "1 step"
         return "\n".join([f"one {how} of {count}", *map(self._line, range(len(self.steps)))])
@@ -316,7 +319,7 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
         tensor = answer.indices if node.output else answer.values
     else:
         tensor = answer.tensor
-    # Bytes belong to Python and cannot change, but the caller gets a writable array.
+    # Bytes objects cannot change, but the caller gets a writable array.
     data = bytearray(tensor.data)
     # ALL and ANY return integers.
     stored = np.frombuffer(data, _dtypes.from_wire(tensor.dtype)).reshape(node.shape)
@@ -324,7 +327,7 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
 
 
 def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
-    """Returns a rank-0 array of a number, rounded to the type."""
+    """Returns a number as a rank-0 array, rounded to the type."""
     if abs(value) <= _LARGEST.get(dtype.char, -1):
         return np.array(value, dtype)
     if dtype == _dtypes.bfloat16:
@@ -342,8 +345,8 @@ def buffer_of(node: Node, answer: Any) -> Any:
 
 
 def stored_node(term: Term) -> Node:
-    """Returns a node whose result can be a buffer with the elements of the term: a Map copies
-    numbers of whole reductions, results of ALL and ANY, and views of results."""
+    """Returns a node whose result can be a buffer with the elements of the term. For numbers of
+    whole reductions, results of ALL and ANY, and views of results, it is a Map that copies them."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
         is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)
@@ -361,7 +364,7 @@ def on_host(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
 
 
 def window(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
-    """Returns the view of an array, where its elements are."""
+    """Returns the view of an array, without a copy."""
     if view.size == 0:
         return np.empty(view.shape, array.dtype)
     flat = array.reshape(-1)[view.offset :]

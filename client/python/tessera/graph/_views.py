@@ -1,4 +1,4 @@
-"""Views: windows into row-major memory, and NumPy's basic indexing on them. No I/O.
+"""Views: windows into row-major memory, and NumPy's basic indexing of them. No I/O.
 
 Offsets and strides count elements.
 """
@@ -47,7 +47,7 @@ class View(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements are adjacent in memory, in row-major order."""
+        """Whether the elements are adjacent in memory, in row-major order."""
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides)):
             if extent != 1 and stride != expected:
@@ -56,7 +56,7 @@ class View(NamedTuple):
         return True
 
     def span(self) -> Tuple[int, int]:
-        """The range of elements [begin, end) that it reads."""
+        """The range of elements [begin, end) that the view reads."""
         if self.size == 0:
             return 0, 0
         low = high = self.offset
@@ -135,8 +135,8 @@ class View(NamedTuple):
         return View(self.offset, shape, tuple(strides)).checked()
 
     def reshape(self, shape: Sequence[int]) -> Optional["View"]:
-        """Returns the same elements, in row-major order, in another shape; None where no strides
-        can."""
+        """Returns the same elements, in row-major order, in another shape, or None if no strides
+        can express it."""
         wanted = list(extents(shape))
         if wanted.count(-1) == 1:
             known = size_of([extent for extent in wanted if extent != -1])
@@ -177,7 +177,7 @@ class View(NamedTuple):
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
-    """Returns an integer of Python or NumPy as an int. TypeError: it is another type, or a truth
+    """Returns an integer of Python or NumPy as an int. Raises TypeError for another type or a truth
     value."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
@@ -185,7 +185,7 @@ def index_of(value: Any, what: str = "an axis") -> int:
 
 
 def is_true(value: Any, what: str) -> bool:
-    """Returns the truth value of a bool or an integer. TypeError: the value is neither."""
+    """Returns the truth value of a bool or an integer. Raises TypeError for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     return bool(index_of(value, what))
@@ -197,13 +197,13 @@ def extents(shape: Any) -> Shape:
 
 
 def _several(value: Any) -> Tuple[Any, ...]:
-    """Returns the integers of an argument that may be a single one."""
+    """Returns the integers of an argument that may be a single integer."""
     one = getattr(value, "ndim", None) == 0 or not isinstance(value, Iterable)
     return (value,) if one else tuple(value)
 
 
 def normalize_axis(axis: Any, rank: int) -> int:
-    """Returns an axis in [0, rank). BadAxes; TypeError: it is not an integer."""
+    """Returns an axis in [0, rank). Raises BadAxes, or TypeError if it is not an integer."""
     at = index_of(axis)
     if not -rank <= at < rank:
         raise BadAxes(f"axis {at} is out of range for {rank} axes")
@@ -211,7 +211,7 @@ def normalize_axis(axis: Any, rank: int) -> int:
 
 
 def normalize_axes(axis: Any, rank: int) -> Tuple[int, ...]:
-    """Returns one or several axes, in [0, rank). BadAxes, also if one is given twice."""
+    """Returns one or several axes in [0, rank). Raises BadAxes, also if an axis is given twice."""
     axes = tuple(normalize_axis(one, rank) for one in _several(axis))
     if len(set(axes)) != len(axes):
         raise BadAxes(f"an axis is given twice in {axis}")

@@ -1,4 +1,5 @@
-"""Messages of transfers, built and parsed by hand: protobuf would copy their data twice more."""
+"""Messages of transfers, built and parsed by hand, because protobuf would copy their data twice
+more."""
 
 import threading
 import time
@@ -18,7 +19,7 @@ Range = Tuple[int, int]
 
 
 def divided(begin: int, end: int, streams: int) -> List[Range]:
-    """Returns the ranges of bytes [begin, end) that go through separate connections."""
+    """Returns the parts of the byte range [begin, end) that go through separate connections."""
     chunks = -(-(end - begin) // CHUNK)
     count = streams if end - begin >= DIVIDED else 1
     bounds = [min(begin + chunks * i // count * CHUNK, end) for i in range(count + 1)]
@@ -37,7 +38,7 @@ def _read_varint(data: bytes, at: int) -> Tuple[int, int]:
 
 
 def data_of(message: bytes) -> Tuple[int, memoryview]:
-    """Returns offset and data of a DownloadResponse."""
+    """Returns the offset and the data of a DownloadResponse."""
     at, offset, found = 0, 0, memoryview(b"")
     try:
         while at < len(message):
@@ -61,15 +62,15 @@ def data_of(message: bytes) -> Tuple[int, memoryview]:
 
 
 class Tally:
-    """The bytes that all streams of a transfer have moved. A thread that waits for one of them sees
-    here that the transfer is not stalled.
+    """The bytes that all streams of a transfer have moved. A thread that waits for one of the
+    streams sees here that the transfer has not stalled.
 
     report: the caller's progress function, if there is one. tell: called after each message.
     moved: when the last bytes moved, or when the transfer began, by time.monotonic().
     """
 
     def __init__(self, report: Any, done: int = 0, since: Optional[float] = None) -> None:
-        """since: when the transfer began; None: now."""
+        """since: when the transfer began; None means now."""
         self.done = done
         self.moved = time.monotonic() if since is None else since
         self.report = self.tell = report
@@ -84,15 +85,15 @@ class Tally:
                 tell(self.done)
 
     def anew(self, done: int) -> "Tally":
-        """Returns a Tally for the rest: threads that still carry streams of this one report nothing
+        """Returns a Tally for the rest. Threads that still carry streams of this one report nothing
         more."""
         self.tell = None
         return Tally(self.report, done)
 
 
 class Patience:
-    """Tells whether a transfer has stalled for this number of seconds. A thread that waits for it
-    checks again after `step` seconds."""
+    """Tells whether a transfer has stalled for this number of seconds. A waiting thread checks
+    again after `step` seconds."""
 
     def __init__(self, tally: Tally, seconds: float) -> None:
         self.step = seconds / 8
@@ -104,7 +105,7 @@ class Patience:
 
 
 class Stream:
-    """One call that moves a range of bytes, through the client's connection of a number. Another
+    """One call that moves a range of bytes, through the client's connection of this number. Another
     thread may stop it before or after it has begun."""
 
     connection = 0
@@ -128,8 +129,8 @@ class Stream:
 class Upload(Stream):
     """The messages of one stream: bytes [begin, end) of a draft, or of an array if it has a spec.
 
-    data: slices of it are bytes. sent: the end of the bytes that gRPC has taken. failure: what a
-    slice or the caller's progress function raised, which ends the stream.
+    data: slices of it are bytes. sent: the end of the bytes that gRPC has accepted. failure: the
+    exception from a slice or from the caller's progress function, which ends the stream.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Upload(Stream):
         head = self._head
         while not self._stopped:
             chunk = self._data[self.sent : min(self.sent + CHUNK, self._end)]
-            # Field 4 is data; a message is its fields one after the other.
+            # Field 4 is data. A message is the concatenation of its fields.
             yield b"".join((head, b"\x22", p.varint(len(chunk)), chunk)) if chunk else head
             head = b""
             self.sent += len(chunk)
@@ -173,8 +174,8 @@ class Upload(Stream):
 
 
 class Download(Stream):
-    """Downloads bytes [begin, begin + len(out)) of a buffer into an array of uint8; `done` have
-    arrived."""
+    """Downloads bytes [begin, begin + len(out)) of a buffer into an array of uint8. `done` is the
+    number of bytes that have arrived."""
 
     def __init__(self, name: str, version: int, begin: int, out: Any, tally: Tally) -> None:
         super().__init__(tally)
@@ -200,7 +201,8 @@ class Download(Stream):
             return
         if offset != self._begin + self.done or self.done + len(data) > len(self._out):
             raise damaged("has bytes that were not requested")
-        # NumPy copies without the interpreter's lock, so that gRPC reads on in the meantime.
+        # NumPy copies without holding the interpreter's lock, so gRPC can read on in the
+        # meantime.
         self._out[self.done : self.done + len(data)] = np.frombuffer(data, np.uint8)
         self.done += len(data)
         self.tally.add(len(data))
@@ -208,8 +210,8 @@ class Download(Stream):
 
 class Several:
     """Streams of one transfer that run at the same time, each through its own connection. When one
-    fails the others end as well, unless the server only had no room for it; the outcome is that
-    failure."""
+    fails, the others end as well, unless the server merely lacked capacity for it. The outcome is
+    that failure."""
 
     def __init__(self, streams: Sequence[Union[Upload, Download]]) -> None:
         self.streams = streams

@@ -8,10 +8,10 @@ Progress = Union[None, bool, Callable[[int, int], None]]
 
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
-    """Returns a function of the bytes done so far. The bytes that it reports never decrease,
-    although some are sent again after a stream has broken. True: a bar on stderr, where that is a
-    terminal or a notebook and the transfer takes more than a second; a function is called with the
-    bytes done and the total."""
+    """Returns a function of the bytes done so far. The numbers that it reports never decrease,
+    although some bytes are sent again after a stream has broken. With True, it draws a bar on
+    stderr if that is a terminal or a notebook and the transfer takes more than a second. A given
+    function is called with the bytes done and the total."""
     if not progress:
         return None
     if progress is not True:
@@ -24,7 +24,7 @@ def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[i
             call(most, total)
 
         return tell
-    if not sys.stderr.isatty() and "ipykernel" not in sys.modules:  # A notebook draws a bar, too.
+    if not sys.stderr.isatty() and "ipykernel" not in sys.modules:  # A notebook draws a bar too.
         return None
     begin = time.monotonic()
 

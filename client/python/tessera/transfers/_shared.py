@@ -1,7 +1,7 @@
 """Transfers through memory that a server on the same host shares (proto/tessera/v1/
 shared_memory.proto).
 
-Linux only. A client has one region of SLOTS parts; a transfer takes at most two of them, so that
+Linux only. A client has one region with SLOTS parts. A transfer takes at most two of them, so that
 the server copies one while the client fills or reads the other.
 """
 
@@ -22,14 +22,14 @@ from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4
-# For smaller transfers, a stream's messages cost no more than the calls.
+# For smaller transfers, the messages of a stream cost no more than these calls.
 LEAST = 4 << 20
-# Seconds: how long until a server without shared memory is asked again, and how long a server may
-# take to answer.
+# In seconds: when to ask a server without shared memory again, and how long a server may take to
+# respond.
 ASK_AGAIN_S = 60.0
 _HANDSHAKE_S = 10.0
 _LONGEST_ANSWER = 64 << 10
-# From linux/fcntl.h; Python has names for them from 3.8 on where the C library does.
+# From linux/fcntl.h. From 3.8 on, Python has names for them if the C library does.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4
 
 
@@ -37,14 +37,14 @@ class Region:
     """Memory that the server has mapped as well, until the socket ends."""
 
     def __init__(self, path: str, seconds: float) -> None:
-        """path: that of the server's socket. OSError, Error: no memory can be shared within this
-        number of seconds."""
+        """path: the path of the server's socket. Raises OSError or Error if no memory can be shared
+        within this number of seconds."""
         size = SLOT * SLOTS
         file = os.memfd_create("tessera", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(file, 0, size)
-            # Mapped before the server gets the file, because it then forbids further writable
-            # mappings.
+            # The memory is mapped before the server gets the file, because the server forbids
+            # further writable mappings.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._memory = mmap.mmap(file, size, flags=flags)
             fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
@@ -71,17 +71,18 @@ class Region:
 
     @property
     def connected(self) -> bool:
-        """The only thing that the server still sends on the socket is its end."""
+        """Whether the socket is open. The only thing that the server still sends on it is its
+        end."""
         return self._socket.fileno() >= 0 and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
-        """Closes the socket. The memory goes with the last reference: the server may still be
-        writing."""
+        """Closes the socket. The memory is freed with the last reference, because the server may
+        still be writing."""
         self._socket.close()
 
     def take(self, size: int) -> List[int]:
-        """Returns parts for a transfer of this number of bytes, or none if other transfers have
-        all."""
+        """Returns parts for a transfer of this number of bytes, or none if other transfers use all
+        of them."""
         with self._lock:
             count = min(1 if size <= SLOT else 2, len(self._free))
             return [self._free.pop() for _ in range(count)]
@@ -95,8 +96,8 @@ class Region:
 
 
 def share(path: str, seconds: float) -> Optional[Region]:
-    """Returns a region, or None: the server is in another container, belongs to another user, has
-    no room, or does not answer within this number of seconds."""
+    """Returns a region. Returns None if the server is in another container, belongs to another
+    user, lacks space or does not respond within this number of seconds."""
     try:
         return Region(path, seconds)
     except (OSError, _errors.Error):
@@ -104,11 +105,12 @@ def share(path: str, seconds: float) -> Optional[Region]:
 
 
 class Transfer:
-    """One array's transfer through a region, part by part and in order: begin() gives the next call
-    as long as there is a slot and something left; finish() takes a response, in the same order.
+    """One array's transfer through a region, part by part and in order. begin() gives the next call
+    as long as there is a free slot and something left. finish() takes a response, in the same
+    order.
 
-    done: bytes that have arrived, from the start. moved: when the last ones arrived, by
-    time.monotonic(); None: none have arrived.
+    done: bytes that have arrived, from the start. moved: when the last bytes arrived, by
+    time.monotonic(); None if none have arrived.
     """
 
     method = ""
@@ -116,7 +118,7 @@ class Transfer:
     def __init__(
         self, region: Region, name: str, version: int, at: int, data: Any, report: Any
     ) -> None:
-        """data: bytes to read, or an array of uint8 to fill; its first byte is byte `at` of the
+        """data: bytes to read, or an array of uint8 to fill. Its first byte is byte `at` of the
         buffer."""
         self.region = region
         self.slots = region.take(len(data))
@@ -124,7 +126,7 @@ class Transfer:
         self._data = data
         self._report = report
         self._free = list(self.slots)
-        self._under_way: List[Tuple[int, int, int]] = []  # slot, begin, size
+        self._under_way: List[Tuple[int, int, int]] = []  # Slot, begin, size.
         self._begun = 0
         self.done = 0
         self.moved: Optional[float] = None
@@ -159,8 +161,8 @@ class Transfer:
             self._report(self.done)
 
     def end(self) -> None:
-        """A part for which a call has no response may still be written to, so its region is
-        abandoned."""
+        """Returns the parts. If a call has no response yet, the server may still write to its part,
+        so the region is abandoned."""
         if self._under_way:
             self.region.close()
         else:
@@ -202,8 +204,8 @@ class SharedDownload(Transfer):
 
 
 class Pool:
-    """The region of a client, made when it is first needed. Thread safe: if two threads make one
-    each, the first is kept."""
+    """The region of a client, made when it is first needed. Thread safe: if two threads each make
+    one, the first one is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

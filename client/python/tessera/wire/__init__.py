@@ -1,1 +1,1 @@
-"""The interface to the server: the protocol, addresses and options, errors, retries."""
+"""The interface to the server: the protocol, addresses, options, errors and retries."""

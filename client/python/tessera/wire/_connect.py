@@ -15,7 +15,7 @@ from . import _protocol as p
 from ._errors import read
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
-# "all", or names of devices.
+# "all", or the names of devices.
 Placement = Union[str, Sequence[str]]
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PING = "/grpc.health.v1.Health/Check"
@@ -29,29 +29,29 @@ _ANSWERS = (
 )
 # Timeout, in seconds, of the call that finds out why there is no connection.
 WHY_S = 1.0
-# Pause, in seconds, before another such call where a server went away.
+# Pause, in seconds, before another such call if a server went away.
 PAUSE_S = 0.1
-# Seconds that the end of a client waits for calls whose outcomes do not matter.
+# The time in seconds for which the end of a client waits for calls whose outcomes do not matter.
 LAST_CALLS_S = 1.0
 _Duration = p.message("google.protobuf.Duration")
 
 
 def route_of(name: str) -> str:
-    """Returns the part before a name's last "/", or the whole name: names with one route have one
-    home."""
+    """Returns the part before a name's last "/", or the whole name. Names with the same route have
+    the same home."""
     return name.rpartition("/")[0] if "/" in name else name
 
 
 def devices_of(placement: Placement) -> List[str]:
-    """Returns devices as the fields of messages have them."""
+    """Returns devices in the form in which messages list them."""
     if isinstance(placement, str):
         return [placement] if placement else []
     return list(placement)
 
 
 def duration(ttl: Ttl) -> Any:
-    """Returns a Duration of seconds, a timedelta or a text such as "90s", "10m", "1.5h"; None for
-    None."""
+    """Returns a Duration from seconds, a timedelta or a text such as "90s", "10m" or "1.5h". None
+    gives None."""
     if ttl is None:
         return None
     if isinstance(ttl, datetime.timedelta):
@@ -69,8 +69,8 @@ def duration(ttl: Ttl) -> Any:
 
 
 def checked_token(token: str) -> str:
-    """Returns a token without surrounding whitespace. ValueError: no server accepts such a
-    token."""
+    """Returns a token without surrounding whitespace. Raises ValueError if no server would accept
+    it."""
     token = token.strip(" \t\n\v\f\r")
     if not re.fullmatch("[!-~]{1,1024}", token):
         raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
@@ -79,7 +79,7 @@ def checked_token(token: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The arguments of connect(); times are in seconds."""
+    """The arguments of connect(). Times are in seconds."""
 
     target: str
     timeout: float = 60.0
@@ -130,8 +130,8 @@ class Options:
         return bool(self.tls or self.tls_ca or self.tls_cert)
 
     def unreachable(self, why: str) -> str:
-        """Returns why there is no connection. why: what gRPC reports for a call that does not wait
-        for one."""
+        """Returns the reason why there is no connection. why: what gRPC reports for a call that
+        does not wait for a connection."""
         why = why.rpartition("last error: ")[2]
         if "certificate" in why and "alert" not in why:
             return (
@@ -147,7 +147,7 @@ class Options:
         return f"no server answers at {self.target} ({why}); or it speaks TLS (tls_ca, tls=True)"
 
     def credentials(self) -> Any:
-        """Returns the credentials of a secure channel; None for a plain one."""
+        """Returns the credentials of a secure channel, or None for a plain one."""
         if not self.secure:
             return None
         ca, cert, key = (
@@ -157,7 +157,7 @@ class Options:
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def metadata(self) -> Optional[Tuple[Tuple[str, str], ...]]:
-        """Returns the metadata of a call. A token file is read each time, since tokens are
+        """Returns the metadata of a call. A token file is read each time, because tokens are
         renewed."""
         token = self.token
         if self.token_file is not None:
@@ -174,45 +174,46 @@ class Options:
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
             ("grpc.max_receive_message_length", 8 << 20),
-            # How much a server may send ahead, so that it does not wait for the interpreter.
+            # How much a server may send ahead, so that it need not wait for the interpreter.
             ("grpc.http2.lookahead_bytes", 8 << 20),
-            # The thread that waits for a message of a download reads it, not a thread of the
-            # channel.
+            # The thread that waits for a message of a download reads it, instead of a thread of
+            # the channel.
             ("SingleThreadedUnaryStream", 1),
             # Channels to one server share a connection unless each has its own pool.
             ("grpc.use_local_subchannel_pool", 1),
             # gRPC's default pauses grow to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # A name that has moved is looked up again before the next attempt; gRPC's default of 30
-            # s is longer than callers wait.
+            # After a failure, a name that has moved is looked up again before the next attempt.
+            # gRPC's default of 30 s is longer than callers wait.
             ("grpc.dns_min_time_between_resolutions_ms", 500),
             # How long one attempt to connect may take.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         if self.stall_timeout < 86400:
-            # A connection ends when its other end acknowledges nothing for this long
-            # (TCP_USER_TIMEOUT). Otherwise, after an outage of the network, calls would wait for
-            # TCP's next attempt, which may take as long again as the outage. Stalled transfers fail
-            # earlier. gRPC sets the option to the second of these values where the first one
-            # enables pings, which would begin after 24 days.
+            # A connection ends when the other end acknowledges nothing for this long
+            # (TCP_USER_TIMEOUT). Otherwise, after a network outage, calls would wait for TCP's next
+            # attempt, which may take as long again as the outage. Stalled transfers fail earlier.
+            # gRPC sets TCP_USER_TIMEOUT to the second of these values if the first one enables
+            # pings, which would begin after 24 days.
             silence = int(max(1.5 * self.stall_timeout, 1) * 1000)
             options.append(("grpc.keepalive_time_ms", 2**31 - 2))
             options.append(("grpc.keepalive_timeout_ms", silence))
         if not self.secure:
-            # A proxy named by the environment would read what is not encrypted, including tokens.
+            # A proxy named by the environment could read unencrypted data, including tokens.
             options.append(("grpc.enable_http_proxy", 0))
         if self.tls_server_name:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
         return options
 
 
-_process: Optional[int] = None  # The one that made the first channel.
+_process: Optional[int] = None  # The process that made the first channel.
 
 
 def check_process() -> None:
     """Raises RuntimeError in a fork of the process that made the first channel. A fork has gRPC's
-    state but not its threads: calls there may wait for ever, and may end the other process too."""
+    state but not its threads, so calls there may wait forever, and may end the other process
+    too."""
     if os.getpid() != _process:
         raise RuntimeError(
             "gRPC does not work in a fork of a process that has connected: fork before the first"
@@ -221,7 +222,7 @@ def check_process() -> None:
 
 
 def channel(space: Any, options: Options) -> Any:
-    """Makes a channel of grpc or of grpc.aio. RuntimeError as in check_process()."""
+    """Makes a channel of grpc or grpc.aio. Raises RuntimeError as check_process() does."""
     global _process
     _process = _process or os.getpid()
     check_process()
@@ -247,16 +248,16 @@ def answer_of(method: str, answer: bytes) -> Any:
 
 
 def answered(error: Any) -> Optional[bool]:
-    """Returns what the RpcError of a PING that waits for a connection means: whether a server has
-    answered; None: it went away again, or gRPC itself failed."""
+    """Interprets the RpcError of a PING that waits for a connection. Returns whether a server has
+    responded, or None if it went away again or gRPC itself failed."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return False
     return True if error.code() in _ANSWERS else None
 
 
 def _host_of(address: str, scheme: str = "") -> str:
-    """Returns the host of HOST:PORT or [ADDRESS]:PORT; with the scheme ipv4 or ipv6 it must be an
-    address of that kind. ValueError: the text is neither."""
+    """Returns the host of HOST:PORT or [ADDRESS]:PORT. With the scheme ipv4 or ipv6 it must be an
+    address of that kind. Raises ValueError if the text is neither."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
         raise ValueError("write host:port, [IPv6 address]:port or unix:path")
@@ -268,8 +269,8 @@ def _host_of(address: str, scheme: str = "") -> str:
 
 
 def hosts_of(target: str) -> List[str]:
-    """Returns the hosts of a gRPC target; none for a socket. The rules are in
-    tests/loopback_cases.txt. ValueError: the target is not understood."""
+    """Returns the hosts of a gRPC target, or none for a socket. The rules are in
+    tests/loopback_cases.txt. Raises ValueError if the target is not understood."""
     scheme, colon, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract") and colon:
         rest = rest[2:] if rest.startswith("///") and scheme == "unix" else rest
@@ -280,11 +281,11 @@ def hosts_of(target: str) -> List[str]:
         return [_host_of(target)]
     rest = rest[3:] if rest.startswith("///") else rest
     if scheme == "dns":
-        # The target may name the name server to ask: dns://SERVER/NAME.
+        # The target may name the name server to query: dns://SERVER/NAME.
         server, slash, name = rest[2:].partition("/")
         if rest.startswith("//") and server and slash:
             _host_of(name)
-            return [rest]  # The name server decides what this resolves to.
+            return [rest]  # The name server decides what the name resolves to.
         return [_host_of(rest)]
     return [_host_of(address, scheme) for address in rest.split(",")]
 

@@ -1,7 +1,7 @@
-"""Errors: one class for each reason that the server or the client gives.
+"""Errors, with one class for each reason that the server or the client gives.
 
-Each is a ts.Error, and also the built-in class that Python programs catch for such a failure, if
-there is one.
+Each class is a ts.Error. If Python has a built-in class that programs catch for such a failure, it
+is that as well.
 """
 
 from typing import Any, Dict, Mapping, Optional, Type
@@ -16,7 +16,7 @@ class Error(Exception):
     """A call that failed.
 
     code: gRPC's code, such as "NOT_FOUND". reason: stable, for programs; the class has it as well.
-    details: the server's numbers, by name. retry_after: seconds after which the server suggests
+    details: the server's numbers, by name. retry_after: the seconds after which the server suggests
     another attempt, or None.
     """
 
@@ -99,7 +99,7 @@ class PlacementUnsupported(Error, NotImplementedError): reason = "PLACEMENT_UNSU
 class OperationTooLong(Error, RuntimeError): reason = "OPERATION_TOO_LONG"
 class StepFailed(Error, RuntimeError): reason = "STEP_FAILED"
 class CudaError(Error, RuntimeError): reason = "CUDA_ERROR"
-# --- room
+# --- exhausted limits
 class GpuMemoryExhausted(Error, MemoryError): reason = "GPU_MEMORY_EXHAUSTED"
 class HostMemoryExhausted(Error, MemoryError): reason = "HOST_MEMORY_EXHAUSTED"
 class ScratchExhausted(Error, MemoryError): reason = "SCRATCH_EXHAUSTED"
@@ -139,11 +139,11 @@ class BufferChanged(Error, RuntimeError): reason = "BUFFER_CHANGED"
 
 
 class Unsupported(Error, TypeError, NotImplementedError):
-    """The server does not compute this; the text names an alternative."""
+    """The server cannot compute this. The text names an alternative."""
 
 
 class NoAttribute(Unsupported, AttributeError):
-    """NumPy's arrays have this, but the server does not compute it; the text names an
+    """NumPy arrays have this attribute, but the server cannot compute it. The text names an
     alternative."""
 
 _OF_CODE: Dict[str, Type[Error]] = {
@@ -154,8 +154,8 @@ _OF_CODE: Dict[str, Type[Error]] = {
 }
 
 
-# grpcio's asyncio reports this for a message that it could not hand to gRPC because the call has
-# ended: the status with which the call ended is lost.
+# grpcio's asyncio reports this for a message that it could not hand to gRPC because the call had
+# ended. The status with which the call ended is lost.
 _WRITE_FAILED = ("INTERNAL", "Internal error from Core")
 
 
@@ -166,7 +166,8 @@ def make(
     details: Optional[Mapping[str, str]] = None,
     retry_after: Optional[float] = None,
 ) -> Error:
-    """Makes an error of the class for the reason, else of the class for the code, else an Error."""
+    """Makes an error of the class for the reason, otherwise of the class for the code, otherwise an
+    Error."""
     kind = Error._of_reason.get(reason, _OF_CODE.get(code, Error))
     return kind(text, code, reason, details, retry_after)
 
@@ -182,8 +183,8 @@ def damaged(what: str) -> Error:
 
 
 def read(kind: Any, data: bytes) -> Any:
-    """Parses the bytes of a message of a class. gRPC does not do it, because its asyncio gives None
-    for a damaged one."""
+    """Parses the bytes of a message of a class. gRPC does not do this, because its asyncio gives
+    None for a damaged message."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -210,11 +211,11 @@ def from_rpc(error: Any) -> Error:
                     delay = p.RetryInfo.FromString(detail.value).retry_delay
                     retry_after = delay.seconds + delay.nanos / 1e9
     except DecodeError:
-        pass  # The code and the text are there without them.
+        pass  # The error still has its code and text.
     broken = code in ("UNAVAILABLE", "CANCELLED") or (code, text) == _WRITE_FAILED
     if broken and not reason:
-        # The server gives every refusal a reason; without one the connection failed, or gRPC
-        # cancelled a call because the server was stopping.
+        # The server gives every refusal a reason. Without a reason, the connection failed, or
+        # gRPC cancelled a call because the server was stopping.
         what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
         code, reason, text = "UNAVAILABLE", "CONNECTION_LOST", f"the connection {what}: {text}"
     return make(text, code, reason, details, retry_after)
@@ -236,4 +237,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = "tessera"  # The module where callers find them.
+    globals()[_name].__module__ = "tessera"  # The module where callers find it.

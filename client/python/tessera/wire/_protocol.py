@@ -1,7 +1,8 @@
 """The protocol's messages and methods, made from descriptors when the package is imported.
 
-No generated code: it would tie the package to the version of protobuf that generated it. The
-descriptors live in a separate pool, so that a program may have stubs of the same files.
+There is no generated code, because it would tie the package to the version of protobuf that
+generated it. The descriptors are in a separate pool, so that a program may have stubs of the same
+files.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ else:
 
 
 def message(name: str) -> Any:
-    """Returns the class of a message, by its full name."""
+    """Returns the class of a message by its full name."""
     return _class_of(_pool.FindMessageTypeByName(name))
 
 
@@ -70,7 +71,7 @@ def _methods() -> Dict[str, Method]:
 
 
 METHODS = _methods()
-# Callers parse these responses only if they need more than the number at the beginning: making a
+# Callers parse these responses only if they need more than the number at the beginning. Making a
 # message takes longer than everything else that is done with a number.
 UNREAD = ("Dot", "Reduce")
 READ = {name: method.response for name, method in METHODS.items() if name not in UNREAD}

@@ -12,9 +12,10 @@ LONGEST_DELAY_S = 10.0
 
 
 class Retry:
-    """A refusal for want of room (it has a RetryInfo) is retried as long as `patience` lasts, in
-    seconds: the server has done nothing. A broken connection is retried only for calls that may run
-    twice, up to MAX_FAILURES times in a row."""
+    """Decides which failures are retried. The server refuses a call with a RetryInfo when it lacks
+    capacity. It has done nothing then, so the call is retried until `patience` seconds have passed.
+    A broken connection is retried only for calls that may run twice, up to MAX_FAILURES times in a
+    row."""
 
     def __init__(
         self,
@@ -23,7 +24,7 @@ class Retry:
         patience: float,
         since: Optional[float] = None,
     ) -> None:
-        """since: when patience began, by time.monotonic(); None: now."""
+        """since: the time from which the seconds count, by time.monotonic(); None means now."""
         self._options = options
         self._idempotent = idempotent
         self._patience = patience
@@ -31,15 +32,15 @@ class Retry:
         self._failures = 0
 
     def left(self) -> float:
-        """Returns the remaining seconds of patience."""
+        """Returns the remaining seconds."""
         return self._patience - (time.monotonic() - self._since)
 
     def moved(self) -> None:
-        """Starts the patience again."""
+        """Counts the seconds from now."""
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """Starts the patience again and forgets earlier failures."""
+        """Counts the seconds from now, and forgets earlier failures."""
         self._failures = 0
         self.moved()
 
@@ -52,8 +53,8 @@ class Retry:
                 return None
             pause = max(pause, min(error.retry_after, LONGEST_DELAY_S) * random.uniform(1, 1.25))
         else:
-            # A server that is stopping has done nothing; one that got damaged bytes has dropped
-            # them.
+            # A server that is stopping has done nothing, and a server that got damaged bytes has
+            # dropped them.
             safe = self._idempotent or isinstance(error, (Draining, BadChecksum))
             transient = isinstance(error, (ConnectionLost, Draining, BadChecksum))
             if not (safe and transient) or self._failures >= MAX_FAILURES:
