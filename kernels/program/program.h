@@ -1,6 +1,6 @@
-// A program of operations, planned and run on one stream. Each pass is a function in a file of the
-// same name; call them in the order of their declarations. An error in a step is that step's status,
-// and affects only the steps that need its result. For one thread at a time.
+// A program of operations, planned and run on one stream. Call the passes in the order of their
+// declarations. An error in a step is the status of that step, and affects only the steps that need
+// its result. For one thread at a time.
 #pragma once
 
 #include <array>
@@ -86,7 +86,8 @@ struct Program {
   char* block = nullptr;  // the memory of everything that LayOut places
 };
 
-// Fails the step if a step that it needs has failed: FAILED_PRECONDITION / STEP_FAILED {failed_step}.
+// Fails the step with FAILED_PRECONDITION / STEP_FAILED {failed_step} if a step that it needs has
+// failed.
 void InheritFailure(const Program& program, ProgramStep& step);
 
 // Pass 1. Finds the types of all operands and results, and counts readers.
@@ -117,9 +118,9 @@ std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const St
 // Sets the addresses of results in program.block.
 void PlaceResults(Program& program);
 
-// Pass 5. Runs what can run, and leaves scalars where later steps read them. run: RunStep with the
-// caller's options; it runs each step that is not part of a batch. Returns an error if no later step
-// can succeed. The stream is not synchronised.
+// Pass 5. Runs the steps that can run, and stores scalars where later steps read them. `run` runs a
+// step that is not part of a batch, by RunStep. Returns an error if no later step can succeed. Does
+// not synchronise the stream.
 using StepRunner = absl::FunctionRef<absl::StatusOr<ScalarResult>(ProgramStep& step)>;
 absl::Status RunSteps(Program& program, Stream& stream, StepRunner run);
 absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& step,

@@ -395,8 +395,8 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   return shares;
 }
 
-// Launches a problem, in wider accumulators as well if sums have left the range. Returns the time on
-// the device's clock if `timing`, in microseconds. Throws DeviceError.
+// Launches a problem, and launches it again in wider accumulators if sums have left the range. With
+// `timing`, returns the time by the device's clock, in microseconds. Throws DeviceError.
 template <class Problem>
 double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, const Work<Problem>& work, bool timing) {

@@ -347,8 +347,8 @@ inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own)
 }
 
 // Enqueues all shares or, for a wide launch, the shares that have left the range. They run after
-// all earlier work on `own`, and before all later work on it. `launch` launches one share; it is not
-// called if the strategy launches all shares itself.
+// all earlier work on `own`, and before all later work on it. `launch` launches one share, unless
+// the strategy launches all shares itself.
 template <class Problem>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, Stream& own, bool wide,

@@ -59,8 +59,8 @@ inline bool IsInline(const v1::Result& destination) {
   return !destination.has_buffer() && !destination.has_scratch();
 }
 
-// Returns how long inline operands take on their way to a GPU, and inline results on their way back,
-// at 10 GB/s, in microseconds. result: null if results do not count.
+// Returns how long the copies of inline operands to a GPU and of inline results back take at 10
+// GB/s, in microseconds. result: null if results do not count.
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
                           const ResultType* result, const Device& device);
 

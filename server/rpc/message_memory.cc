@@ -103,6 +103,7 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
 
 // Without limits, a message of many empty nodes, operands or steps would take dozens of times its
 // size. In a program, an expression that is too long fails only its own step.
+constexpr std::size_t kAllOperands = kMaxSteps * kMostOperands, kAllNodes = kMaxSteps * kMostNodes;
 constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
      kMostOperands},
@@ -119,13 +120,13 @@ constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.ExecuteRequest", "tessera.v1.ExecuteRequest.steps", "steps", "TOO_MANY_STEPS",
      kMaxSteps},
     {"tessera.v1.ExecuteRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
-     kMaxSteps* kMostOperands},
+     kAllOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
-     kMaxSteps* kMostOperands},
+     kAllOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
-     kMaxSteps* kMostOperands},
+     kAllOperands},
     {"tessera.v1.ExecuteRequest", "tessera.v1.Expression.nodes", "expression.nodes",
-     "BAD_EXPRESSION", kMaxSteps* kMostNodes},
+     "BAD_EXPRESSION", kAllNodes},
 };
 
 }  // namespace

@@ -270,7 +270,7 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              static_cast<std::size_t>(size) * sizeof(Entry<T>), stream, arrays, size, indices);
 }
 
-// The number of SMs of the largest GPU, for an upper bound. Launches use the device's actual number.
+// The number of SMs of the largest GPU, for an upper bound. Launches use the device's number.
 constexpr int kMostMultiprocessors = 192;
 
 Cost CostOf(const TopKProblem& p) {

@@ -201,8 +201,8 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The number of SMs for which the cost is stated, and that of the largest GPU, for an upper bound of
-// the scratch memory. Launches use the device's actual number.
+// The numbers of SMs for which the cost and the scratch memory are stated. Launches use the device's
+// number; no GPU has more than the second one.
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
