@@ -201,8 +201,8 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The numbers of SMs for which the cost and the scratch memory are stated. Launches use the device's
-// number; no GPU has more than the second one.
+// The numbers of SMs for which the cost and the scratch memory are stated; no GPU has more than the
+// second one. Launches use the device's number.
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
