@@ -357,14 +357,14 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   const auto staged = Get(StageReduce(x, &stage));
   MapProblem& map = (staged)->problem();
   ReduceAxesProblem problem{.outer = 1, .length = kRows, .inner = kColumns, .out = sums.data()};
-  const FoldMapAxes work{map, *own.stream, problem, /*first_inner=*/1};
+  const FoldMapAxes work(map, *own.stream, problem, /*first_inner_axis=*/1);
   Get(WithinLimit(&strategy, problem, /*named=*/true, nullptr, *own.stream, work));
   Stats stats = StatsOf(strategy, problem);
   work.Account(strategy, stats);
   EXPECT_EQ(stats.roundoff, 1 / 24.0);
   EXPECT_EQ(stats.bytes, 18001 + sizeof(float))
       << "x, in place of the map's values, and the factor";
-  EXPECT_NO_THROW(work(*own.stream, problem, strategy));
+  EXPECT_NO_THROW(work.Launch(*own.stream, problem, strategy));
   EXPECT_LE(own.budget.used(), 2 << 20);
   EXPECT_EQ(sums, std::vector<float>(static_cast<std::size_t>(kColumns), 2 * kRows));
   ASSERT_TRUE(EndRequest(*own.stream).ok());

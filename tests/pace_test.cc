@@ -398,12 +398,13 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
     PreparedMemory memory;
   };
   // Acts like a strategy that prepares its operands itself.
-  struct Preparing : WholeLaunch<ReduceProblem> {
-    void operator()(Stream& stream, const ReduceProblem& p,
-                    const Strategy<ReduceProblem>& strategy) const {
-      stream.Prepare({"parts", operands[0].view}, 256);
-      WholeLaunch::operator()(stream, p, strategy);
+  struct Preparing final : Work<ReduceProblem> {
+    explicit Preparing(const View& operand) : x(operand) {}
+    void Launch(Stream& stream, ReduceProblem& p, const Chosen& strategy) const override {
+      stream.Prepare({"parts", x}, 256);
+      strategy.launch(p, stream);
     }
+    const View& x;
   };
   const std::int64_t n = 1 << 22;
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
@@ -412,15 +413,14 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
     Paced l;
     l.options.strategy = "cpu_serial";
     l.options.max_seconds = l.options.max_slow_seconds = 1e9;
-    ReduceProblem p{.n = n};
-    const OperandSlot operands[] = {{x, false, &p.x}};
+    ReduceProblem p{.n = n, .x = values.data()};
     const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
     const double cold = l.pace.Estimate(strategy, p);
     char parts[256];
     Kept kept;
     kept.memory = {parts, ready};
     l.stream->KeepWith(&kept);
-    ASSERT_TRUE(ExecuteScalar(*l.stream, p, false, l.options, Preparing{{operands}}).ok());
+    ASSERT_TRUE(ExecuteScalar(*l.stream, p, false, l.options, Preparing(x)).ok());
     EXPECT_EQ(l.pace.Estimate(strategy, p) == cold, ready);
   }
 }

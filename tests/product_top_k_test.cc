@@ -172,7 +172,7 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
                                       {vector({search.m, 1}, {1, 1}), false},  // one per row
                                       {vector({search.m, search.n}, {search.n, 1}), false},
                                       {vector({1, 1, search.n}, {1, 1, 1}), false}}) {
-    search.operands[0] = operand;
+    search.request.operands[0] = operand;
     EXPECT_EQ(chosen(), want) << ToString(operand.shape);
   }
   search.Make();
