@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
@@ -20,7 +21,7 @@ struct DotSpec {};
 // The operands of its expression follow x.
 struct ReduceSpec {
   ReduceOp op = ReduceOp::kSum;
-  absl::InlinedVector<int, 4> axes;  // none: the whole array becomes a number
+  std::vector<int> axes;  // none: the whole array becomes a number
   bool keep_dims = false;
   std::optional<Expression> expression;
 };
