@@ -84,7 +84,7 @@ class Future {
 };
 
 // Each method takes the arguments of the Client method with the same name.
-class AsyncClient {
+class AsyncClient : public Operations<AsyncClient> {
  public:
   explicit AsyncClient(Connection* connection) : connection_(connection) {}
 
