@@ -46,7 +46,7 @@ absl::StatusOr<v1::Buffer> Upload(Client& client, const std::string& name,
   return client.Upload(name, DTypeOf<T>(), shape, FromMemory(BytesOf(values)), options);
 }
 
-// Makes a small array that is sent within a request.
+// Creates a small array that is sent within a request.
 template <class T>
 v1::Tensor Inline(absl::Span<const T> values, absl::Span<const std::int64_t> shape) {
   v1::Tensor tensor;

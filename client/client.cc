@@ -583,7 +583,7 @@ class Received {
   const DownloadOptions& options_;
   std::optional<v1::Buffer> buffer_;
   std::uint64_t bytes_ = 0;
-  std::uint32_t checksum_ = 0;  // of the bytes received so far
+  std::uint32_t checksum_ = 0;  // checksum of the bytes received so far
 };
 
 }  // namespace

@@ -66,7 +66,7 @@ struct ClientOptions {
   std::string tls_ca = {};
   std::string tls_cert = {};
   std::string tls_key = {};
-  // The name that the server's certificate must be for. Empty means the host of `server`.
+  // The name for which the server's certificate must be valid. Empty means the host of `server`.
   std::string tls_server_name = {};
   // The token that identifies the caller to a server with --tokens, or the path of a file that
   // contains it. Both may be empty. The file is reread at most once a second. A token for a server
@@ -318,10 +318,10 @@ class Client : public Operations<Client> {
   absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
                                           std::optional<absl::Duration> ttl,
                                           const CallOptions& call = {});
-  // Makes a new buffer from a buffer or a view of one, within the server. The view may be a window
-  // or a transpose. The copy may have another dtype, device or placement. If dtype is absent, the
-  // copy has the source's dtype. If device and placement are both empty, it is placed like the
-  // source.
+  // Creates a buffer from another buffer or a view of it, within the server. The view may be a
+  // window or a transpose. The copy may have another dtype, device or placement. If dtype is
+  // absent, the copy has the source's dtype. If device and placement are both empty, it is placed
+  // like the source.
   absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},
@@ -331,7 +331,7 @@ class Client : public Operations<Client> {
   // even after the array's original name is gone. version: the version of the source.
   absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
                                         std::uint64_t version = 0, const CallOptions& call = {});
-  // Makes a new buffer from one on another server. The client's server fetches the array itself, so
+  // Creates a buffer from one on another server. The client's server fetches the array itself, so
   // `server` is the other server's host:port as seen from the client's server. device: empty for
   // the server's first device. There is no timeout unless `call` has one.
   absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(

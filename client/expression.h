@@ -25,7 +25,7 @@ namespace tessera {
 // twice is computed once.
 class Expr {
  public:
-  // Makes a constant. Without a dtype, the constant takes the type of the value with which it is
+  // Creates a constant. Without a dtype, the constant takes the type of the value with which it is
   // combined. An integer of 2^63 or more becomes a floating-point constant.
   template <class T>
   requires std::is_arithmetic_v<T> Expr(T value,  // NOLINT(google-explicit-constructor)
@@ -45,8 +45,8 @@ class Expr {
     }
     data_ = std::make_shared<const Data>(std::move(node), std::vector<Expr>());
   }
-  // Makes an operation. args: as many as the operation takes. dtype: the type to cast to, for CAST
-  // only.
+  // Creates an operation. args: as many as the operation takes. dtype: the type to cast to, for
+  // CAST only.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
 
   friend Expr Element(std::uint32_t operand);
@@ -80,7 +80,7 @@ inline Expr operator<(const Expr& a, const Expr& b) { return {MapOp::kLess, {a, 
 inline Expr operator<=(const Expr& a, const Expr& b) { return {MapOp::kLessEqual, {a, b}}; }
 inline Expr operator>(const Expr& a, const Expr& b) { return {MapOp::kGreater, {a, b}}; }
 inline Expr operator>=(const Expr& a, const Expr& b) { return {MapOp::kGreaterEqual, {a, b}}; }
-// Logical operators for truth values.
+// Logical operators for booleans.
 inline Expr operator&(const Expr& a, const Expr& b) { return {MapOp::kAnd, {a, b}}; }
 inline Expr operator|(const Expr& a, const Expr& b) { return {MapOp::kOr, {a, b}}; }
 inline Expr operator^(const Expr& a, const Expr& b) { return {MapOp::kXor, {a, b}}; }

@@ -1,5 +1,4 @@
-// The operations with their operands and options, once for everything that offers them: Client,
-// AsyncClient and Program.
+// The operations with their operands and options, defined once for Client, AsyncClient and Program.
 #pragma once
 
 #include <cstdint>
@@ -114,9 +113,10 @@ v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expressi
 v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
                             std::optional<int> axis, const OperationOptions& options);
 
-// The operations as methods. Of Client they return absl::StatusOr<v1::DotResponse> and its like. Of
-// AsyncClient they return Future<v1::DotResponse>, or an AsyncCall if a Callback<v1::DotResponse>
-// is their last argument. Of Program they return the ProgramStep whose result later steps use.
+// The operations as methods. The methods of Client return absl::StatusOr<v1::DotResponse> and so
+// on. Those of AsyncClient return Future<v1::DotResponse>, or an AsyncCall if the last argument is
+// a Callback<v1::DotResponse>. The methods of Program return the ProgramStep whose result later
+// steps use.
 template <class Self>
 class Operations {
  public:

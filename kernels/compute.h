@@ -272,10 +272,10 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 //     results do not fit the stream's scratch budget. If they exceed the budget's limit, an
 //     operation that names no strategy falls back on ChooseInPlace. The fallback depends on
 //     configuration and never on load, because another strategy gives different bits.
-//   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid.
-// Dot and Reduce (with their default strategies), Add, Map and copies read strided and broadcast
-// operands in place or in pieces of bounded size. An expression that computes the input of Reduce
-// is evaluated during the fold, or in pieces of bounded size. Scratch memory for a whole array is
+//   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid. Dot and
+// Reduce (with their default strategies), Add, Map and copies read strided and broadcast operands
+// in place or in pieces of bounded size. If an expression computes the input of Reduce, it is
+// evaluated during the fold, or in pieces of bounded size. Scratch memory for a whole array is
 // needed in three cases: Reduce with a named strategy that is not a tree, Matmul with an
 // expression, and a fold of an expression along the outermost axis. If the last needs more than the
 // limit, the columns are folded in parts. Except in that case, results are bit for bit those of Map
@@ -323,7 +323,7 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output
                      const RunOptions& options = {});
 // Does the same with out on another device. The copy is direct if Stream::ReachesPeer, and
 // otherwise goes through the host. It is made in pieces. If the view has gaps or elements are
-// converted, two pieces are in the scratch memory of `from`. view is on the device of `from`, and
+// converted, the scratch memory of `from` holds two pieces. view is on the device of `from`, and
 // out on the device of `to`. The caller must have exclusive use of both streams, and stopped() of
 // both is checked between pieces.
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,

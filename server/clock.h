@@ -11,8 +11,8 @@ namespace tessera {
 // safe.
 absl::Time SteadyNow();
 
-// For tests: moves what SteadyNow() returns forward, permanently and for the whole process. Does
-// not wake threads that sleep. Thread safe.
+// For tests: advances SteadyNow() permanently and for the whole process. Does not wake threads that
+// are sleeping. Thread safe.
 void AdvanceSteadyNow(absl::Duration by);
 
 }  // namespace tessera

@@ -251,7 +251,7 @@ absl::Status Core::CheckHeader(std::size_t bytes) const {
   if (bytes <= kMostHeader) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
-      "besides its data, the message has more than a name, a type and a placement",
+      "the message's fields other than data are too large",
       {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMostHeader)}});
 }
 

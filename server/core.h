@@ -203,7 +203,7 @@ class Core {
   const absl::Time start_time_ = SteadyNow();
   const std::vector<std::unique_ptr<Device>> devices_;
   Budget host_memory_;
-  std::array<Budget, kStreamKinds> streams_;  // by StreamKind
+  std::array<Budget, kStreamKinds> streams_;  // one per StreamKind
   Budget shared_memory_;
   Budget shared_regions_;
   SharedRegions regions_;

@@ -341,7 +341,7 @@ void AddLimits(CLI::App& app, Options& options) {
   AddBytes(
       app, "host-memory", "1Gi",
       "memory for messages: requests, uploads, responses; by default a quarter of the memory of "
-      "the host or control group, and 1Gi at most",
+      "the host or cgroup, but at most 1Gi",
       kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
   AddCount(app, "max-buffers", "maximum number of buffers, including those being written",
            std::uint64_t{1}, std::uint64_t{1} << 32, options.max_buffers);
@@ -362,7 +362,7 @@ void AddWork(CLI::App& app, Options& options) {
            64, options.workers);
   AddSeconds(
       app, "max-operation-seconds",
-      "how long one operation may take, by estimate; 1e9, the maximum, is in effect no limit",
+      "limit on the estimated time of one operation; 1e9, the maximum, is in effect no limit",
       options.max_operation_seconds);
   AddSeconds(app, "max-slow-operation-seconds",
              "the same limit for a strategy that is not the default for its problem",
@@ -455,7 +455,7 @@ void AddSharedMemory(CLI::App& app, Options& options) {
   AddBytes(
       app, "shared-memory-limit", "4Gi",
       "memory that all clients may share with the server; by default a quarter of the memory of "
-      "the host or control group, and 4Gi at most",
+      "the host or cgroup, but at most 4Gi",
       4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
   AddCount(app, "max-shared-regions", "maximum number of memory regions that clients may share",
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
@@ -555,7 +555,7 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
   }
   if (!options.sockets.group.empty() && app.count("--socket-mode") == 0)
     options.sockets.mode = 0660;
-  // A small host or control group lowers these two defaults.
+  // A small host or cgroup lowers these two defaults.
   const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
   if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
   if (app.count("--shared-memory-limit") == 0)

@@ -35,7 +35,7 @@ struct Options {
   std::string tls_key;
   std::string tls_client_ca;  // CAs that sign clients' certificates
   bool insecure = false;      // whether other hosts may connect without TLS
-  std::string tokens;         // file of callers (server/access/access.h); empty: all may call
+  std::string tokens;         // file of callers (server/access/access.h); all may call if empty
   SocketAccess sockets;       // who may connect to unix sockets, including that of shared memory
 
   // The servers from which buffers may be imported: host:port, which may contain `*`.
@@ -50,7 +50,7 @@ struct Options {
   MemoryLimit memory_limit;         // for the buffers of each device
   std::uint64_t scratch_limit = 0;  // for each device; for 0, see ScratchLimit
   // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
-  // shared_memory_limit to a quarter of the memory of the host or control group.
+  // shared_memory_limit to a quarter of the memory of the host or cgroup.
   std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_buffers = 100'000;        // including drafts
   std::uint64_t max_uploads = 128;            // simultaneous streams
@@ -65,24 +65,24 @@ struct Options {
   double max_slow_operation_seconds = 5;      // limit on estimates for other strategies
   int workers = 4;                            // simultaneous operations on each device
 
-  absl::Duration connection_idle = absl::Minutes(30);  // limit without calls; infinite: none
+  absl::Duration connection_idle = absl::Minutes(30);  // limit without calls; infinite means none
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
   absl::Duration upload_timeout = absl::Seconds(60);
   absl::Duration download_timeout = absl::Seconds(60);
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration drain_delay = absl::ZeroDuration();
-  std::string ready_file;  // the server is ready once this is created; empty: immediately
+  std::string ready_file;  // the server is ready once this file exists, or immediately if empty
   absl::Duration drain_timeout = absl::Seconds(30);
-  std::string metrics_listen;  // host:port for metrics over HTTP; empty: none
+  std::string metrics_listen;  // host:port for metrics over HTTP; empty means none
   std::string log_level = "info";
   bool log_json = false;
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
-  std::string spans;                           // file of the spans of sampled calls; empty: none
+  std::string spans;                           // file for sampled calls' spans; empty means none
   absl::Duration profile = absl::Seconds(10);  // how long a profiler records after SIGUSR1
   bool reflection = true;
 
-  std::string shared_memory;                       // path of a socket; empty: none
+  std::string shared_memory;                       // path of a socket; empty means none
   std::uint64_t shared_memory_limit = 4ull << 30;  // bytes, for all regions together
   std::uint64_t max_shared_regions = 64;
   bool warm_up = true;

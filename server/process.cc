@@ -241,7 +241,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   if (possible < needed) {
     spdlog::error(
         "the server needs {} more threads, but only {} can be created: a limit of processes "
-        "(ulimit -u, LimitNPROC=), of a control group (pids.max, TasksMax=, --pids-limit) or of "
+        "(ulimit -u, LimitNPROC=), of a cgroup (pids.max, TasksMax=, --pids-limit) or of "
         "addresses (ulimit -v) is too small; a smaller --workers needs fewer threads",
         needed, possible);
     FlushLog(kLastLines);

@@ -395,7 +395,7 @@ void Server::SetHealth() {
 }
 
 void Server::NoteAbsence(absl::Time now) {
-  // On a busy host, a turn may be a little late.
+  // On a busy host, Tend may run a little late.
   constexpr absl::Duration kLate = absl::Seconds(1);
   if (now - last_turn_ > kLate) {
     absent_ += now - last_turn_;
@@ -453,8 +453,8 @@ Server::Verdict Server::Judge() {
 }
 
 void Server::ClearLostDevices() {
-  // This is done at every turn, because a call that began before the loss may still create a buffer
-  // or wait for the device.
+  // This is done every time Tend runs, because a call that began before the loss may still create a
+  // buffer or wait for the device.
   for (const auto& [device, refusing] : lost_devices_) {
     core_->chores().Release(core_->tenants().Evict(*device));
     Executor &compute = core_->compute(*device), &transfers = core_->transfers(*device);

@@ -111,7 +111,7 @@ class Server {
   void WatchFiles();
   // Detects an absence: a time for which the process was stopped (SIGSTOP, a paused container, a
   // suspended host). The clock keeps running in that time, for which neither devices nor callers
-  // are to blame. A long gap since the last turn of Tend reveals an absence.
+  // are to blame. A long gap since Tend last ran reveals an absence.
   void NoteAbsence(absl::Time now);
   // Ends calls whose clients have made no progress for too long.
   void EndIdle(absl::Time now);
@@ -121,7 +121,7 @@ class Server {
   void ClearLostDevices();
 
   std::unique_ptr<Core> core_;
-  absl::Time start_;  // by the wall clock, before the devices are warmed up
+  absl::Time start_;  // wall-clock time before the devices are warmed up
   BufferService buffer_service_;
   ComputeService compute_service_;
   std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null without --shared-memory
@@ -131,7 +131,7 @@ class Server {
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
-  std::optional<StreamWatch> stream_watch_;  // of the listener's connections
+  std::optional<StreamWatch> stream_watch_;  // watches the listener's connections
   std::shared_ptr<ServerTls> tls_;           // null without TLS
   // These must outlive server_, which uses them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
@@ -143,7 +143,7 @@ class Server {
   // The lost devices that Tend has noticed, and, for each, whether the work that is waiting for it
   // is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
-  // The state of Tend: its last turn, and the end of the last absence.
+  // The state of Tend: when it last ran, and when the last absence ended.
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
   // The last absence keeps streams from counting as idle until this time.
   absl::Time forbearance_end_ = absl::InfinitePast();

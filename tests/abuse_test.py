@@ -100,8 +100,8 @@ class Case(o.Case):
         self.assertIn(code, (None, expected), "" if server.pipe else server.log()[-2000:])
 
     def share(self, *flags):
-        """Returns a server that other cases of the class use as well. What a case leaves there is
-        deleted afterwards, and nothing may remain charged."""
+        """Returns a server that other cases of the class use as well. Anything that a case leaves
+        there is deleted afterwards, and nothing may remain charged."""
         if flags not in self.shared:
             self.shared[flags] = Server(self.folder, "--no-warm-up", *flags)
             self.shared[flags].client()
@@ -535,8 +535,8 @@ class WorkTest(Case):
         self.assertEqual(client.names(), ["s"])
 
     def test_the_row_that_runs_by_default_may_take_longer_than_a_lesson(self):
-        """The limit for slow strategies refuses a product that the limit for the default strategy
-        accepts."""
+        """A product that is within the limit for the default strategy exceeds the limit for slow
+        strategies, so it is refused."""
         self.needs_cpu()
         limits = ("--max-slow-operation-seconds", "0.05", "--max-operation-seconds", "60")
         client = self.start(*limits).client()
@@ -839,7 +839,7 @@ HOSTILE_TEXTS = [
 
 class LogTest(Case):
     def hostile_calls(self, client, text):
-        """Makes calls with the text in every field that takes text from a client."""
+        """Sends the text in every field that takes text from a client."""
         one, spec = inline(ONE), o.spec_of(ONE)
         named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
         # The log writes ten lines a second, so calls with different texts come first.
@@ -1665,7 +1665,7 @@ class DrainTest(Case):
         self.assertFalse(outcome_of(call).ok)
 
     def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
-        """The worst that callers see is UNAVAILABLE."""
+        """Callers get no error worse than UNAVAILABLE."""
         server, done = self.start(), [0] * 4
 
         def work(i):

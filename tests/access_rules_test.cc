@@ -72,8 +72,8 @@ TEST(ParseTokens, QuotasAreTheTenants) {
 TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::string secret = "a-token-where-its-hash-belongs";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "it lets nobody in"},
-      {"# nobody\n", "it lets nobody in"},
+      {"", "it admits no callers"},
+      {"# nobody\n", "it admits no callers"},
       {secret, "line 1: it needs a caller, role and tenant"},
       {absl::StrCat("\n", secret, " write a"), "line 2: the first word is not a SHA-256"},
       {absl::StrCat(kHash.substr(1), " write a"), "the first word is not a SHA-256"},
@@ -90,16 +90,17 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {"dns:a.org write a\ndns:A.org read b", "line 2: an earlier line names this caller"},
       {Line("Write a"), "the role is not"},
       {Line("none a"), "the role is not"},
-      {Line("write a/b"), "a tenant's name is"},
-      {Line("write " + std::string(65, 'a')), "a tenant's name is"},
-      {Line("write a disk=1"), "a quota is bytes=SIZE"},
-      {Line("write a bytes"), "bytes is a size"},
-      {Line("write a bytes="), "bytes is a size"},
-      {Line("write a bytes=50%"), "bytes is a size"},
-      {Line("write a calls=-1"), "buffers and calls are whole numbers"},
-      {Line("write a calls=1.5"), "buffers and calls are whole numbers"},
-      {Line("write a calls=1 calls=2"), "a different value of this quota"},
-      {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"), "line 2: the tenant has"},
+      {Line("write a/b"), "a tenant's name must have"},
+      {Line("write " + std::string(65, 'a')), "a tenant's name must have"},
+      {Line("write a disk=1"), "a quota must be bytes=SIZE"},
+      {Line("write a bytes"), "'bytes' must be a size"},
+      {Line("write a bytes="), "'bytes' must be a size"},
+      {Line("write a bytes=50%"), "'bytes' must be a size"},
+      {Line("write a calls=-1"), "'buffers' and 'calls' must be whole numbers"},
+      {Line("write a calls=1.5"), "'buffers' and 'calls' must be whole numbers"},
+      {Line("write a calls=1 calls=2"), "a different value for this quota"},
+      {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"),
+       "line 2: the tenant already has"},
       {absl::StrCat(Line("write a"), Line("read b")), "line 2: an earlier line names this caller"},
   };
   for (const auto& [text, said] : cases) {

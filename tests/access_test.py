@@ -209,7 +209,7 @@ class AccessTest(o.FreshCase):
                 lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
                 "line 2: the role is not",
             ),
-            (lambda: self.write_tokens("# nobody"), "it lets nobody in"),
+            (lambda: self.write_tokens("# nobody"), "it admits no callers"),
             (lambda: self.file.chmod(0o666), "its group or others may write it"),
             (self.file.unlink, "there is no such file"),
         ):
@@ -315,7 +315,7 @@ class AccessTest(o.FreshCase):
         x, y = o.resident("secret"), o.resident("nothing")
 
         def seen(name, operand):
-            """Returns everything that bert is told, with the name removed."""
+            """Returns everything that bert learns from the server, with the name removed."""
             step = o.compute.Step(dot=o.compute.DotRequest(a=operand, b=operand))
             two, versions = dict(a=operand, b=operand), (made.version, draft.version)
             ends = [
@@ -613,7 +613,7 @@ class AccessTest(o.FreshCase):
         anna, bert, server = self.two(flags=("--workers", "1", "--queue", "40", *self.LONG))
         staff = Caller(server, "admin")
         flood = self.flood(anna, 1)
-        self.assert_eventually(lambda: staff.device().scratch_used_bytes > 0)  # It runs.
+        self.assert_eventually(lambda: staff.device().scratch_used_bytes > 0)  # It is running.
         flood += self.flood(anna, 59)
         # Only Anna's queue is full.
         self.assert_eventually(lambda: sum(call.done() for call in flood) == 60 - 41)
@@ -638,7 +638,7 @@ class AccessTest(o.FreshCase):
         staff = Caller(server, "admin")
         flood = self.flood(anna, 2, steps=4)
         self.assert_eventually(lambda: staff.device().waiting == 1)
-        # Programs that are too long for the thread that receives them.
+        # Programs that take too long to run on the receiving thread, so they are queued.
         one = o.inline(np.ones(1, np.float32))
         small = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one))] * 40
         timed = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one, timing=True))]

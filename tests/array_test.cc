@@ -45,8 +45,8 @@ TEST(ViewTest, AcceptsEveryWindowInside) {
   EXPECT_EQ(ok(99, {10, 10}, {-10, -1})->data, data + 99);
   EXPECT_FALSE(ok(99, {10, 10}, {-10, -1})->contiguous());
   EXPECT_TRUE(ok(0, {kMax / 8}, {0}).ok());              // one element, repeated
-  EXPECT_TRUE(ok(100, {0}, {}).ok());                    // nothing, at the end
-  EXPECT_TRUE(ok(50, {5, 0}, {kMax, kMin}).ok());        // nothing, for any strides
+  EXPECT_TRUE(ok(100, {0}, {}).ok());                    // no elements, at the end
+  EXPECT_TRUE(ok(50, {5, 0}, {kMax, kMin}).ok());        // no elements, for any strides
   EXPECT_TRUE(ok(0, {1, 10}, {kMax, 1})->contiguous());  // the stride of an extent of 1 is unused
 }
 

@@ -32,7 +32,7 @@ class BatchTest : public BackendDTypeTest {
     return views;
   }
 
-  // Checks that batch(operand, results) computes for each problem what alone(operands) does.
+  // Checks that batch(operand, results) gives each problem the result of alone(operands).
   static void Compare(const Operands& all, const auto& batch, const auto& alone) {
     std::vector<ScalarResult> results(all.size());
     const auto operand = [&](std::size_t i, int o) -> const View& { return At(all[i], o); };
@@ -73,7 +73,8 @@ class BatchTest : public BackendDTypeTest {
   void CheckAll(const std::vector<T>& x, const std::vector<T>& y) const {
     DeviceArray<T> array(stream(), x, 1), other(stream(), y, 3);
     const std::vector<View> a = Cut(array.data()), b = Cut(other.data() + 5);
-    // All operands, and only those that are so short that a GPU gives each of them a warp.
+    // The first case has all operands, and the second only operands so short that a GPU gives each
+    // of them a warp.
     for (const std::int64_t most : {kBatchBytes, std::int64_t{kTreeRowBytes}}) {
       Operands operands;
       for (std::size_t i = 0; i < a.size(); ++i)
@@ -131,8 +132,8 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
   });
 }
 
-// Operands that are equally spaced slices of an array, and operands one of which begins elsewhere
-// or is shorter.
+// Tests operands that are equally spaced slices of an array, and operands of which one has another
+// offset or is shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
   DispatchDType(dtype(), [&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),

@@ -128,7 +128,7 @@ class Suite:
 
     def __init__(self, server):
         self.requests = Windows(ARGUMENTS.seed)
-        # Takes the kinds in rotation, so that every kind occurs.
+        # Rotates through the kinds, so every kind occurs.
         kinds = [*r.Requests.KINDS, "reduce", "reduce", "reduce"]
         self.cases = [self.requests.valid(kinds[i % len(kinds)]) for i in range(COUNT)]
         self.alone = []

@@ -89,7 +89,7 @@ class CliCase(o.Case):
         return error
 
     def all_fail(self, code, *calls):
-        """Checks each call, which has the reason, a part of the hint, and the arguments."""
+        """Checks each call, given as the reason, a part of the hint, and the arguments."""
         for reason, hint, *arguments in calls:
             with self.subTest(arguments):
                 self.fails(code, reason, hint, *arguments)
@@ -791,7 +791,7 @@ class CliTest(CliCase):
         self.assertIn("--server", asked.stderr)
 
     def test_advice_leads_somewhere(self):
-        """For what the client itself refuses, the advice does not mention the server's log."""
+        """If the client itself refuses a request, the advice does not mention the server's log."""
         self.put("x", np.zeros(3, "<f4"))
         self.fails(4, "BAD_EXPRESSION", "operand 0 is a, 1 is b", "map", "a + b", "x")
         process = self.run_cli("ls", server="gpu.example.org:50051",

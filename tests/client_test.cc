@@ -442,7 +442,8 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   device_->WaitForBlocked(1);
   source.request_stop();
   caller.join();
-  // A call that was cancelled before it began fails, even if it would wait for a server.
+  // A call that was cancelled before it began fails immediately, even if it would otherwise wait
+  // for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
 }

@@ -336,7 +336,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   const auto buffer =
       client.Upload("x", DType::kF32, {1000},
                     [&](std::uint64_t offset, absl::Span<char> out) {
-                      if (offset > 0) {  // Until the server has seen the end.
+                      if (offset > 0) {  // Waits until the server has seen the end.
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
                       }

@@ -35,7 +35,7 @@ class CompletionTest(o.Case):
         return result.stdout
 
     def types(self, shell, *cases):
-        """Returns what the shell makes of typed lines. The first line prints "ready"."""
+        """Returns the shell's output for typed lines. The first line prints "ready"."""
         terminal = Terminal(*shell, cwd=self.folder, **self.environment)
         self.addCleanup(terminal.close)
         for typed, line in cases:

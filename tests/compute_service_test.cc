@@ -65,7 +65,7 @@ TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   for (const char* reason : {"HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_TRUE(may_repeat(reason, 100)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101)) << reason;
-    // It does not matter whether the caller is told the free amount.
+    // The test does not depend on whether the caller is told the free amount.
     EXPECT_TRUE(may_repeat(reason, 100, false)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101, false)) << reason;
   }
@@ -398,7 +398,7 @@ TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
   add = AddInto("");
   *add.mutable_a() = InView(add.a(), 0, {4096}, {0});
   *add.mutable_b() = add.a();
-  add.set_timing(true);  // A timed step launches on the device.
+  add.set_timing(true);  // Makes the step launch a kernel on the device.
   const int before = device_.Count(FakeDevice::Step::kLaunch);
   ExpectError(Call(request), "HOST_MEMORY_EXHAUSTED");
   EXPECT_EQ(device_.Count(FakeDevice::Step::kLaunch), before);
@@ -427,7 +427,7 @@ class OneWorker : public ServiceTest {
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // Granted only to a thread of a queue.
+    const CallQueue::Leave leave;  // Only a thread of a queue can get this.
     by_queues += leave.granted();
     ++freed;
   });

@@ -72,7 +72,8 @@ TEST(Crc32c, CombinesOverSizesBeyond32Bits) {
   std::uint32_t moved = crc;
   for (int i = 0; i < 4; ++i) moved = Crc32cCombine(moved, 0, huge / 4);
   EXPECT_EQ(Crc32cCombine(moved, 0, huge % 4), Crc32cCombine(crc, 0, huge));
-  // The 32-bit shift register has a period of 2^31 - 1, so that many zero bytes change nothing.
+  // The 32-bit shift register has a period of 2^31 - 1, so appending that many zero bytes changes
+  // nothing.
   EXPECT_EQ(Crc32cCombine(crc, 0, (std::uint64_t{1} << 31) - 1), crc);
 }
 

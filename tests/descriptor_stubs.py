@@ -1,5 +1,5 @@
-"""Makes at run time, from descriptors, what protoc and its gRPC plugin would generate. For hosts
-that have neither, with any version of protobuf from 3.21 on."""
+"""Builds stubs from descriptors at run time, like those that protoc and its gRPC plugin generate.
+It is for hosts that have neither, and works with protobuf 3.21 and later."""
 
 import sys
 import types

@@ -1,7 +1,7 @@
-// Makes a device fault at every place where one can occur in every request: the k-th allocation,
-// copy, launch or wait fails, for each possible k. The call reports the fault or succeeds, leaves
-// nothing behind, and the same call succeeds afterwards. Also loses the device at each of these
-// places: the call reports that, and nothing remains on the device.
+// Makes a device fail at every possible point of every request: the k-th allocation, copy, launch
+// or wait fails, for each possible k. The call reports the fault or succeeds, leaves nothing
+// behind, and the same call succeeds afterwards. Also loses the device at each of these places: the
+// call reports the loss, and nothing remains on the device.
 #include <unistd.h>
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class EveryFaultTest : public ServiceTest {
     ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {64, 64}, values).ok());
   }
 
-  // Makes the request with each fault. stored: the names that the request stores if it succeeds.
+  // Sends the request with each fault. stored: the names that the request stores if it succeeds.
   void Try(const std::string& what, const std::function<grpc::Status()>& request,
            const std::vector<std::string>& stored = {}) {
     int hit = 0;

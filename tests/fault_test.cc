@@ -395,7 +395,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
 
 TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   StartServer();
-  device_->Fail(Step::kProbe, Kind::kFailed);  // This is not a loss.
+  device_->Fail(Step::kProbe, Kind::kFailed);  // The device is not lost.
   const int asked = device_->Count(Step::kProbe);
   ASSERT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -455,7 +455,7 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   const int asked = device_->Count(Step::kProbe);
   for (int i = 0; i < 10; ++i) {
     AdvanceSteadyNow(absl::Milliseconds(500));
-    absl::SleepFor(absl::Milliseconds(60));  // Longer would count as a suspension.
+    absl::SleepFor(absl::Milliseconds(60));  // A longer pause would count as a suspension.
   }
   EXPECT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_TRUE(IsServing());
@@ -490,7 +490,7 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     EXPECT_FALSE(device_->lost());
   }
   EXPECT_TRUE(upload.Finish().ok());
-  // The time counts while the process runs, and so does all of the time of work that begins later.
+  // Time counts only while the process runs. For work that begins later, all of the time counts.
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(Eventually([&] {
       AdvanceSteadyNow(absl::Milliseconds(100));

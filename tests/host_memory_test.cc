@@ -1,4 +1,4 @@
-// The free memory that the system reports, in any version of control groups, and allocated memory.
+// The free memory that the system reports, in any version of cgroups, and allocated memory.
 #include "kernels/device/host_memory.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST(HostMemoryTest, Version2ObeysEveryGroupAround) {
 TEST(HostMemoryTest, Version1) {
   Root root;
   root.Write("/proc/self/cgroup", "4:memory:/docker/x\n1:cpu:/docker/x\n0::/\n");
-  // Inside a container the path is the path on the host, and the mount is the group itself.
+  // Inside a container, the path is that of the host, but the mount is the cgroup itself.
   root.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "400000\n");
   root.Write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "150000\n");
   EXPECT_EQ(root.Read().total, 400000u);
@@ -85,7 +85,7 @@ TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
   EXPECT_EQ(root.Quota(), 0);
   root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n");
   EXPECT_EQ(root.Quota(), 3);
-  // The smallest quota of all enclosing groups counts.
+  // The smallest quota among the cgroup and its ancestors counts.
   root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
   EXPECT_EQ(root.Quota(), 1);
 }
@@ -93,7 +93,7 @@ TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
 TEST(HostMemoryTest, AQuotaOfVersion1) {
   Root root;
   root.Write("/proc/self/cgroup", "5:cpuset:/x\n4:cpu,cpuacct:/docker/x\n");
-  // Inside a container the path is the path on the host, and the mount is the group itself.
+  // Inside a container, the path is that of the host, but the mount is the cgroup itself.
   root.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   root.Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 0);

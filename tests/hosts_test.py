@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests several servers as an outsider sees them: links to the memory of a buffer, buffers that one
-server imports from another over connections that break, and names that have one home.
+"""Tests several servers from outside: links to a buffer's memory, imports between servers over
+connections that break, and names that have one home.
 
 usage: hosts_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
@@ -109,7 +109,7 @@ def test_link_is_the_same_memory(server, client):
     assert used(client) == before, "a link takes memory"
     assert (link.name, link.state, link.size_bytes) == ("t/1", 2, x.nbytes)
     assert link.version > first.version and tuple(link.shape) == x.shape
-    # A link stays when the first name is deleted or is given to another array.
+    # A link stays valid when the first name is deleted or is given to another array.
     client.put("x", np.zeros(3, np.float32), replace=True)
     assert same(client, "t/1", x)
     got = client.call("Dot", a=o.resident("t/1", version=link.version), b=o.resident("t/1"))
@@ -153,7 +153,7 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
-        # A link to a link does not keep the first link in the count.
+        # A link to a link does not make the first link count any longer.
         few.call("DeleteBuffer", name="b")
         few.call("CopyBuffer", source="c", name="d", link=True)
         few.call("DeleteBuffer", name="c")

@@ -95,7 +95,7 @@ class ImageTest(o.Case):
         self.assertTrue(self.healthy(server, TESSERA_LISTEN="127.0.0.1:1"))
 
     def test_every_address_is_asked_by_ipv4(self):
-        """Every kernel has IPv4."""
+        """IPv4 is available on every kernel."""
         server, (address,) = self.start(TESSERA_LISTEN="127.0.0.1:0")
         every = o.environment(TESSERA_LISTEN=address.replace("127.0.0.1", "[::]"))
         with subprocess.Popen(["sleep", "1h"], env=every) as other:

@@ -350,8 +350,8 @@ struct Limited {
   std::unique_ptr<Stream> stream;
 };
 
-// Returns TESSERA_LARGEST, which tools that watch every access set. No array needs more elements
-// than this.
+// Returns TESSERA_LARGEST: no array needs more elements than this. It is set when tests run under a
+// tool that watches every access.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);

@@ -57,8 +57,8 @@ class RawConnection {
     const sockaddr_in to = Loopback(address);
     return connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
   }
-  // Returns whether gRPC greets this client, as it does if it serves the client. False means that
-  // the connection was closed, or that nothing came for a minute.
+  // Returns whether gRPC greets this client, as it does if it serves the client. Returns false if
+  // the connection was closed, or if nothing arrived for a minute.
   bool IsServed() {
     char byte;
     return Readable() && recv(fd_, &byte, 1, MSG_PEEK) == 1;

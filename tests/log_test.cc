@@ -126,7 +126,7 @@ TEST(LogTest, WhatIsKnownOfACallAreFieldsInJson) {
                                 id + ")\n"));
 }
 
-// There are at most ten lines a second, and each call without a line is counted once.
+// At most ten lines are written per second, and each call without a line is counted once.
 TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   const absl::Status status =
       MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME", "no name", {});

@@ -1,5 +1,4 @@
-// Expressions before Reduce and after Matmul have the bits of two separate steps. Also tests truth
-// values.
+// Expressions before Reduce and after Matmul have the bits of two separate steps. Also tests bool.
 #include <numeric>
 
 #include "kernels/problem/matmul.h"
@@ -92,8 +91,8 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
   });
 }
 
-// Tests what a kernel may compute while it folds: broadcast operands, truth values, and a value
-// that is used later.
+// Tests what a kernel may compute while it folds: broadcast operands, bool, and a value that is
+// used later.
 TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   ForType([&]<class T>(T) {
     constexpr DType kDType = DTypeOf<T>();
@@ -310,7 +309,7 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
           {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}, *own.stream);
 }
 
-// If there are no pieces, some columns are folded at a time. Most sums are exact.
+// Without pieces, a few columns are folded at a time. Most sums are exact.
 TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   constexpr std::int64_t kDepth = 3, kColumns = 21;
   const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;

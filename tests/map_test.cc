@@ -326,7 +326,7 @@ TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   });
 }
 
-// The errors that the tests above allow each node are within the bound that a response states.
+// The error that the tests above allow for each node is within the bound that a response states.
 TEST_P(MapTest, NodesHaveTheBoundOfTheirRoundings) {
   ForType([&]<FloatElement T>(T) {
     const View x = WholeView({DTypeOf<T>(), MakeShape({5})}, nullptr);
@@ -439,7 +439,7 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
 }
 
 // Steps of one type between elements of other types: conversions between 16-bit types and f32, and
-// truth values.
+// bool.
 TEST_P(MapTest, TypesAtTheEndsOfAChain) {
   ForType([&]<class T>(T) {
     const std::int64_t n = WatchedClosely() ? 301 : 4097;
@@ -454,7 +454,7 @@ TEST_P(MapTest, TypesAtTheEndsOfAChain) {
     for (std::size_t i = 0; i < a.size(); ++i) chosen.push_back(bytes[i] != 0 ? a[i] : b[i]);
     ExpectSame(Run<T>({x, y, truth}, {In(2), In(0), In(1), Op(MapOp::kWhere, {0, 1, 2})}), chosen,
                "mask");
-    // a < b gives truth values, which are bytes.
+    // a < b gives bool elements, which are bytes.
     const Nodes less = {In(0), In(1), Op(MapOp::kLess, {0, 1})};
     if (Takes({x, y}, less)) {
       DeviceArray<std::uint8_t> out(stream(), n);
@@ -555,7 +555,7 @@ TEST_P(MapTest, RandomExpressions) {
       };
       const auto constant = operands;
       const std::uint32_t steps = 1 + below(12);
-      std::vector<std::uint32_t> numbers(nodes.size());  // Nodes that are not truth values.
+      std::vector<std::uint32_t> numbers(nodes.size());  // Nodes that are not bool.
       std::iota(numbers.begin(), numbers.end(), 0u);
       for (std::uint32_t step = 0; step < steps; ++step) {
         const auto latest = static_cast<std::uint32_t>(nodes.size() - 1);
@@ -671,8 +671,8 @@ TEST(ExpressionTest, TypesThatMeet) {
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
 }
 
-// One-byte integers and truth values are converted to the type of the other arguments, in any
-// number and order.
+// One-byte integers and bool are converted to the type of the other arguments, in any number and
+// order.
 TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   const auto type_of = [](MapOp op, std::vector<DType> types) {
     const auto program = CompileExpression({In(0), In(1), In(2), Op(op, {0, 1, 2})}, types);

@@ -526,16 +526,22 @@ class MatmulPartsTest : public MatmulTest {
   }
 };
 
-// For 16-bit types on an H200, the model chooses, in this order: tiles of 128 x 128, 128 x 192 and
-// 128 x 256 in two parts; pairs of 128 x 256, 64 x 128 and 128 x 128 in two parts; pairs of 64 x
-// 128 and 128 x 128 with k split; and the same pairs whole. Each matrix is a column of small whole
-// numbers times a row, so every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l]
-// column[j].
+// Each matrix is a column of small whole numbers times a row, so every element is exact and known:
+// a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
-  constexpr MatmulShape kShapes[] = {{1109, 1803, 3705},  {1957, 2103, 1121}, {2345, 1712, 963},
-                                     {2189, 2312, 13320}, {2090, 387, 5187},  {707, 2935, 3983},
-                                     {381, 419, 1934},    {391, 770, 5730},   {73, 83, 422},
-                                     {2987, 263, 322}};
+  // The comments say what the model chooses for 16-bit types on an H200.
+  constexpr MatmulShape kShapes[] = {
+      {1109, 1803, 3705},   // tiles of 128 x 128, each in two parts
+      {1957, 2103, 1121},   // tiles of 128 x 192, each in two parts
+      {2345, 1712, 963},    // tiles of 128 x 256, each in two parts
+      {2189, 2312, 13320},  // pairs of 128 x 256 tiles, in two parts
+      {2090, 387, 5187},    // pairs of 64 x 128 tiles, in two parts
+      {707, 2935, 3983},    // pairs of 128 x 128 tiles, in two parts
+      {381, 419, 1934},     // pairs of 64 x 128 tiles, k split
+      {391, 770, 5730},     // pairs of 128 x 128 tiles, k split
+      {73, 83, 422},        // pairs of 64 x 128 tiles, whole
+      {2987, 263, 322},     // pairs of 128 x 128 tiles, whole
+  };
   Dispatch([&]<class T, class O>(T, O) {
     int transposes = 0;
     for (const MatmulShape& s : kShapes)
@@ -547,8 +553,8 @@ TEST_P(MatmulPartsTest, AllOfC) {
 TESSERA_PRODUCTS(MatmulPartsTest,
                  {"tensor_bf16", "tensor_f16", "tensor_tf32", "tensor_f32x3", "warp_tiled_tma"});
 
-// For each main loop, there are enough tiles per block that blocks are kept abreast, on two
-// streams.
+// Tests each main loop on two streams, with so many tiles per block that the kernel keeps the
+// blocks abreast.
 class MatmulAbreastTest : public MatmulPartsTest {};
 
 TEST_P(MatmulAbreastTest, AllOfLargeC) {

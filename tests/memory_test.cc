@@ -5,7 +5,8 @@
 namespace tessera::test {
 namespace {
 
-// The limit on scratch memory decides the strategy. Its free part and free device memory do not.
+// The limit on scratch memory decides the strategy. The free part of that limit and free device
+// memory have no influence.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;

@@ -216,9 +216,9 @@ class Cut(o.FreshCase):
         return path
 
     def under_way(self, far, near, seconds, mib=(40, 16, 48)):
-        """Returns functions by name. Each does some work and returns pairs to compare. All of them
-        wait for progress for this number of seconds. mib: the sizes of what the command line and
-        the Python client put, and of what is fetched."""
+        """Returns functions by name. Each function does some work and returns pairs to compare. All
+        functions wait at most this number of seconds for progress. mib: the sizes of what the
+        command line and the Python client put, and of what is fetched."""
         limits = dict(timeout=seconds, stall_timeout=seconds, connect_timeout=seconds)
         patience = f"{seconds}s"
         arrays = [self.array(size) for size in mib]

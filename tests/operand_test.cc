@@ -37,7 +37,8 @@ TEST(OperandSyntax, Names) {
   EXPECT_EQ(file->name, "some/x[0].npy");
 }
 
-// Compares with Python's range(extent)[slice], for every combination of bounds around the ends.
+// Compares the result with Python's range(extent)[slice], for every combination of bounds around
+// the ends.
 TEST(OperandSyntax, SlicesFollowPython) {
   const std::vector<std::string> bounds = {"",  "-9", "-5", "-4", "-1", "0",
                                            "1", "3",  "4",  "5",  "9"};

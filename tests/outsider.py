@@ -496,7 +496,7 @@ class Server:
 
     def asleep(self):
         """Returns whether none of its threads is running or runnable, and in this process only the
-        caller's thread is. Then nothing that was sent is still on its way."""
+        caller's thread is. In that case nothing that was sent is still in transit."""
         return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):

@@ -262,10 +262,10 @@ class LearningTest : public testing::Test {
 TEST_F(LearningTest, LearnsWhatARowTakes) {
   const DotProblem p = {.n = 1 << 24};
   const double cold = Estimate(p);
-  // A first call is believed, because there is no other information.
+  // The time of a first call is accepted, because there is no other information.
   pace_.Learn(strategy_, p, 2 * cold);
   EXPECT_NEAR(Estimate(p), 2 * cold, 0.02 * cold);
-  // A single call that takes three times as long is not believed, but many such calls are.
+  // A single call that takes three times as long does not change the rate, but many such calls do.
   pace_.Learn(strategy_, p, 6 * cold);
   EXPECT_LT(Estimate(p), 3 * cold);
   for (int i = 0; i < 50; ++i) pace_.Learn(strategy_, p, 6 * cold);

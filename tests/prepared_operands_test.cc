@@ -16,7 +16,7 @@ constexpr std::uint64_t kLimit = 8 * kBytes;
 
 class PreparedOperandsTest : public testing::Test {
  protected:
-  // Makes a READY buffer of `size` times kBytes.
+  // Creates a READY buffer of `size` times kBytes.
   std::shared_ptr<const Buffer> Put(const std::string& name, std::int64_t size = 1) {
     BufferSpec spec;
     spec.name = name;
@@ -29,7 +29,8 @@ class PreparedOperandsTest : public testing::Test {
     return store_.Seal(**draft)->buffer;
   }
 
-  // A call whose only operand is a buffer. It uses the buffer's prepared memory until it ends.
+  // A call whose only operand is a buffer. The call uses the buffer's prepared memory until it
+  // ends.
   struct User {
     User(PreparedOperandsTest& test, std::shared_ptr<const Buffer> buffer)
         : User(test.prepared_, *test.stream_, std::move(buffer)) {}
@@ -45,8 +46,8 @@ class PreparedOperandsTest : public testing::Test {
     PreparedOperands::Call call;
   };
 
-  // Returns what a call gets that prepares only this operand. done: whether the call's work has
-  // ended.
+  // Prepares only this operand for a call, and returns what the call gets. done: whether the call's
+  // work has ended.
   PreparedMemory Ask(const std::shared_ptr<const Buffer>& buffer, std::string_view how = "copy",
                      std::size_t bytes = kBytes, bool done = true) {
     User user(*this, buffer);

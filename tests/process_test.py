@@ -64,7 +64,7 @@ class SignalTest(Case):
                 self.assert_logs(server, said, count)
             server.signal(signal.SIGHUP)
         self.assertEqual(Caller(server, "first").names(), ["x"])
-        # A stop immediately after a reload works.
+        # Stopping right after a reload works.
         server.signal(signal.SIGHUP)
         self.assertEqual(server.stop(), 0)
 

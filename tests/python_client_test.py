@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Talks to a running server with only the .proto files of this project, and compares with NumPy.
 
-The client is the distribution's grpcio with its default options. A client in any other
-language can do whatever passes here.
+The client is the distribution's grpcio with its default options. Clients in any other language can
+do everything that this test does.
 """
 
 import sys

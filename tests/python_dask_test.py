@@ -162,7 +162,7 @@ class OneProcess(Local):
             close_to(found if isinstance(found, np.ndarray) else found.numpy(), expected)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, hence in this process.
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, so in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "no silent download"):

@@ -83,7 +83,7 @@ class ReasonsTest(unittest.TestCase):
         self.assertIsNone(pause(*full, left=0.1, retry_after=0.5))
         self.assertIsNone(pause(*lost))
         self.assertIsNone(pause("UNAVAILABLE", "DEVICE_LOST", True))
-        # Whatever the server has not done, or has dropped, is retried.
+        # Calls that the server has not run, or whose data it has dropped, are retried.
         self.assertTrue(pause("UNAVAILABLE", "DRAINING"))
         self.assertTrue(pause("DATA_LOSS", "BAD_CHECKSUM"))
         retry = _retry.Retry(options, True, 60)

@@ -317,7 +317,7 @@ class Cancelled(Case):
         cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
 
     def check(self, client, work, method, want, calls=2, cancels=1):
-        """Checks what the client makes of cancelled calls. want: the result, or None if the call is
+        """Checks how the client treats cancelled calls. want: the result, or None if the call is
         lost."""
         self.relay.cancels = {method: cancels}
         self.relay.calls.clear()

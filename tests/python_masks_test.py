@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests truth values as arrays, masks, and expressions as inputs of reductions and as epilogues of
+"""Tests arrays of bool, masks, and expressions as inputs of reductions and as epilogues of
 products, all against NumPy.
 """
 
@@ -228,7 +228,7 @@ class MasksTest(Case):
             self.assertRaises((TypeError, ValueError), x.max, initial=wrong)
 
     def test_deviations_of_fewer_than_they_take(self):
-        """Such deviations are infinite, or NaN if nothing deviates."""
+        """The result for such deviations is infinite, or NaN if nothing deviates."""
         for dtype, n in itertools.product(NUMBERS, (0, 1, 2, 4)):
             a = np.arange(3 * n).reshape(n, 3).astype(dtype)
             a[:, 0] = 5

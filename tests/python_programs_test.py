@@ -27,8 +27,8 @@ class Value:
 
 
 def typed(*values):
-    """Returns arrays of one type, promoted as in NumPy 2. NumPy 1 considers the values of arrays
-    without axes."""
+    """Returns arrays of one type, promoted as in NumPy 2. NumPy 1 also considers the values of 0-d
+    arrays."""
     dtype = np.result_type(*(v.array.dtype for v in values))
     return [v.array.astype(dtype) for v in values]
 

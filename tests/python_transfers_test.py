@@ -646,7 +646,7 @@ class SeveralTest(unittest.TestCase):
     ALSO_FULL, STALLED = ts.HostMemoryExhausted("", "RESOURCE_EXHAUSTED"), ts.Stalled("")
     CASES = (
         ((ENDED, ENDED, ENDED), None),
-        ((FULL, ENDED, ENDED), FULL),  # The others continue.
+        ((FULL, ENDED, ENDED), FULL),  # The other streams continue.
         ((ENDED, ENDED, FULL), FULL),
         ((FULL, ALSO_FULL, ENDED), FULL),
         ((FULL, ALSO_FULL, LOST), LOST),

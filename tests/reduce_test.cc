@@ -565,7 +565,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
 
 TESSERA_STRATEGY_SUITE(DeterministicReduceAxesTest, ReduceAxesTest, kDeterministic);
 
-// The order of a fold depends on the shape, not on the address.
+// The order in which elements are folded depends on the shape and not on the address.
 TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
   ForType([&]<class T>(T) {
     for (const auto& [rows, columns, axis] :
@@ -576,7 +576,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
         DeviceArray<T> array(stream(), values, offset);
-        // The words have 64 bits and hold a result of any type.
+        // Results of any type fit in a 64-bit word.
         const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
         if (first.empty()) first = got;
         EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;

@@ -194,7 +194,7 @@ class TransferFixture : public ServiceTest {
   }
   std::uint64_t Below(std::uint64_t n) { return random_() % n; }
 
-  // Makes a draft of that many bytes, which must be even, to be written in ranges.
+  // Creates a draft of that many bytes, an even number, to be written in ranges.
   void Reserve(const std::string& name, std::uint64_t size) {
     Good<v1::CreateBufferResponse>(Of<v1::CreateBufferRequest>(
         absl::StrCat("name: '", name, "' spec { dtype: DTYPE_F16 shape: ", size / 2, " }")));

@@ -17,7 +17,7 @@ from outsider import eventually
 RNG = np.random.default_rng(20261126)
 MIB = 1 << 20
 # Arrays for GPUs are larger, and some calls need more scratch memory for them. Without
-# --no-warm-up, warming up eight devices would take long on few cores.
+# --no-warm-up, warming up eight devices would take a long time on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
 
 
@@ -276,8 +276,8 @@ def test_products_of_views_and_steps(server, client):
     whole = client.call("Matmul", a=o.resident("a"), b=o.resident("b"), result=o.into("c"))
     c = np.frombuffer(client.download("c"), "f4").reshape(m, n)
     assert whole.stats.devices > 1
-    # Some of its rows, which may all be on one device, give the same elements. On a GPU, strategies
-    # may be chosen by the extents.
+    # A product with only some of the rows, which may all be on one device, gives the same elements.
+    # On a GPU, strategies may be chosen by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
         got = client.call(

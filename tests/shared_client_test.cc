@@ -1,5 +1,5 @@
-// The client library with a server that shares memory. The client uses the memory by itself, and
-// continues without it.
+// The client library with a server that shares memory. The client uses that memory without being
+// told to, and continues without it if it fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -57,8 +57,8 @@ class SharedClientTest : public ::testing::Test {
     return client_.Upload(name, DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
                           FromMemory(data), options);
   }
-  // Uploads an array while the server still copies into a slot that the client has given up. The
-  // copy ends after the upload has filled its slot.
+  // Uploads an array while the server is still copying into a slot that the client has given up.
+  // That copy ends after the upload has filled its own slot.
   void ExpectIntactUpload(Client& client) {
     const std::string data(kSlot, 'd');
     const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
@@ -332,7 +332,7 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   std::string got(kSlot, '\0');
   EXPECT_FALSE(hasty.Download("old", absl::MakeSpan(got)).ok());
   device_->WaitForBlocked(1);
-  // The server still works for the abandoned download when the next array is in its slot.
+  // The server is still working on the abandoned download when the next array is in its slot.
   ExpectIntactUpload(hasty);
 }
 

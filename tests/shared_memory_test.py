@@ -384,7 +384,8 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
-    # Only in the block count, memory beyond the end makes up for a hole. The server fills the hole.
+    # Memory beyond the end makes up for a hole, but only in the block count. The server fills the
+    # hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
     punch(tricky, PAGE, 2 * PAGE)

@@ -318,7 +318,7 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
 
 TESSERA_BACKENDS(StreamTest);
 
-// Launches each CPU strategy on a stopped stream, which must not have done the work.
+// Launches each CPU strategy on a stopped stream and checks that nothing was computed.
 class StopTest : public testing::Test {
  protected:
   StopTest() : stream_(*MakeStream(*TestDevice(Backend::kCpu))) {

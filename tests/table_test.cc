@@ -262,8 +262,8 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_NE(Chosen(Matmul(DType::kF64, 1024, 1024, 1 << 18), hopper), "ozaki_f64");
 }
 
-// Whatever the trees say, there is a strategy, and it rounds no more than the strategy that takes
-// all problems.
+// There is always a strategy, regardless of the trees, and it rounds no more than the strategy that
+// accepts all problems.
 TEST(ChoiceTest, OfRandomProducts) {
   const Described hopper(Backend::kCuda);
   Random random(11);

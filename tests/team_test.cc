@@ -655,7 +655,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   EXPECT_GE(compared, 3);
 }
 
-// Tiles of tensor_f32x3 are computed again, and the sums of other shares do not change.
+// Some tiles of tensor_f32x3 are computed again. This does not change the sums of other shares.
 TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   std::mt19937 random(13);
   ProductCase c{DType::kF32, DType::kF32, 200, 70, 90, false, 0, "", /*leaves_range=*/true};
@@ -709,7 +709,7 @@ TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
       EXPECT_TRUE(Run(count, 0) == alone) << spoiled << " " << count;
       EXPECT_TRUE(Run(count, count - 1) == alone) << spoiled << " " << count;
     }
-    // The other order of addition shows in rows that have not changed.
+    // The other order of addition changes the bits even in rows whose operands have not changed.
     const std::string first = alone.substr(0, 1 << 20);
     if (spoiled) {
       EXPECT_NE(first, before);

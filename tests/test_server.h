@@ -38,7 +38,7 @@ bool Eventually(Condition condition) {
   return false;
 }
 
-// Makes a message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
+// Parses a message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
 template <class Message>
 Message Of(const std::string& text) {
   Message message;

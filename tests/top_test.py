@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests `tessera top` from outside: its output compared with the server and its metrics, malformed
-metrics pages, and a terminal that is restored however the program ends.
+"""Tests `tessera top` from outside: its output is compared with the server and its metrics, metrics
+pages may be malformed, and the terminal is restored regardless of how the program ends.
 """
 
 import contextlib
@@ -150,8 +150,8 @@ def page_of(content, chunked=False):
 
 class RatesTest(TopCase):
     def rates(self, first, second, chunked=False):
-        """Returns what the program makes of these two consecutive pages, and the seconds that it
-        takes."""
+        """Returns what the program computes from these two consecutive pages, and the seconds that
+        it takes."""
         pages = [first, second]
         begin = time.monotonic()
         with page_of(lambda: pages.pop(0), chunked) as metrics:

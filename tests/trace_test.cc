@@ -57,7 +57,7 @@ TEST(TraceTest, WhatIsMalformedNamesNone) {
   EXPECT_FALSE(ParseTraceparent(std::string(4096, '0')).known);
 }
 
-// Whatever is done to one character, the result follows the grammar.
+// For any change of one character, the header is accepted or rejected according to the grammar.
 TEST(TraceTest, EachCharacterMatters) {
   const std::string text = Header("00-ID-PARENT-01");
   for (std::size_t i = 0; i < text.size(); ++i) {

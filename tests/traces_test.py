@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests traces from outside: which calls get a response and a log line with their trace, what is
-said about slow calls, and spans in a file, whatever happens to that file.
+said about slow calls, and spans in a file, including files that cannot be written.
 
 usage: traces_test.py --server build/bin/tessera-server [test ...]
 """

@@ -305,7 +305,7 @@ TEST_F(OneTransferWorker, UploadsTakeTurns) {
   for (const std::string& name : names) Reserve(name, 10'000);
   device_.Close(Step::kCopyToDevice);
   std::vector<std::unique_ptr<Sender>> senders;
-  int sent = 0;  // In total. Per sender, one message is read and one waits.
+  int sent = 0;  // In total: per sender, one message is being read and one is waiting.
   const auto all_sent = [&] {
     int sum = 0;
     for (const auto& sender : senders) sum += sender->sent();
@@ -433,7 +433,7 @@ TEST_F(LittlePatience, IsForReadersThatPause) {
   EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
 }
 
-// The timeout expires although one of these messages is always being handled.
+// A steady flow of messages without data does not keep an upload alive: its timeout still expires.
 TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   UploadStream upload(server_.buffers());
   EXPECT_TRUE(upload.Write(First("a", 2, "abcd")));
@@ -482,7 +482,8 @@ TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
 TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
   const std::string bytes = Random(10 * kSlot);
   Put("x", bytes);
-  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));  // Put's responses are gone.
+  // Wait until the responses of Put have been freed.
+  ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));
   grpc::ClientContext context;
   auto reader = Download(context, "name: 'x' checksums: true");
   EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
@@ -542,7 +543,7 @@ TEST_F(TransferTest, ReadersWhoLeaveLeaveNothing) {
     grpc::ClientContext contexts[4];
     std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> readers;
     for (grpc::ClientContext& context : contexts) readers.push_back(Download(context));
-    device_.WaitForBlocked(2);  // The others are waiting for a worker.
+    device_.WaitForBlocked(2);  // The other downloads are waiting for a worker.
     if (round % 3 == 0) device_.Open();
     for (grpc::ClientContext& context : contexts) {
       v1::DownloadResponse response;
@@ -631,7 +632,7 @@ TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
       context.TryCancel();
       EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
       EXPECT_TRUE(Eventually([&] { return Used("downloads") == 0; }));
-      Settle();  // The call is gone by then.
+      Settle();  // The call has ended by then.
       done = true;
     };
     reader = Download(context);
@@ -659,7 +660,7 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
   (*pool)->Trim();
   use(4);
   EXPECT_EQ(device.Count(Step::kStaging), 5) << "nothing was unused";
-  (*pool)->Trim();  // One has been unused.
+  (*pool)->Trim();  // One slot has been unused.
   use(5);
   EXPECT_EQ(device.Count(Step::kStaging), 6);
   (*pool)->Trim();

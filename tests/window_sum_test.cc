@@ -169,7 +169,7 @@ TEST_P(WindowSumTest, StridedViews) {
 
 TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 
-// A running sum that adds and subtracts would not forget the large element.
+// A running sum that adds and subtracts would keep an error from the large element.
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   ForType([&]<class T>(T) {
     std::vector<T> x = NormalVector<T>(9000, 5);

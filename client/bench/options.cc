@@ -55,7 +55,8 @@ Beside ParseBeside(const std::string& text) {
   if (colon == std::string::npos ||
       !CLI::detail::lexical_cast(text.substr(colon + 1), beside.callers) || beside.callers < 1 ||
       beside.callers > 4096)
-    throw CLI::ValidationError("--beside", "\"" + text + "\" needs 1 to 4096 callers: upload:16");
+    throw CLI::ValidationError("--beside",
+                               "\"" + text + "\" needs 1 to 4096 callers, for example upload:16");
   return beside;
 }
 

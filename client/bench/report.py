@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Makes the tables and plots of docs/performance.md, docs/measured/service.md and
+"""Generates the tables and plots of docs/performance.md, docs/measured/service.md and
 docs/measured/python.md from runs of service_bench and client/python/peers.py.
 
   report.py render [--check]
@@ -206,7 +206,7 @@ def brief_cells(run, row, bare):
 
 
 def brief_note(runs):
-    """Returns a note like that of Run.note for several runs."""
+    """Returns the note for a table with several runs, similar to Run.note."""
 
     def each(values):
         return " and ".join(dict.fromkeys(values))

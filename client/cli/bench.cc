@@ -421,7 +421,8 @@ void AddBench(CLI::App& app, Command& chosen) {
           "they count its 2 M N K operations. The ceiling is measured on the same device\n"
           "in the same run. For matmul, it is the rate of the vendor library (cublas,\n"
           "cpu_library) on the same problem; for the others, it is how fast the server's\n"
-          "dot reads arrays too large for caches. Arrays that fit in caches may exceed it.\n\n"
+          "dot reads arrays too large for the caches. Rates for arrays that fit in the\n"
+          "caches may exceed this ceiling.\n\n"
           "Results must agree within the sum of the error bounds that the strategies\n"
           "state, or the exit code is 1. Up to 1048576 evenly spaced elements of large\n"
           "arrays are compared.\n\n") +

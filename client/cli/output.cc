@@ -554,11 +554,11 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   }
   if (reason == "ROLE_TOO_SMALL")
     return "it needs a token with the role " + figure("needed") +
-           "; the server's operator makes one";
+           "; ask the server's operator for one";
   if (const std::string_view advice = AdviceFor(reason); !advice.empty())
     return std::string(advice);
   if (absl::IsUnimplemented(error))
-    return "the server at " + at + " is older than this client, or is another kind of server";
+    return "the server at " + at + " is older than this client, or is not a Tessera server";
   return std::string(AdviceFor(error.code()));
 }
 

@@ -110,7 +110,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   for (Json& step : json["steps"]) {
     if (!step.is_object() || step.size() != 1 || !step.begin()->is_object())
       return BadProgram(path,
-                        "a step is an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
+                        "a step must be an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
     if (absl::Status status = Expand(session, *step.begin()); !status.ok()) return status;
     step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }

@@ -43,7 +43,7 @@ struct MetricsSample {
     std::vector<std::string> slowdowns;  // the reasons for lower clocks
   };
   std::chrono::steady_clock::time_point time;
-  double start_time = 0;               // of the process, in seconds since 1970
+  double start_time = 0;               // when the process started, in seconds since 1970
   std::map<std::string, Calls> calls;  // by method
   std::map<std::pair<std::string, std::string>, double> refusals;  // by code and reason
   std::map<std::string, Gpu> gpus;                                 // by device

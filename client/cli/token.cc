@@ -1,4 +1,4 @@
-// token: makes a token for a server with --tokens.
+// token: generates a token for a server with --tokens.
 #include <openssl/evp.h>
 #include <sys/random.h>
 
@@ -47,7 +47,7 @@ void AddToken(CLI::App& app, Command& chosen) {
   auto role = std::make_shared<std::string>("write");
   auto tenant = std::make_shared<std::string>("default");
   CLI::App* command = app.add_subcommand(
-      "token", "Make a token, and the line that admits it to a server with --tokens");
+      "token", "Generate a token, and the line that admits it to a server with --tokens");
   command->add_option("--role", *role, "The token's role: read, write or admin")
       ->type_name("ROLE")
       ->check(CLI::IsMember({"read", "write", "admin"}))
@@ -56,9 +56,9 @@ void AddToken(CLI::App& app, Command& chosen) {
       ->type_name("NAME")
       ->check(
           [](const std::string& name) {
-            return IsPlainName(name)
-                       ? ""
-                       : "a tenant has 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'";
+            return IsPlainName(name) ? ""
+                                     : "a tenant's name must have 1 to 64 characters of A-Z, a-z, "
+                                       "0-9, '.', '_' and '-'";
           },
           "")
       ->capture_default_str();

@@ -199,7 +199,7 @@ def check(tessera, folder, case, strategy, dtype):
     error = np.abs(value - case.exact)
     bound = np.broadcast_to(case.bound(stats["roundoff"], ROUNDOFF[dtype]), error.shape)
     good = bool(np.all(error <= bound))
-    # Shows the element of an array that comes nearest to its bound.
+    # The element that is shown is the one whose error comes nearest to its bound.
     worst = np.argmax(error / np.where(bound > 0, bound, 1)) if good else np.argmax(error - bound)
     print(f"{case.title:<26}{strategy:<25}{dtype:<5}{human_us(stats['kernel_us']):>10}"
           f"{human_us(stats['wall_us']):>10}{float(error.flat[worst]):>11.1e}"

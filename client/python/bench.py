@@ -4,12 +4,12 @@
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera] [--parts transfers]
 
 A ping is grpc.health.v1.Health/Check sent by grpcio without messages, bytes in and out. "bare Dot"
-is the same with a request that was serialised beforehand, and "Dot by a stub" makes and reads
-messages as generated code does. Of the asyncio callers, bare_bytes sends such bytes repeatedly,
-bare_messages makes the messages for each call, as callers of stubs do, and same_expression and
-new_expression use the package. --cli names the C++ client's command line, which uploads the same
-array from a file in memory and downloads it to such a file; the start of its process is not
-counted.
+is the same with a request that was serialised beforehand, and "Dot by a stub" builds and parses
+messages as generated code does. There are four asyncio callers: bare_bytes sends such bytes
+repeatedly, bare_messages builds the messages for each call, as callers of stubs do, and
+same_expression and new_expression use the package. --cli names the C++ client's command line, which
+uploads the same array from a file in memory and downloads it to such a file; the start of its
+process is not counted.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/python_api.md from the sources of the package: the public names with their
+"""Generates docs/python_api.md from the sources of the package: the public names with their
 signatures and docstrings.
 
 usage: make_api_page.py [--check]

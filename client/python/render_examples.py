@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the examples against a server and makes docs/examples/NAME.md for each: its text, its code,
-what each cell printed, and its plot (matplotlib).
+"""Runs the examples against a server and generates docs/examples/NAME.md for each: its text, its
+code, what each cell printed, and its plot (matplotlib).
 
 usage: render_examples.py ADDRESS --caption "MACHINE, DATE" [NAME...]
        render_examples.py --check

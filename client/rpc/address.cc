@@ -95,7 +95,7 @@ bool IsLoopback(absl::string_view address) {
 
 // Returns what is wrong with HOST:PORT, or "" if it is valid.
 absl::string_view WrongWith(absl::string_view address) {
-  constexpr absl::string_view kForms = "an address is HOST:PORT, [IPV6]:PORT or unix:/PATH";
+  constexpr absl::string_view kForms = "an address must be HOST:PORT, [IPV6]:PORT or unix:/PATH";
   const std::optional<HostPort> parts = Split(address);
   if (!parts || parts->host.empty()) return kForms;
   const bool digits = !parts->port.empty() &&

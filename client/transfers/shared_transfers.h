@@ -50,8 +50,8 @@ class SharedTransfers {
 
   absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request, const Limit& limit);
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const Limit& limit);
-  // Makes the shared memory if there is none. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and
-  // the errors of SharedMemory::Make and of the limit.
+  // Creates the shared memory if there is none. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE,
+  // and the errors of SharedMemory::Make and of the limit.
   absl::Status Prepare(const Limit& limit);  // mutex_ is held
   // Takes slots for a transfer of `size` bytes, if shared memory is worthwhile and slots are free.
   absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const Limit& limit);

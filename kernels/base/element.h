@@ -50,8 +50,8 @@ struct Half {
 #ifdef __CUDA_ARCH__
     return __half2float(__ushort_as_half(bits));
 #else
-    // This has no branches, so that the compiler can vectorise loops over halves. The product
-    // changes the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
+    // This has no branches, so the compiler can vectorise loops over halves. The product changes
+    // the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
     const auto number = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     const std::uint32_t infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
@@ -201,8 +201,8 @@ struct Int128 {
     }
     double unit = 1;
     if (upper != 0) {
-      // Keep the leading 64 bits, and set the last of them if any bit after them is set. They then
-      // round as the whole number does.
+      // Keep the leading 64 bits, and set the last of them if any bit after them is set. Rounding
+      // these bits then gives the same double as rounding the whole number.
       for (unit = 0x1p64; upper >> 63 == 0; unit /= 2) {
         upper = upper << 1 | lower >> 63;
         lower <<= 1;

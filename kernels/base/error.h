@@ -1,6 +1,6 @@
-// Errors everywhere above the kernels: each is an absl::Status with a reason and metadata.
-// server/rpc/convert.cc converts it to a google.rpc.ErrorInfo, and client/client.cc converts that
-// back to a Status.
+// Errors everywhere above the kernels. Each is an absl::Status with a reason and metadata.
+// server/rpc/convert.cc converts the Status to a google.rpc.ErrorInfo, and client/client.cc
+// converts the ErrorInfo back to a Status.
 #pragma once
 
 #include <initializer_list>

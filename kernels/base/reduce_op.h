@@ -85,8 +85,8 @@ constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
-// Whether the operation folds elements of this type. For truth values, only operations that count
-// or test them exist.
+// Whether the operation folds elements of this type. Only the operations that count or test
+// elements accept bool.
 constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;
 }

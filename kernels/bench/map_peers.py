@@ -199,7 +199,7 @@ def measure(options, elements):
 
 
 def about(options):
-    """Returns what was measured, and on which device."""
+    """Returns the names of the device and of the peers' versions, and the date."""
     import tessera
 
     with tessera.connect(options.address) as t:

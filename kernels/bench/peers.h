@@ -1,7 +1,7 @@
-// Calls of the vendor's libraries on the same operands, as their documentation recommends. A claim
-// of being faster refers to these calls if the strategy that calls the library does more work than
-// they do (the reductions of `library` accumulate in double) or less (`cublas` takes the algorithm
-// that the library's own heuristics rank first).
+// Calls of the vendor's libraries on the same operands, as their documentation recommends. The
+// strategies `library` and `cublas` are not always a fair comparison: the reductions of `library`
+// accumulate in double, and `cublas` takes the algorithm that the library's own heuristics rank
+// first. In these cases, a claim of being faster than the library refers to the calls in this file.
 #pragma once
 
 #include <cstdint>

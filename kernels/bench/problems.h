@@ -18,14 +18,14 @@ struct Candidate {
   std::string name;
   bool chosen = false;    // whether it is the default for a request that names no strategy
   bool strategy = false;  // whether it could be the default
-  bool vendor = false;    // whether it is the vendor's
+  bool vendor = false;    // whether it is a call of the vendor's library
   std::function<void()> launch;
 };
 
 struct RandomProblem {
   std::string operation, dtype;
   std::string shape;            // extents, transposes, pitches, and offsets in bytes
-  std::vector<float> features;  // for a product: those of kernels/choose/tuning.h
+  std::vector<float> features;  // for a product: its MatmulFeatures
   // The vendor's calls, and the strategies whose estimate is at most kBeyond times the lowest one
   // and whose error bound does not exceed that of the default or of the vendor's strategy.
   std::vector<Candidate> candidates;

@@ -12,8 +12,8 @@ enum class Way { kChosen, kBeforehand, kRemote };
 void SetWay(Way way);
 
 // Times a square product of f32 or f64 that cuBLASXt computes on the first `count` GPUs. Returns
-// the time of the fastest round by the host's clock. a and b are first copied to other memory of
-// the first GPU. Returns 0 if the library is missing or fails.
+// the time of the fastest round, measured with the host's clock. a and b are first copied to other
+// memory on the first GPU. Returns 0 if the library is missing or fails.
 double XtMicroseconds(DType dtype, std::int64_t side, const void* a, const void* b, int count,
                       int rounds);
 

@@ -134,7 +134,7 @@ class Figures:
         return found[0][field] if found else None
 
     def unit(self, operation):
-        """Returns the unit of an operation's rates, and how many of the JSON's units it equals."""
+        """Returns the unit of an operation's rates, and its ratio to the unit in the JSON."""
         if operation != "matmul":
             return "GB/s", 1
         return ("GFLOP/s", 1) if self.cpu else ("TFLOP/s", 1000)
@@ -201,8 +201,8 @@ def grid(operation, corner, order, columns, cell, show, note):
 
 
 def sizes_table(data, operation, dtype):
-    """Returns a table of times by size. For the largest size it also shows the rate, as a number
-    and as a percentage of the ceiling and of the library's rate."""
+    """Returns a table of times by size. For the largest size, the table also shows the rate, as a
+    number and as percentages of the ceiling and of the library's rate."""
     rows = data.of(operation, dtype)
     sizes = sorted({r["size"] for r in rows}, key=size_key)
     if operation == "matmul":
@@ -393,14 +393,14 @@ def choices_table(data, operation):
 
 
 def targets_table(data, operation):
-    """Returns the aims, and what was measured."""
+    """Returns a table of the aims and the measured values."""
     targets = json.loads((MEASURED / "targets.json").read_text(encoding="utf-8"))[operation]
     read = data.ceiling("reduce", "f32")
     copies = [r["gb_per_s"] for n, r in data.by_name.items() if n.startswith("ceiling/copy/f32/")]
     measured = []  # the rows
 
     def judge(target):
-        """Returns the aim, what was measured, and whether the aim is reached."""
+        """Returns the aim, the measured value, and whether the aim is reached."""
         ours = data.by_name[size_name(target["ours"])]
         measured.append(ours)
         if "copy_ceiling_at_least" in target:

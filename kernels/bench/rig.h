@@ -39,7 +39,7 @@ class Arena {
   // bytes: the size of all operands of one call.
   Arena(Stream& stream, DType dtype, std::size_t bytes);
 
-  // Makes Next begin at the front again.
+  // Makes Next start again from the front.
   void Rewind() { at_ = 0; }
 
   // Returns memory for an operand of `bytes`, aligned to 256 bytes and different from the memory of

@@ -86,8 +86,8 @@ class Tessera:
 
 
     def whole_us(self):
-        """Returns the microseconds of the last step if only that step is timed, so that one
-        strategy may replace all steps, and the name of that strategy."""
+        """Times only the last step, so that one strategy may replace all steps. Returns the
+        microseconds and the name of that strategy."""
         found = []
         for _ in range(self.options.rounds + 1):
             scores = self.norms - 2 * self.product()

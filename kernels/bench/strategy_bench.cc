@@ -44,7 +44,7 @@ namespace tessera::bench {
 namespace {
 
 // Times launch(), which enqueues one operation, until Google Benchmark has enough samples. bytes
-// and flops are those of the problem itself, with each input read once and each output written
+// and flops: what the problem itself requires, with each input read once and each output written
 // once. held: whether a kernel holds the device first, as in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {

@@ -10,8 +10,8 @@
 namespace tessera {
 
 // Enqueues the computation of elements [first, first + count) of the problem's result, counted in
-// row-major order, by the default strategy. They are written to out, and problem.out is ignored.
-// The bits do not depend on the range. Throws DeviceError.
+// row-major order, with the default strategy. The elements are written to out, and problem.out is
+// ignored. The bits do not depend on the range. Throws DeviceError.
 void LaunchMapRange(const MapProblem& problem, std::int64_t first, std::int64_t count, void* out,
                     Stream& stream);
 

@@ -19,11 +19,11 @@ struct Rates {
   double cached;  // bytes that a strategy reads again, which come from caches
   double flops;
   double atomic;  // time per atomic operation on one address, for the whole device
-  double step;    // time per operation in a chain of dependent ones
+  double step;    // time per operation in a chain of dependent operations
 };
 constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
-// For an H200. Its SMs together read 4.75 TB/s from memory, and `naive` loads 20 TB/s. The steps of
-// a reduction are the last ones, which one thread or the host computes.
+// For an H200. Its SMs together read 4.75 TB/s from memory, and `naive` loads 20 TB/s. For a
+// reduction, `step` is the time of each of its last steps, which one thread or the host computes.
 constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
 // Seconds per step along k. Each step loads from shared memory or the first-level cache, and the
 // next step waits for it.
@@ -350,7 +350,8 @@ void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   Rate next;
   do {
     if (old.base == 0) {
-      // The first call alone may move the factor as far from the expected one as many calls could.
+      // The first call may move the factor as far from the expected one as many later calls
+      // together.
       const Rate expected = RateOf(strategy, kind);
       const auto base = expected.base == 0 ? 1.0 : static_cast<double>(expected.base);
       next = {static_cast<float>(base),
@@ -390,7 +391,7 @@ void Pace::Calibrate(const Strategy<Problem>& strategy, const Problem& small, do
   const double units = backend_ == Backend::kCpu ? 1 : units_;
   const double work = ModelOf(strategy, large, units).work - ModelOf(strategy, small, units).work;
   const double seconds = large_seconds - small_seconds;
-  // If several times the work takes less than a quarter longer, the time is mostly overhead.
+  // If the larger problem takes less than a quarter longer, the time is mostly overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
   const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
   slots_[static_cast<std::size_t>(IndexOf(strategy, large)) * kKinds +

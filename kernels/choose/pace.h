@@ -27,8 +27,8 @@ class Pace {
   double Estimate(const Strategy<Problem>& strategy, const Problem& problem) const;
 
   // Records how long the strategy took for the problem. A call shorter than kMatters is ignored,
-  // because it consists mostly of launches. A call that should have taken less than a tenth of
-  // kMatters is ignored too, because it must have waited for something else. One call changes the
+  // because it consists mostly of launches. A call is also ignored if it should have taken less
+  // than a tenth of kMatters, because it must have waited for something else. One call changes the
   // factor by at most a third, so that a short time in which the device was busy has little effect.
   // The first call of a kind that has not been calibrated may change the factor further, by up to
   // kMostApart.
@@ -41,9 +41,9 @@ class Pace {
   template <class Problem>
   void Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
                  const Problem& large, double large_seconds);
-  // Records that the problem has been refused. A strategy that is always refused is never measured
-  // again, so a bad measurement of it would remain forever. Each refusal therefore moves the factor
-  // part of the way back to the calibrated one.
+  // Records that the problem has been refused. If a strategy is always refused, it is never
+  // measured again, so a bad measurement would remain forever. Each refusal therefore moves the
+  // factor part of the way back to the calibrated one.
   template <class Problem>
   void Forget(const Strategy<Problem>& strategy, const Problem& problem);
 
@@ -67,7 +67,7 @@ class Pace {
   };
   // factor: the learned factor. base: the calibrated factor or, without calibration, the one that
   // was expected before the first call; 0 means that there is none yet. The two form one word, so
-  // that they are read and replaced together.
+  // they are read and replaced together.
   struct Rate {
     float base = 0, factor = 0;
   };

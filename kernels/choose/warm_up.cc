@@ -120,7 +120,7 @@ template <class Problem>
 constexpr bool kHasNarrow =
     std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
 
-// Reduces the steps along k for a strategy that accepts only a few.
+// Shrinks p.k for strategies that accept only a small k.
 template <class Problem>
 void Suit(const Strategy<Problem>& strategy, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)
@@ -158,7 +158,7 @@ class WarmUpRun {
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
   }
 
-  // Runs one problem by the default strategy.
+  // Runs one problem with the default strategy.
   template <class Problem>
   absl::Status Default() {
     Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);

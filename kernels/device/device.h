@@ -86,8 +86,8 @@ struct HostBytes {
 // Owned host memory. It may outlive its device.
 using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
 
-// While it exists, a device's copies have direct access to host memory that the device did not
-// allocate. It may outlive the device but not the memory.
+// While a registration exists, a device's copies have direct access to host memory that the device
+// did not allocate. The registration may outlive the device but not the memory.
 using HostRegistration = std::unique_ptr<void, void (*)(void*) noexcept>;
 
 // The part of an array that is on one of several devices: bytes [begin, end) of the array.
@@ -182,12 +182,13 @@ class Device {
   // Starts or stops the recording of the device's work, if a profiler is attached and is waiting
   // for this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
-  // If the device can be partitioned, makes the streams that MakeLargeStream returns leave a part
-  // of the device to other streams. Work on the other streams then never waits for a kernel that
-  // fills the rest of the device. From then on info() counts only the rest, so that strategies give
-  // the same bits on both kinds of streams. REQUIRES: no stream exists. Throws DeviceError.
+  // If the device can be partitioned, reserves a part of it that the streams from MakeLargeStream
+  // do not use. Work on other streams then never waits for a kernel that fills the rest of the
+  // device. From then on info() counts only the rest, so that strategies give the same bits on both
+  // kinds of streams. REQUIRES: no stream exists. Throws DeviceError.
   virtual void KeepRoom() {}
-  // Returns a stream for operations that would occupy the device for long. Throws DeviceError.
+  // Returns a stream for operations that would occupy the device for a long time. Throws
+  // DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
   // Set by the first kLost error on any stream. A lost device does not recover within the process.

@@ -52,7 +52,7 @@ std::uint64_t FigureOf(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// The file names in one version of control groups.
+// The names of the files of one cgroup version.
 struct Files {
   const char* limit;
   const char* used;
@@ -96,8 +96,7 @@ std::string PathOf(const std::string& line) {
   return path.empty() || path[0] == '/' ? path : "";
 }
 
-// The paths of the group to which this process belongs for a controller, in both versions of
-// control groups.
+// This process's cgroup paths for one controller, under cgroup v1 and v2.
 struct GroupPaths {
   std::string version1, version2;
 };
@@ -129,7 +128,7 @@ void* Map(std::size_t bytes) {
   return memory;
 }
 
-// Decides which allocations may take free memory. There is one for the process, because its threads
+// Decides which allocations may take free memory. The process has one ledger, because its threads
 // share the memory.
 class Ledger {
  public:

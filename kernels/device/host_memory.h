@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct HostMemory {
-  std::uint64_t total = 0;  // the machine's memory, or the smallest limit of our control groups
+  std::uint64_t total = 0;  // the machine's memory, or our cgroups' smallest limit
   std::uint64_t free = 0;   // what may be allocated without swapping or being killed
 };
 
@@ -18,8 +18,8 @@ struct HostMemory {
 // system, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
-// Returns how many cores the control groups' CPU quota allows, rounded up; 0 if there is no quota.
-// root: the root of the file system, for tests.
+// Returns how many cores the cgroups' CPU quota allows, rounded up; 0 if there is no quota. root:
+// the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
 // Allocates all pages of mapped memory that begins at a page boundary. On failure it returns false,

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// While it exists, the calling thread is in a range of this name. The ranges of a thread must end
-// in the reverse order of their beginnings. Only a profiler that is listening when the first range
-// begins receives ranges; without one, a range costs a few nanoseconds.
+// While the object exists, the calling thread is in a range with this name. The ranges of a thread
+// must end in the reverse order of their beginnings. Only a profiler that is listening when the
+// first range begins receives ranges; without one, a range costs a few nanoseconds.
 class ProfilerRange {
  public:
   explicit ProfilerRange(std::string_view name) noexcept;

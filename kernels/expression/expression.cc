@@ -36,7 +36,7 @@ struct NodeType {
   DType dtype = DType::kBool;
 
   bool is_free() const { return free_integer || free_real; }
-  // The type if no other argument decides it.
+  // Returns the type that the value has if no other argument determines it.
   DType settled() const { return free_integer ? DType::kI64 : free_real ? DType::kF64 : dtype; }
 };
 
@@ -107,8 +107,8 @@ int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
 
-// Checks the nodes one by one, and then writes the instructions of those that the last node needs.
-// Until Allocate, a register has the number of the instruction that fills it.
+// Checks the nodes one by one, and then writes the instructions of the nodes that the last node
+// needs. Until Allocate runs, a register has the number of the instruction that fills it.
 class Compiler {
  public:
   Compiler(absl::Span<const ExpressionNode> nodes, absl::Span<const DType> operands,
@@ -348,8 +348,8 @@ class Compiler {
       value_[i] = Convert(value_[i], DType::kF32, dtype);
   }
 
-  // Gives every value a register from its instruction until its last use. The result of an
-  // instruction never shares a register with its arguments.
+  // Assigns a register to every value, from the value's instruction until its last use. The result
+  // of an instruction never shares a register with its arguments.
   void Allocate() {
     std::array<int, kMostInstructions> last_use{}, where{};
     for (int i = 0; i < program_.instructions; ++i)

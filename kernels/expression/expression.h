@@ -31,7 +31,8 @@ struct ExpressionNode {
   MapOp op{};
   // For an operation: indices of earlier nodes.
   absl::InlinedVector<std::uint32_t, kMostArguments> args;
-  // For a constant: its type; if absent, that of the other arguments. For CAST: the result's type.
+  // For a constant: its type, or nullopt for the type of the other arguments. For CAST: the
+  // result's type.
   std::optional<DType> dtype;
 };
 
@@ -42,8 +43,8 @@ absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> no
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);
 
-// An expression that keeps the program it was compiled to, so that checking and running an
-// operation compile it once. For one thread at a time.
+// An expression, and the program that it was compiled to. Keeping the program means that checking
+// and running an operation compile the expression only once. Only one thread at a time may use it.
 class Expression {
  public:
   Expression() = default;

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// The number of elements of the view without repetitions, at most n.
+// Returns the number of distinct elements of the view, at most n.
 std::int64_t Distinct(const View& view, std::int64_t n) {
   std::int64_t distinct = 1;
   for (int i = 0; i < view.shape.rank; ++i)
@@ -19,7 +19,7 @@ std::int64_t Distinct(const View& view, std::int64_t n) {
   return view.shape.rank == 0 ? n : std::min(n, distinct);
 }
 
-// Whether elements are not adjacent, so that each must be located separately.
+// Whether elements are not adjacent, in which case each must be located separately.
 bool IsScattered(const View& view) { return view.shape.rank > 0 && !view.contiguous(); }
 
 // The cost of locating an element, in additions.

@@ -83,7 +83,7 @@ TESSERA_HD inline Fraction FractionOf(double x) {
 // Returns a - b * trunc(a / b) exactly, like std::fmod, but without a step for each bit of the
 // quotient. It uses long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with
 // at most 42 digits of 50 bits. A digit is computed with the reciprocal of b and is off by less
-// than 1/4 before it is rounded to an integer, so that remainders are at most 3/4 b. A fused
+// than 1/4 before it is rounded to an integer, so remainders are at most 3/4 b. A fused
 // multiply-add computes them exactly, because they are multiples of the last place of b.
 TESSERA_HD inline double Rest(double a, double b) {
   const double x = std::fabs(a), y = std::fabs(b);
@@ -91,7 +91,7 @@ TESSERA_HD inline double Rest(double a, double b) {
   if (!(x < kInfinity) || !(y > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (!(x >= y)) return y != y ? y : a;
   constexpr int kDigit = 50;
-  // Adding and subtracting it rounds a number below 2^51 to an integer.
+  // Adding and then subtracting this number rounds a number below 2^51 to an integer.
   constexpr double kRounder = 0x1.8p52;
   const Fraction dividend = FractionOf(x), divisor = FractionOf(y);
   const double inverse = 1 / divisor.fraction;
@@ -103,7 +103,7 @@ TESSERA_HD inline double Rest(double a, double b) {
   double rest = step(dividend.fraction, PowerOfTwo(bits % kDigit));
   for (int left = bits / kDigit; left > 0; --left) rest = step(rest, PowerOfTwo(kDigit));
   if (rest < 0) rest += divisor.fraction;
-  // In two steps if the divisor may be subnormal.
+  // If the divisor may be subnormal, the scaling takes two steps.
   if (divisor.exponent < -900) {
     rest = rest * PowerOfTwo(divisor.exponent + 200) * 0x1p-200;
   } else {
@@ -170,9 +170,9 @@ inline double AccurateTanh(double a) {
 }
 #endif
 
-// Within 2 units in the last place of the exact value, including subnormal values. F32 is computed
-// in double where the device's own function is less accurate than that: pow on a GPU, tanh on a
-// CPU.
+// The result is within 2 units in the last place of the exact value, including subnormal values.
+// F32 is computed in double where the device's own function is less accurate than that: pow on a
+// GPU, tanh on a CPU.
 template <MapOp kOp, class T>
 TESSERA_HD T Function(T a, T b) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -314,7 +314,8 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
 template <class Element>
 using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
 
-// Calls f(std::integral_constant<MapOp, op>{}). It bisects because kernels call it per instruction.
+// Calls f(std::integral_constant<MapOp, op>{}). It bisects the list of operations, because kernels
+// call it for every instruction.
 template <std::size_t kFirst = 0, std::size_t kCount = kMapOpInfos.size(), class F>
 constexpr void DispatchMapOp(MapOp op, F&& f) {
   constexpr std::size_t kHalf = kCount / 2;

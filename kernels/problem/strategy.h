@@ -75,7 +75,7 @@ struct DotProblem {
 
 struct MapProblem;
 
-// With a map, x is null, and the folded elements are those of the map's result.
+// With a map, x is null, and the elements of the map's result are folded.
 struct ReduceProblem {
   static constexpr std::string_view kOperation = "reduce";
   DType dtype = DType::kF32;
@@ -244,7 +244,7 @@ struct Strategy {
   int min_compute_capability = 0;  // 10 * major + minor; 0: kBaseComputeCapability
   bool deterministic = false;      // same bits for the same operands, launch and device
   LaunchLimits limits;
-  // Bound on the accumulated rounding error: |computed - exact| <= roundoff * sum of |terms|,
+  // A bound on the accumulated rounding error: |computed - exact| <= roundoff * sum of |terms|,
   // before the result is rounded to an output type. For PRODUCT the factor is relative to
   // |product|; for Map it bounds each node separately (MapRoundoff). It includes the unit roundoff.
   // It holds as long as no partial sum overflows its accumulator or becomes subnormal.
@@ -260,7 +260,7 @@ struct Strategy {
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
   // Like launch and launch_wide, but the work is divided among devices that all reach the operands.
-  // The parts are those of TeamShare. For Dot and Reduce, the stream argument computes the final
+  // TeamShare describes the parts. For Dot and Reduce, the stream argument computes the final
   // result, even if it has no share. For ReduceAxes, the problem must have slabs
   // (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result
   // is complete once all streams have been synchronised. Null: one device does everything.

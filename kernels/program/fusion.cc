@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-// Returns the step whose whole result the operand is. Returns null if anything else sees that
-// result, or if the request says how the step computes it.
+// Returns the step whose whole result is the operand. Returns null if anything else reads that
+// result, or if the request specifies how the step is computed.
 ProgramStep* FoldableAt(Program& program, const ProgramOperand& operand) {
   if (operand.kind != ProgramOperand::Kind::kResult || operand.window.has_value()) return nullptr;
   ProgramStep& step = program.steps[operand.step];
@@ -23,7 +23,7 @@ ProgramStep* FoldableAt(Program& program, const ProgramOperand& operand) {
              : nullptr;
 }
 
-// Returns the step of the product in the expression of `scores`, or null.
+// Returns the Matmul step whose product is an operand of the step `scores`, or null.
 ProgramStep* ProductIn(Program& program, const ProgramStep& scores) {
   ProgramStep* product = nullptr;
   for (const ProgramOperand& operand : scores.operands) {
@@ -49,7 +49,7 @@ void Fuse(Program& program, ProgramStep& top_k, const Device& device) {
   top_k.selection =
       ChooseProductTopK(SelectionOf(program, top_k), product->outcome.stats.strategy, device);
   if (top_k.selection == nullptr) return;
-  // The memory that all of them read and write is counted in the TopK, as their time is.
+  // The statistics of the TopK include the memory traffic and the time of all three steps.
   for (ProgramStep* step : {product, scores}) {
     step->folded = true;
     step->outcome.stats.strategy = top_k.selection->name;

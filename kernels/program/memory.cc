@@ -24,7 +24,8 @@ std::uint64_t AddTo(std::uint64_t* end, std::uint64_t bytes) {
   return offset;
 }
 
-// Calls f(type, offset) for each array of the steps that run which has that destination.
+// Calls f(type, offset) for each array with that destination that a step computes. Steps that do
+// not run are skipped.
 template <class F>
 void ForArrays(Program& program, Destination destination, const F& f) {
   for (ProgramStep& step : program.steps) {

@@ -1,6 +1,6 @@
 // A program of operations, planned and run on one stream. Call the passes in the order of their
 // declarations. An error in a step is the status of that step, and affects only the steps that need
-// its result. For one thread at a time.
+// its result. Only one thread at a time may use a program.
 #pragma once
 
 #include <array>
@@ -35,44 +35,47 @@ struct ProgramOperand {
     kInline,     // an array that is copied from the host into the program's block
   };
   Kind kind = Kind::kResult;
-  std::string_view name;         // in errors
+  std::string_view name;         // used in error messages
   std::uint32_t step = 0;        // of kResult
-  std::uint32_t output = 0;      // of kResult: which of the step's arrays
+  std::uint32_t output = 0;      // for kResult: which of the step's arrays
   std::optional<Window> window;  // none: the whole array
-  // The whole array, for kResult from FindTypes on.
+  // The type of the whole array. For kResult, FindTypes sets it.
   ArrayType type;
-  // Of kResident: the address. Of kElsewhere: an address that tells arrays apart.
+  // For kResident, the array's address; for kElsewhere, an address that identifies the array.
   const void* array = nullptr;
-  bool sharded = false;      // over several devices
-  std::uint64_t offset = 0;  // in the program's block, from LayOut on
-  View view;                 // as if the array began at address 0, from FindTypes on
+  bool sharded = false;      // across several devices
+  std::uint64_t offset = 0;  // in the program's block; set by LayOut
+  View view;                 // as if the array began at address 0; set by FindTypes
 };
 
-// Where an array goes that a step computes.
+// Where an array that a step computes is stored.
 enum class Destination : std::uint8_t { kResponse, kScratch, kBuffer };
 
 struct ProgramStep {
-  // Set before the first pass. An operation without a strategy, a launch and timing in its options
-  // may be computed in any way that gives the same bits.
+  // Set before the first pass. If the options set no strategy, launch or timing, the operation may
+  // be computed in any way that gives the same bits.
   OperationSpec spec;
   RunOptions options;
   absl::InlinedVector<ProgramOperand, 2> operands;
   absl::InlinedVector<Destination, kMostResults> destinations;  // none for a number
 
   absl::Status status;
-  ResultType result;                   // from FindTypes on
-  absl::InlinedVector<View, 2> views;  // from FindTypes on; their addresses as far as known
-  std::uint32_t readers = 0;           // operands of later steps that are its results
-  bool batched = false;                // may share a launch with its neighbours
-  std::array<std::uint64_t, kMostResults> offsets{};  // in the block, from LayOut on
-  // The memory of each result: for kBuffer set before RunSteps, for the others by PlaceResults.
+  ResultType result;                   // set by FindTypes
+  absl::InlinedVector<View, 2> views;  // set by FindTypes, with the addresses that are known
+  std::uint32_t readers = 0;  // the number of operands of later steps that are results of this step
+  bool batched = false;       // may share a launch with adjacent steps
+  std::array<std::uint64_t, kMostResults> offsets{};  // in the block; set by LayOut
+  // Where each result is stored. Set before RunSteps for kBuffer, and by PlaceResults otherwise.
   std::array<void*, kMostResults> memory{};
-  // From CheckSteps on the stats of its strategy by itself; from RunSteps on the outcome.
+  // CheckSteps sets the stats of the step's strategy, as if the step ran alone. RunSteps sets the
+  // outcome.
   ScalarResult outcome;
 
-  // Set by FuseSelections: the TopK of a product that selects runs in place of all its steps.
+  // Set by FuseSelections on a TopK that also computes the steps before it: the strategy that
+  // computes the product, the scores and the TopK together.
   const ProductTopKStrategy* selection = nullptr;
-  // Of that TopK: the steps of the product and of the scores; without a Map both are the same.
+  // For such a TopK: the indices of the steps of the product and of the scores. Without a Map, the
+  // two are the same.
   std::uint32_t product = 0;
   std::uint32_t scores = 0;
   bool folded = false;  // computed by a later step; it has no results
@@ -93,7 +96,7 @@ void InheritFailure(const Program& program, ProgramStep& step);
 // Pass 1. Finds the types of all operands and results, and counts readers.
 void FindTypes(Program& program);
 
-// Pass 2. Makes all other checks that need no memory, and finds which steps may be batched.
+// Pass 2. Does all other checks that need no memory, and finds which steps may be batched.
 // FAILED_PRECONDITION / OPERATION_TOO_LONG {estimate_seconds, limit_seconds} if the steps together
 // are expected to take longer than max_seconds.
 absl::Status CheckSteps(Program& program, Stream& stream, double max_seconds);
@@ -112,23 +115,24 @@ struct BlockLayout {
 };
 // Pass 4. Places everything in the block. Copies of one array share a place.
 BlockLayout LayOut(Program& program);
-// Returns the most scratch memory that a step takes in addition to `beside` bytes of the stream's
-// budget. A step for which the limit leaves too little does not count; it will fail by itself.
+// Returns the maximum scratch memory that a step takes in addition to `beside` bytes of the
+// stream's budget. A step that would exceed the budget's limit does not count, because it will fail
+// anyway.
 std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const Stream& stream);
 // Sets the addresses of results in program.block.
 void PlaceResults(Program& program);
 
-// Pass 5. Runs the steps that can run, and stores scalars where later steps read them. `run` runs a
-// step that is not part of a batch, by RunStep. Returns an error if no later step can succeed. Does
-// not synchronise the stream.
+// Pass 5. Runs the steps that can run, and stores scalars where later steps read them. `run` calls
+// RunStep for a step that is not part of a batch. Returns an error if no later step can succeed.
+// Does not synchronise the stream.
 using StepRunner = absl::FunctionRef<absl::StatusOr<ScalarResult>(ProgramStep& step)>;
 absl::Status RunSteps(Program& program, Stream& stream, StepRunner run);
 absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& step,
                                      Stream& stream, const RunOptions& options);
 
-// Makes the views of a step's operands at their addresses, as far as those are known.
+// Sets the views of a step's operands, with the addresses that are known.
 void MakeViews(const Program& program, ProgramStep& step);
-// The steps of a fused TopK as one request.
+// Returns the steps of a fused TopK as one request.
 ProductTopK SelectionOf(const Program& program, const ProgramStep& top_k);
 
 }  // namespace tessera

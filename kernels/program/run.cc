@@ -1,4 +1,4 @@
-// Runs the steps, neighbours that fit in batches.
+// Runs the steps. Adjacent steps that fit together run as a batch.
 
 #include <cstdint>
 #include <vector>
@@ -14,7 +14,7 @@ bool EndsProgram(const absl::Status& status, const Stream& stream) {
   return !status.ok() && (stream.stopped() || stream.device().lost());
 }
 
-// Whether the step shares a launch with the steps from `first` to the one before it.
+// Whether the step can share a launch with the steps from `first` to the previous step.
 bool Joins(const Program& program, std::size_t first, ProgramStep& step) {
   const ProgramStep& like = program.steps[first];
   if (!step.batched || !SharesBatch(step.spec, step.views[0], like.spec, like.views[0]))
@@ -47,7 +47,7 @@ absl::Status StoreScalar(const ProgramStep& step, Stream& stream) {
   void* const memory = step.memory[0];
   if (IsInteger(dtype)) {
     const std::int64_t integer = step.result.is_index ? value.index : value.integer;
-    // Little endian: the lower bytes of a value that fits them.
+    // The host is little endian, so these are the low bytes of a value that fits in them.
     return CopyToDevice(stream, memory, &integer, SizeOf(dtype));
   }
   char* const unrounded = static_cast<char*>(memory) + kUnrounded;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// Shows only the first values if there are more than any array has.
+// Shows only the first values if there are more values than an array may have axes.
 std::string Join(absl::Span<const std::int64_t> values) {
   constexpr std::size_t kShown = 2 * kMaxRank;
   return absl::StrCat("[", absl::StrJoin(values.subspan(0, kShown), ", "),
@@ -37,8 +37,8 @@ absl::StatusOr<Shape> CheckedShape(absl::Span<const std::int64_t> dims, std::int
   }
   Shape shape;
   shape.rank = static_cast<int>(dims.size());
-  // A zero extent does not excuse the others: their product must fit as well, so that strides can
-  // be computed.
+  // Even if one extent is zero, the product of the other extents must fit, so that strides can be
+  // computed.
   std::int64_t elements = 1;
   for (int i = 0; i < shape.rank; ++i) {
     shape[i] = dims[static_cast<std::size_t>(i)];

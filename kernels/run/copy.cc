@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-// streams: those that run the copy. The estimate is added to what they expect.
+// streams: the streams that run the copy. The estimate is added to their expected seconds.
 absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View& view, DType dtype,
                               const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();
@@ -76,10 +76,10 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
   if (!found.ok()) return found;
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
-  // The bytes copied between two checks of whether to stop, each of which costs the link between
-  // two GPUs a tenth of a millisecond. They take some 3 ms over NVLink, and some tenths of a
-  // millisecond over a GPU's bus to the host. What is gathered or converted on the way must fit in
-  // scratch memory.
+  // The number of bytes copied between two checks of whether to stop. At each check, the link
+  // between two GPUs is idle for a tenth of a millisecond. Copying the bytes takes some 3 ms over
+  // NVLink, and some tenths of a millisecond over a GPU's bus to the host. Elements that are
+  // gathered or converted on the way must fit in scratch memory.
   const std::int64_t piece_bytes = std::int64_t{direct ? 1024 : 4} << 20;
   std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));
   if (!direct || converts || gathers)

@@ -40,8 +40,8 @@ absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
 
 namespace {
 
-// Reduce of an expression's result: by a strategy that computes the elements as it folds them, or
-// from scratch memory.
+// Reduces an expression's result, either with a strategy that computes the elements as it folds
+// them, or from scratch memory.
 class FoldMap final : public Work<ReduceProblem> {
  public:
   FoldMap(const MapProblem& folded, const Stream& on) : map(folded), stream(on) {}

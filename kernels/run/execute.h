@@ -246,8 +246,8 @@ inline const void* GatheredOn(Stream& stream, const View& view) {
   return copy.data;
 }
 
-// How a strategy runs on a problem: what happens besides the strategy's own launch, and what that
-// costs. Launches throw DeviceError. The problem outlives it.
+// Defines how a strategy runs on a problem: what happens besides the strategy's own launch, and
+// what that costs. Launches throw DeviceError. The problem must outlive the Work.
 template <class Problem>
 class Work {
  public:
@@ -258,7 +258,8 @@ class Work {
   Work& operator=(const Work&) = delete;
   virtual ~Work() = default;
 
-  // Launches in the stream's order. The measured time includes everything that it does.
+  // Launches in the stream's order. The measured time includes everything that this function
+  // enqueues.
   virtual void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const = 0;
   // Launches again in wider accumulators.
   virtual void LaunchWide(Stream& stream, Problem& problem, const Chosen& strategy) const {
@@ -272,18 +273,21 @@ class Work {
   // Writes the result of a trivial problem.
   virtual void Settle(Problem& problem, Stream& stream) const { tessera::Settle(problem, stream); }
 
-  // The scratch memory for copies of operands, and the most that a launch takes besides.
+  // Return the scratch memory for copies of operands, and the maximum scratch memory that a launch
+  // takes in addition.
   virtual std::uint64_t CopyBytes(const Stream&, const Chosen&) const { return 0; }
   virtual std::uint64_t LaunchBytes(const Problem& problem, const Chosen& strategy) const {
     return strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
   }
-  // The most scratch memory that a share takes. The stream works alone if another device has less.
+  // Returns the maximum scratch memory of a share. If another device has less, the request's device
+  // does all the work.
   virtual std::uint64_t ShareBytes(const Problem&, const Chosen&) const { return 0; }
-  // The expected time for copies of operands; above 0 also if the strategy reads them in place.
+  // Returns the expected time for copies of operands. It is above 0 even if the strategy reads them
+  // in place.
   virtual double GatherSeconds(const Pace&) const { return 0; }
-  // Adds its costs to those of the strategy.
+  // Adds the costs of this Work to the costs of the strategy.
   virtual void Account(const Chosen&, Stats&) const {}
-  // How a team divides the problem.
+  // Returns how a team divides the problem.
   virtual Division Divide(const Problem& problem, const Chosen& strategy, const Team& team) const {
     return DivisionOf(problem, strategy, team);
   }
@@ -335,7 +339,7 @@ class WholeLaunch final : public Work<Problem> {
   const absl::Span<const OperandSlot> operands_;
 };
 
-// The most scratch memory that the work takes with this strategy.
+// Returns the maximum scratch memory that the work takes with this strategy.
 template <class Problem>
 std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
                            const Stream& stream, const Work<Problem>& work) {
@@ -343,9 +347,9 @@ std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& pro
 }
 
 // Returns the strategy if its scratch memory is within the limit of the stream's budget. Otherwise,
-// if the request names no strategy, returns another one that is within it. Both depend on the limit
-// and not on what is free of it, so that the same request gives the same bits however busy the
-// server is.
+// if the request names no strategy, returns another strategy that is within the limit. The choice
+// does not depend on how much of the budget is free, so the same request gives the same bits
+// however busy the server is.
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
                                                      const Problem& problem, bool named,
@@ -377,7 +381,8 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
           .roundoff = strategy.roundoff(problem)};
 }
 
-// Returns the streams that share the problem out, or none if the own stream works alone.
+// Returns the shares of the problem with their streams, or none if the request's stream does all
+// the work.
 template <class Problem>
 absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& problem,
                                                 const Strategy<Problem>& strategy, Team& team,
@@ -385,7 +390,7 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   absl::StatusOr<std::vector<TeamShare>> shares =
       ShareOut(team, work.Divide(problem, strategy, team), stream);
   if (!shares.ok()) return shares;
-  // A single device gives the same bits.
+  // If another device lacks memory, a single device computes everything, with the same bits.
   const std::uint64_t bytes = work.ShareBytes(problem, strategy);
   const auto lacks_memory = [&](const TeamShare& share) {
     const Budget* budget = share.stream->scratch_budget();
@@ -396,7 +401,7 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
 }
 
 // Launches a problem, and launches it again in wider accumulators if sums have left the range. With
-// `timing`, returns the time by the device's clock, in microseconds. Throws DeviceError.
+// `timing`, returns the time in microseconds, measured with the device's clock. Throws DeviceError.
 template <class Problem>
 double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, const Work<Problem>& work, bool timing) {
@@ -426,8 +431,8 @@ double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& str
   return microseconds;
 }
 
-// Checks, chooses, launches and waits. place(problem) says where the result goes; it is called once
-// nothing but the launch can fail.
+// Checks, chooses, launches and waits. place(problem) sets where the result goes. It is called once
+// only the launch can still fail.
 template <class Problem>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               absl::FunctionRef<absl::Status(Problem&)> place,
@@ -477,15 +482,15 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, with other devices, or with operands that an earlier request prepared, the
-  // time says little about the strategy.
+  // The time says little about the strategy if it includes a gather, if other devices took part, or
+  // if an earlier request had prepared operands.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());
   return stats;
 }
 
-// Execute of an operation whose result is an array; its address goes to *data.
+// Calls Execute for an operation whose result is an array. The address of the result goes to *data.
 template <class Problem>
 absl::StatusOr<Stats> ExecuteTo(const Output& output, void** data, Stream& stream, Problem& problem,
                                 const RunOptions& options, const Work<Problem>& work) {
@@ -497,7 +502,7 @@ absl::StatusOr<Stats> ExecuteTo(const Output& output, void** data, Stream& strea
   return Execute<Problem>(stream, problem, options, place, work);
 }
 
-// Execute of an operation whose result is a number.
+// Calls Execute for an operation whose result is a number.
 template <class Problem>
 absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
                                            RunOptions options, const Work<Problem>& work) {

@@ -1,5 +1,5 @@
-// How Reduce along axes folds what an expression computes: in pieces, each of which is computed and
-// folded before the next one.
+// Reduce along axes, applied to the result of an expression. The result is computed in pieces, and
+// each piece is folded before the next one is computed.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
       : map(folded), stream(on), problem(whole), first_inner(first_inner_axis) {}
 
   std::int64_t row() const { return problem.length * problem.inner; }
-  // Rows of a piece: as many as fit in the second-level cache (on a CPU, in those of all cores).
+  // Returns the number of rows in a piece. A piece fits in the second-level cache (on a CPU, in the
+  // second-level caches of all cores).
   std::int64_t rows() const {
     const DeviceInfo& info = stream.device().info();
     const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
@@ -34,7 +35,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
                                     std::max<std::int64_t>(1, problem.outer));
   }
   std::int64_t inner_extent() const { return map.operands[0].shape[first_inner]; }
-  // Indices of the first inner axis in a piece; 0 if pieces are whole rows.
+  // Returns the number of indices of the first inner axis in a piece; 0 if pieces are whole rows.
   std::int64_t steps(const Chosen& strategy) const {
     const Budget* budget = stream.scratch_budget();
     const std::int64_t outer = std::max(problem.outer, problem.outer_of_all);
@@ -51,7 +52,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     part.inner = problem.inner / inner_extent() * count;
     return part;
   }
-  // Scratch memory of the largest launch, in addition to the piece that it folds.
+  // Returns the scratch memory of the largest launch, in addition to the piece that it folds.
   std::uint64_t LaunchBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     if (strategy.scratch == nullptr) return 0;
     const std::int64_t columns = steps(strategy);
@@ -62,7 +63,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
     return static_cast<std::uint64_t>(elements) * SizeOf(map.dtype);
   }
-  // The scratch memory that it takes on each device with a share.
+  // Returns the scratch memory that the work takes on each device with a share.
   std::uint64_t ShareBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     return CopyBytes(stream, strategy);
   }
@@ -76,8 +77,8 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     if (columns > 0) AccountColumns(strategy, columns, stats);
     AccountMap(map, /*in_cache=*/rows() < problem.outer || columns > 0, stats);
   }
-  // The strategy may fold a part differently from the whole, and the last part differently from the
-  // others.
+  // Sets the statistics of a problem that is folded in parts. The strategy may fold a part
+  // differently from the whole, and the last part differently from the other parts.
   void AccountColumns(const Chosen& strategy, std::int64_t columns, Stats& stats) const {
     const ReduceAxesProblem part = Columns(columns);
     const std::int64_t parts = inner_extent() / columns, left = inner_extent() % columns;

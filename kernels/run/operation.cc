@@ -17,7 +17,7 @@ absl::StatusOr<ResultType> ArrayOf(const absl::StatusOr<ArrayType>& type) {
   return ResultType{.arrays = {*type}};
 }
 
-// The expression of an operation with those of its operands that are the expression's alone.
+// Returns an operation's expression with the operands that only the expression uses.
 std::optional<MapStage> StageOf(const std::optional<Expression>& expression,
                                 absl::Span<const View> with) {
   if (!expression.has_value()) return std::nullopt;
@@ -124,18 +124,19 @@ absl::StatusOr<ScalarResult> RunIt(const TopKSpec& spec, const Arguments& w) {
 
 // --- The least time ---
 
-// What a GPU, or a core, does in a microsecond.
+// What a GPU or a CPU core does in a microsecond.
 struct Speed {
   double bytes, flops, found;
 
-  // found: the best 100 of each of 65,536 rows of 1024 f32 take an H200 1.1 ms (2026-11-27).
+  // found: elements that TopK selects. An H200 takes 1.1 ms to find the best 100 elements of each
+  // of 65,536 rows of 1024 f32 (2026-11-27).
   explicit Speed(Backend backend)
       : bytes(backend == Backend::kCuda ? 1e6 : 4e3),
         flops(backend == Backend::kCuda ? 5e6 : 5e3),
         found(backend == Backend::kCuda ? 8e3 : 80) {}
 };
 
-// Of one element, by the cost model.
+// Returns the cost model's operations per element.
 double FlopsOf(const Expression& expression) {
   double flops = 0;
   for (const ExpressionNode& node : expression.nodes()) {
@@ -145,7 +146,7 @@ double FlopsOf(const Expression& expression) {
   return flops;
 }
 
-// Operands that are broadcast make a result larger than all of them.
+// If operands are broadcast, the result may be larger than each of them.
 double MapMicroseconds(const Expression& expression, absl::Span<const View> x, const Speed& speed) {
   std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
   extents.fill(1);
@@ -162,7 +163,7 @@ double MapMicroseconds(const Expression& expression, absl::Span<const View> x, c
   return elements * element_bytes / speed.bytes + elements * FlopsOf(expression) / speed.flops;
 }
 
-// What each takes in addition to reading its operands.
+// Returns the microseconds that an operation takes in addition to reading its operands.
 template <class Spec>
 double More(const Spec&, absl::Span<const View>, const Speed&) {
   return 0;

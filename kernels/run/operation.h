@@ -1,5 +1,5 @@
-// An operation apart from its operands: what a request, or a step of a program, asks for. It is
-// made once, and then checked, estimated, planned and run.
+// An operation without its operands, as a request or a step of a program specifies it. It is
+// created once, and then checked, estimated, planned and run.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct ReduceSpec {
 struct MatmulSpec {
   bool transpose_a = false;
   bool transpose_b = false;
-  std::optional<DType> out_dtype;  // none: the operands'
+  std::optional<DType> out_dtype;  // none: the operands' type
   std::optional<Expression> expression;
 };
 
@@ -53,44 +53,48 @@ struct TopKSpec {
 using OperationSpec =
     std::variant<DotSpec, ReduceSpec, MatmulSpec, AddSpec, WindowSumSpec, MapSpec, TopKSpec>;
 
-// The most arrays that one operation gives: TopK gives two, the others one.
+// The maximum number of arrays that one operation returns. TopK returns two, and the others return
+// one.
 inline constexpr std::size_t kMostResults = 2;
 
-// The types of the arrays; or a number, of which there is the array of rank 0 that later steps see.
+// The types of an operation's results. If the result is a number (scalar), `arrays` has the type of
+// the 0-d array that later steps read.
 struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
   absl::InlinedVector<ArrayType, 1> arrays;
 };
 
-// Makes all checks of the operands, none of the strategy. Compiles the expression.
+// Checks everything about the operands and nothing about the strategy. Compiles the expression.
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x);
 
-// Runs it. A number is in the result's value; arrays go to out, one for each, and leave the value
-// alone. REQUIRES: TypeOf is OK.
+// Runs the operation. A number is returned in the result's value. Arrays are written to out, which
+// has one entry per array. REQUIRES: TypeOf is OK.
 absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  absl::Span<const View> x, absl::Span<const Output> out,
                                  const RunOptions& options);
 
 // Returns an error of one operand, with the operand's name.
 absl::Status OfOperand(std::string_view name, const absl::Status& status);
-// INVALID_ARGUMENT / BAD_OPERAND: an operand names an array that its source does not have.
+// Returns INVALID_ARGUMENT / BAD_OPERAND, for an operand that names an array that its source does
+// not have.
 absl::Status BadOutput(std::uint32_t output);
 
-// Whether it may share a launch with other small operations, as far as it and its operands decide.
+// Whether the operation and its operands allow it to share a launch with other small operations.
 bool FitsBatch(const OperationSpec& spec, const ResultType& result, absl::Span<const View> x);
-// Whether two that fit share one: both are the same operation on elements of one type.
+// Whether two operations that meet FitsBatch may share a launch: both must be the same operation on
+// elements of one type.
 bool SharesBatch(const OperationSpec& a, const View& of_a, const OperationSpec& b,
                  const View& of_b);
-// RunDotBatch or RunReduceBatch, for operations of which each shares a batch with this one.
+// Calls RunDotBatch or RunReduceBatch. Each operation must be able to share a batch with `spec`.
 absl::Status RunBatch(const OperationSpec& spec, Stream& stream, BatchOperand operand,
                       absl::Span<ScalarResult> results);
 
-// The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy
-// is: its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or 5
-// GFLOP/s, nodes of an expression and what TopK sorts as a few of those. It tells operations that
-// are launched at once from others, and is of no great precision. 0 for operands that TypeOf
-// refuses.
+// Returns a rough lower bound on the microseconds that a GPU or a CPU core needs for the operation
+// with any strategy. It assumes that a GPU moves 1 TB/s and computes 5 TFLOP/s, and that a core
+// moves 4 GB/s and computes 5 GFLOP/s. A node of an expression, or an element that TopK selects,
+// counts as a few operations. The estimate only has to tell operations that are launched
+// immediately from others. Returns 0 for operands that TypeOf refuses.
 double LeastMicroseconds(const OperationSpec& spec, absl::Span<const View> x, Backend backend);
 
 }  // namespace tessera

@@ -31,16 +31,16 @@ struct ProductTopK {
 // aligned as the real ones will be.
 const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::string_view product,
                                            const Device& device);
-// Likewise, but only if that is faster than the steps.
+// Returns the same strategy, but only if it is faster than the separate steps.
 const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::string_view product,
                                              const Device& device);
 
-// The most scratch memory that it takes.
+// Returns the maximum scratch memory that the strategy takes.
 std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
                                  const Device& device);
 
-// Launches it, and waits unless options.enqueue_only is set. The only other option that it honours
-// is timing. Stats cover the whole operation.
+// Launches the strategy, and waits unless options.enqueue_only is set. Of the other options, it
+// honours only timing. Stats cover the whole operation.
 absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const ProductTopKStrategy& strategy, const Output& values,
                                      const Output& indices, const RunOptions& options);

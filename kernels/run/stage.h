@@ -21,23 +21,25 @@ absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
 // Returns the view broadcast to the shape, with stride 0 where it repeats.
 View Broadcast(const View& view, const Shape& shape);
 
-// The program of the expression over these operands, which lives as long as the expression.
+// Returns the program of the expression over these operands. The program lives as long as the
+// expression.
 absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
                                              const Expression& expression,
                                              std::optional<DType> cast = std::nullopt);
 
-// Returns the expression that leaves elements as they are.
+// Returns the expression that leaves elements unchanged.
 Expression Identity();
 
 // A checked MapStage as a problem. The program belongs to the stage's expression.
 class StagedMap {
  public:
-  // Makes it for operand 0, which errors call first_name. Without a stage, elements stay as they
-  // are. The stage's expression outlives the result. numeric: one-byte elements become I32.
+  // Creates the map for operand 0, which error messages call first_name. Without a stage, elements
+  // stay unchanged. The stage's expression must outlive the result. numeric: one-byte elements
+  // become I32.
   static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage* stage,
                                                          std::string_view first_name, bool numeric);
 
-  // The type of the expression's result, in which truth values are still BOOL.
+  // The type of the expression's result. A bool is BOOL here, even if problem() converts it to I32.
   const ArrayType& type() const { return type_; }
   MapProblem& problem() { return problem_; }
 
@@ -47,12 +49,12 @@ class StagedMap {
   MapProblem problem_;
 };
 
-// Returns what is folded. Without an expression, it is x itself through the identity.
+// Returns the map whose result is folded. Without an expression, this is the identity map of x.
 absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in);
 // Whether elements must be computed before they are folded.
 bool IsMapped(const View& x, const MapStage* in);
 
-// Adds the cost of a map to that of the operation. in_cache: the map's result is neither written to
+// Adds the cost of a map to the operation's cost. in_cache: the map's result is neither written to
 // nor read from device memory, although the operation's cost counts reading it.
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats);
 double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace);

@@ -58,7 +58,7 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
 }
 
-// Whether the strategy itself launches all shares of such a problem together.
+// Whether the strategy has a function that launches all shares of such a problem.
 template <class Problem>
 bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
   return strategy.launch_shared != nullptr;
@@ -91,7 +91,7 @@ inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device);
-// The same, but only among strategies that need almost no scratch memory.
+// Like ChooseShared, but considers only strategies that need almost no scratch memory.
 const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
                                                    const Device& device);
 
@@ -171,7 +171,7 @@ inline constexpr std::int64_t kPartColumns = 128;
 inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
                            const Team&) {
   if (p.x == nullptr) return {};
-  // A single row that is a share of a larger problem is not divided into columns.
+  // A single row is not divided into columns if it is a share of a larger problem.
   if (p.outer == 1 && p.outer_of_all > 1) return {};
   const std::int64_t row = p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t bytes = p.length * row;

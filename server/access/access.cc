@@ -96,23 +96,23 @@ bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
                          : name == "calls"   ? &quotas.calls
                                              : nullptr;
   if (quota == nullptr) {
-    *why = "a quota is bytes=SIZE, buffers=N or calls=N";
+    *why = "a quota must be bytes=SIZE, buffers=N or calls=N";
     return false;
   }
   std::uint64_t number = 0;
   if (name == "bytes") {
     const absl::StatusOr<MemoryLimit> size = ParseMemoryLimit({value.data(), value.size()});
     if (!size.ok() || size->bytes == 0) {
-      *why = "bytes is a size such as 500M or 4Gi";
+      *why = "'bytes' must be a size such as 500M or 4Gi";
       return false;
     }
     number = size->bytes;
   } else if (!absl::SimpleAtoi(value, &number)) {
-    *why = "buffers and calls are whole numbers";
+    *why = "'buffers' and 'calls' must be whole numbers";
     return false;
   }
   if (*quota != kUnlimited && *quota != number) {
-    *why = "the tenant has a different value of this quota on another line";
+    *why = "the tenant already has a different value for this quota";
     return false;
   }
   *quota = number;
@@ -205,7 +205,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is not read, write or admin");
     if (!IsPlainName(words[2]))
-      return Bad(number, "a tenant's name is 1 to 64 characters of [a-zA-Z0-9._-]");
+      return Bad(number, "a tenant's name must have 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);
     if (!seen.insert(name.value_or(absl::AsciiStrToLower(words[0]))).second)
       return Bad(number, "an earlier line names this caller");
@@ -214,7 +214,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
       if (std::string_view why; !ParseQuota(words[i], quotas, &why)) return Bad(number, why);
     file.lines.push_back({hash.value_or(TokenHash{}), name.value_or(""), *role, tenant});
   }
-  if (file.lines.empty()) return absl::InvalidArgumentError("it lets nobody in");
+  if (file.lines.empty()) return absl::InvalidArgumentError("it admits no callers");
   return file;
 }
 
@@ -236,8 +236,7 @@ class Access::Table {
     }
   }
 
-  // Returns null if no line has that token. The time that this takes reveals at most a part of the
-  // hash.
+  // Returns null if no line has that token. The running time reveals at most a part of the hash.
   const Caller* Find(const TokenHash& hash) const {
     const auto found = entries_.find(KeyOf(hash));
     if (found == entries_.end()) return nullptr;
@@ -319,7 +318,7 @@ absl::Status Access::Load() {
     uid_t number = 0;
     if (absl::ConsumePrefix(&user, kUser) && absl::SimpleAtoi(user, &number) && !HasUser(number)) {
       spdlog::warn(
-          "--tokens: {} lets nobody in, because the server runs in a user namespace (that of a "
+          "--tokens: {} admits no callers, because the server runs in a user namespace (that of a "
           "container, or of systemd's PrivateUsers=) that does not have this user",
           line.name);
     }

@@ -81,7 +81,7 @@ class Access {
   // outlive the result.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
 
-  // Whether there is a file, so that only the callers in it are served.
+  // Whether there is a file, in which case only the callers in it are served.
   bool restricted() const { return !file_.empty(); }
   // Whether lines of the file name certificates.
   bool names_certificates() const;

@@ -23,7 +23,7 @@ namespace tessera {
 // The limits on what a tenant may hold at the same time. With kUnlimited, only the server's own
 // limits apply.
 struct Quotas {
-  std::uint64_t bytes = kUnlimited;    // of the tenant's buffers, on each device
+  std::uint64_t bytes = kUnlimited;    // total size of buffers on each device
   std::uint64_t buffers = kUnlimited;  // including drafts
   std::uint64_t calls = kUnlimited;    // calls without a response yet
 };

@@ -214,7 +214,7 @@ absl::Status BufferStore::CheckName(std::string_view name) const {
       });
   if (valid) return limits_.foreign != nullptr ? limits_.foreign(name) : absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
-                   "a buffer's name is 1 to 128 characters of [a-zA-Z0-9._/-]",
+                   "a buffer's name must have 1 to 128 characters of [a-zA-Z0-9._/-]",
                    {{"field", "name"}, {"value", std::string(Beginning(name, kLongestName))}});
 }
 
@@ -684,8 +684,8 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
     const auto it = ready_.find(expiries_.begin()->second);
     Buffer& buffer = *it->second.buffer;
-    // Nothing else refers to the buffer, so its charges end now, even if freeing its memory takes
-    // long.
+    // Nothing else refers to the buffer, so its charges end now, even if freeing its memory takes a
+    // long time.
     if (it->second.buffer.use_count() == 1) {
       buffer.own_count_ = Charge();
       buffer.own_bytes_.clear();

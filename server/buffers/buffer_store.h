@@ -109,7 +109,7 @@ class RangeSet {
     std::uint64_t end = 0;
     std::optional<std::uint32_t> checksum;
   };
-  std::map<std::uint64_t, Tail> ranges_;  // by begin
+  std::map<std::uint64_t, Tail> ranges_;  // sorted by begin
 };
 
 // Returns the text for messages and metadata, for example "0-1048576, 2097152-4194304".
@@ -149,7 +149,7 @@ struct BufferInfo {
   bool ready = false;
   std::uint64_t committed_bytes = 0;
   absl::Time expire_time = absl::InfiniteFuture();  // infinite for a draft
-  std::optional<std::uint32_t> checksum;            // of a READY buffer
+  std::optional<std::uint32_t> checksum;            // only for a READY buffer
   std::vector<Range> missing;  // gaps in a draft; at most BufferStore::kMostMissing
 };
 
@@ -186,8 +186,8 @@ class BufferStore {
     absl::Duration idle_draft = absl::Seconds(60);
     std::uint64_t buffers = 100'000;  // READY, drafts, and nameless buffers still in use
     std::size_t ranges = 4096;        // in one draft
-    // Returns an error for a name that belongs to another server, and OK otherwise. If it is empty,
-    // all names belong to this server.
+    // Returns an error for a name that belongs to another server, and OK otherwise. If the function
+    // is empty, all names belong to this server.
     std::function<absl::Status(std::string_view name)> foreign = {};
   };
   BufferStore(const std::vector<DeviceLimit>& devices, const Limits& limits);
@@ -295,9 +295,9 @@ class BufferStore {
   // kept there. Their memory is freed when the returned pointers are destroyed.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The numbers of named buffers on a device, including drafts of results, and of their bytes. A
-  // sharded buffer counts on the device of its first shard, but each of its bytes on the device
-  // that has it.
+  // The number of named buffers on a device, including drafts of results, and the number of their
+  // bytes. A sharded buffer counts on the device of its first shard, but each of its bytes counts
+  // on the device that has it.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -357,9 +357,9 @@ class BufferStore {
   void CountWriting(const Buffer& buffer, int change);
   // Allocates the memory and charges it.
   absl::Status Reserve(Buffer& buffer);
-  // Calls make() again, which has failed for lack of memory for the shards, for as long as
-  // forgetting prepared operands frees memory. refused: the error of the first attempt. frees: the
-  // value of FreesOf(shards) before that attempt.
+  // Repeats make(), which has failed for lack of memory for the shards, for as long as forgetting
+  // prepared operands frees memory. refused: the error of the first attempt. frees: the value of
+  // FreesOf(shards) before that attempt.
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);

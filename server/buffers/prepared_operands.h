@@ -31,7 +31,7 @@ class PreparedOperands final : public SpareMemory {
  public:
   // Smaller copies are not worth keeping.
   static constexpr std::size_t kLeastBytes = 64 << 10;
-  // The maximum number of entries, including those of copies that have only been seen once.
+  // The maximum number of entries, including entries for copies that have been seen only once.
   static constexpr std::size_t kMost = 256;
   // When copies are forgotten, buffers that need their memory wait for the calls that use the
   // copies, but no longer than this. The time begins when the copies are forgotten, so later
@@ -111,7 +111,7 @@ class PreparedOperands final : public SpareMemory {
    public:
     // Returns the call's operand at the address, or null.
     using FindBuffer = absl::FunctionRef<std::shared_ptr<const Buffer>(const void*)>;
-    // The arguments, and what `find` refers to, must outlive it.
+    // The arguments, and the objects that `find` refers to, must outlive this object.
     Call(PreparedOperands& of, Stream& stream, FindBuffer find);
     // Forgets copies that are not finished. REQUIRES: the stream's work is done.
     ~Call() override;
@@ -165,7 +165,7 @@ class PreparedOperands final : public SpareMemory {
   std::mutex mutex_;
   std::condition_variable freed_;
   // These change only under the mutex.
-  std::atomic<std::uint64_t> bytes_{0};  // of all entries, including forgotten ones
+  std::atomic<std::uint64_t> bytes_{0};  // memory of all entries, including forgotten ones
   std::atomic<std::uint64_t> frees_{0};
   int claims_ = 0;
   // When the grace period (kPatience) of the calls that use forgotten copies ends.

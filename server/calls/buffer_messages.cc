@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<Device*>> FindPlacement(
   }
   for (const std::string& name : names) {
     if (name.empty() || name == kAllDevices)
-      return bad("a placement is a list of device names, or only \"all\"", name);
+      return bad("a placement must be a list of device names, or only \"all\"", name);
     absl::StatusOr<Device*> device = core.FindDevice(name);
     if (!device.ok()) {
       absl::Status status = device.status();
@@ -40,9 +40,9 @@ absl::StatusOr<std::vector<Device*>> FindPlacement(
       return status;
     }
     if (std::find(devices.begin(), devices.end(), *device) != devices.end())
-      return bad("a placement names a device twice", name);
+      return bad("a placement must not name a device twice", name);
     if (!devices.empty() && (*device)->info().backend != devices.front()->info().backend)
-      return bad("the devices of a placement are of different kinds", name);
+      return bad("the devices of a placement must be of the same kind", name);
     devices.push_back(*device);
   }
   return devices;
@@ -62,7 +62,7 @@ absl::Status SetPlace(const std::string& device,
   }
   if (!device.empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PLACEMENT",
-                     "a buffer has a device or a placement, not both",
+                     "a buffer may have a device or a placement, but not both",
                      {{"field", "device"}, {"value", device}});
   }
   absl::StatusOr<std::vector<Device*>> devices = FindPlacement(placement, core);

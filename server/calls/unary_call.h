@@ -42,7 +42,7 @@ class UnaryCall {
   // Fills the response with body(), which returns a status, and charges for its objects, which take
   // more memory than their encoding, and for the encoding. If there is too little memory for the
   // response, frees it immediately. The response to a change describes at most one buffer. It is
-  // charged before body(), so that no change is made whose response would then be refused.
+  // charged before body(), because a change must not be made if its response would then be refused.
   template <class Response, class Body>
   absl::Status Fill(Effect effect, Response& answer, const Body& body) {
     if (effect == Effect::kChange) {
@@ -76,7 +76,7 @@ class UnaryCall {
   // Notes the strategy, if any, that the call requests or that ran. The text must outlive the
   // call's End.
   void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
-  // Notes that the call is now beginning on a worker.
+  // Notes that the call is beginning on a worker.
   void NoteBegin() { begin_time_ = SteadyNow(); }
   // Notes the kernels' time, as measured by the device's clock.
   void NoteKernel(double microseconds) {
@@ -101,8 +101,8 @@ class UnaryCall {
   const std::string_view method_;
   UnaryExchange& exchange_;
   const absl::Time accept_time_ = SteadyNow();
-  absl::Time begin_time_ = absl::InfinitePast();  // until it begins
-  absl::Time end_time_ = absl::InfinitePast();    // until it ends
+  absl::Time begin_time_ = absl::InfinitePast();  // InfinitePast until it begins
+  absl::Time end_time_ = absl::InfinitePast();    // InfinitePast until it ends
   absl::Duration waited_ = absl::ZeroDuration();
   absl::Duration copies_ = absl::ZeroDuration();
   absl::Duration kernel_ = absl::ZeroDuration();

@@ -59,7 +59,7 @@ void AddTenants(Core& core, v1::GetServerInfoResponse& response) {
 }  // namespace
 
 void ComputeService::Serve(CallQueues& queues) {
-  // A method whose exchanges a call of its own kind serves.
+  // Accepts the calls of a method that has a separate class for its calls.
   const auto serve = [&]<class Call, class Request, class Response>(std::string_view method,
                                                                     auto ask) {
     AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
@@ -100,7 +100,7 @@ void ComputeService::ListStrategies(
         if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
           return BadOperation("backend", backend, "cpu, cuda");
         }
-        std::string operations;  // the known ones, for the error
+        std::string operations;  // the known operations, for the error
         bool known = operation.empty();
         std::string_view last;
         for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {

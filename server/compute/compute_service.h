@@ -1,5 +1,5 @@
-// The service of operations. Operands are named or inline; results are scalars, inline arrays or
-// new buffers.
+// The compute service. Operands are named or inline; results are scalars, inline arrays or new
+// buffers.
 #pragma once
 
 #include "server/access/methods.h"
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// All methods get bytes, which are parsed once there is memory for the message.
+// All methods receive bytes, which are parsed once there is memory for the message.
 #define TESSERA_BEGIN(Method, field) v1::ComputeService::WithRawMethod_##Method <
 #define TESSERA_END(Method, field) >
 using ComputeServiceBase = TESSERA_OPERATION_METHODS(TESSERA_BEGIN)
@@ -19,7 +19,7 @@ using ComputeServiceBase = TESSERA_OPERATION_METHODS(TESSERA_BEGIN)
 #undef TESSERA_BEGIN
 #undef TESSERA_END
 
-// Thread safe; the core outlives it.
+// Thread safe. The core must outlive the service.
 class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(Core& core) : core_(core) {}

@@ -3,8 +3,8 @@
 namespace tessera {
 namespace {
 
-// A program of more steps is not tiny, or not small, however little each step does, because steps
-// are launched one after another.
+// A program with more steps than this is not tiny (or not small), even if each step does little,
+// because steps are launched one after another.
 constexpr std::size_t kMostTinySteps = 16;
 constexpr std::size_t kMostSmallSteps = 64;
 

@@ -16,9 +16,9 @@ using absl::StatusCode;
 
 namespace {
 
-// The bytes of a view from its lowest element to its highest.
+// The range of bytes from a view's lowest element to its highest.
 struct Extent {
-  std::uint64_t begin = 0;  // as an address, like the view's
+  std::uint64_t begin = 0;  // an address, like the view's data
   std::uint64_t end = 0;
   std::uint64_t bytes() const { return end - begin; }
 };

@@ -1,4 +1,4 @@
-// The operands of an operation, from the request to views on a stream.
+// Finds the operands of a request and places them on a stream.
 #pragma once
 
 #include <memory>
@@ -24,24 +24,24 @@ struct Named {
   std::string_view name;
   const v1::Operand* operand;
 };
-// How many operands a vector holds in place; more are allocated.
+// The number of operands that a vector holds in place. Memory is allocated if there are more.
 inline constexpr std::size_t kOperandsInPlace = 2;
 using NamedOperands = absl::InlinedVector<Named, kOperandsInPlace>;
 
-// An operand as a call holds it from its acceptance to its end.
+// An operand that a call holds from its acceptance to its end.
 struct OperandSource {
   Named named;
-  std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
+  std::shared_ptr<const Buffer> buffer;  // null for inline data and steps' results
   ArrayType type;
   View view;                      // as if the array began at address 0
   std::uint64_t moved_bytes = 0;  // copied from another device for this operand
-  bool scattered = false;  // a device that is to take part in the operation does not reach it
+  bool scattered = false;         // a device of the operation cannot access it
 
-  // Whether it must be copied to the device, because it is resident on another one or scattered.
+  // Whether the operand must be copied to the device, because it is on another device or scattered.
   bool IsElsewhere(const Device& device) const {
     return buffer != nullptr && (scattered || !buffer->IsOn(device));
   }
-  // Whether the operand is inline, or wholly in the memory of this device alone.
+  // Whether the operand is inline or entirely in this device's memory.
   bool IsReached(const Device& device) const {
     return buffer == nullptr || (!IsElsewhere(device) && buffer->shards().size() == 1);
   }
@@ -51,7 +51,7 @@ using Sources = absl::InlinedVector<OperandSource, kOperandsInPlace>;
 using Views = absl::InlinedVector<View, kOperandsInPlace>;
 
 // Returns the type of an inline operand, or INVALID_ARGUMENT / BAD_OPERAND if its data does not
-// have that size.
+// have the size of that type.
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
 // Finds all operands of a call at one point in time, and checks their views.
@@ -61,18 +61,19 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
 std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
                                        const void* address);
 
-// For a product without an expression: marks b as scattered if it is too small to have a shard on
+// For a product without an expression, marks b as scattered if it is too small to have a shard on
 // every device that has a shard of a.
 void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources);
 
-// Adds up the bytes that a call needs of each device, so that it runs where the fewest have to
-// move.
+// Counts, for each device, the bytes of a call's operands that the device can access. The call runs
+// on the device to which the fewest bytes must be copied.
 class DeviceBytes {
  public:
-  // Adds bytes [begin, end) of the buffer, which all of its devices reach.
+  // Adds the bytes [begin, end) of the buffer. Every device of the buffer can access all of them.
   void Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end);
-  // Returns the device that reaches the most bytes; among those that reach equally many, the one
-  // that has the most; and among these, the one that was added first. Null if nothing was added.
+  // Returns the device that can access the most bytes. If there are several, returns the one that
+  // has the most bytes in its own memory or, if there are several again, the one that was added
+  // first. Returns null if nothing was added.
   Device* Most() const;
 
  private:
@@ -84,18 +85,19 @@ class DeviceBytes {
   absl::InlinedVector<Entry, 2> entries_;
 };
 
-// Returns the device that has the most bytes of the resident operands, as DeviceBytes counts them.
-// Null if none is resident.
+// Returns the device that has the most bytes of the resident operands, as DeviceBytes counts them,
+// or null if no operand is resident.
 Device* DeviceOf(absl::Span<const OperandSource> sources);
 
-// Copies bytes of a buffer on another device, which begin and end at an element boundary, to memory
-// of the stream's device. Returns the errors of RunCopyAcross, and DEVICE_LOST of either device.
+// Copies a range of a buffer on another device to memory of the stream's device. The range must
+// begin and end at an element boundary. Returns the errors of RunCopyAcross, or DEVICE_LOST for
+// either device.
 absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out);
 
-// Returns the operand's view on the stream's device. Inline data moves to scratch memory, because
-// its alignment in a message is arbitrary. An operand on another device moves there too, from its
-// first element to its last, and source.moved_bytes is set to their size.
+// Returns the operand's view on the stream's device. Inline data is copied to scratch memory,
+// because its alignment in a message is arbitrary. An operand on another device is also copied
+// there, from its first element to its last, and source.moved_bytes is set to the number of bytes.
 absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream);
 
 }  // namespace tessera

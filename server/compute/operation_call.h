@@ -1,4 +1,4 @@
-// A unary call of an operation.
+// Unary calls that run one operation.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// Holds the operands from its acceptance to its end, and fills in the response.
+// A call that holds its operands from its acceptance to its end, and fills in the response.
 class OperationCall : public DeviceCall {
  protected:
   OperationCall(Core& core, std::string_view method, UnaryExchange& exchange,
@@ -23,7 +23,7 @@ class OperationCall : public DeviceCall {
       : DeviceCall(core, method, exchange), response_(response) {}
 
  private:
-  // The request as an operation. Once.
+  // Converts the request to an operation. Called once.
   virtual absl::StatusOr<Operation> Make() = 0;
 
   absl::StatusOr<Device*> Prepare() final;
@@ -31,17 +31,17 @@ class OperationCall : public DeviceCall {
   absl::Status RunOn(Stream& stream) final;
   void Release(Chores* chores) final;
 
-  // Of the arrays that become buffers.
+  // The drafts of the result arrays that become buffers.
   using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
 
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views,
                                        absl::Span<const Output> out);
   absl::StatusOr<ScalarResult> RunArrays(Stream& stream, const Views& views,
                                          absl::Span<const ArrayType> types);
-  // Makes a draft of each array that becomes a buffer, and finds room in the response for the
-  // others.
+  // Creates a draft for each array that becomes a buffer, and reserves space in the response for
+  // the others.
   absl::Status PlanArrays(Device& device, absl::Span<const ArrayType> types, Drafts& drafts);
-  // Buffers get their names when everything else has gone well.
+  // Fills in the response. Buffers get their names only after everything else has succeeded.
   absl::Status AnswerArrays(Stream& stream, absl::Span<const ArrayType> types,
                             absl::Span<void* const> memory, Drafts& drafts);
 

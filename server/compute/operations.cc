@@ -94,7 +94,8 @@ absl::Status BadCount(std::string_view field, int least, int most) {
       {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
 }
 
-// Checks the number of nodes of an expression, and of operands in this field of the request.
+// Checks the number of nodes in an expression, and the number of operands in this field of the
+// request.
 absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
                          int least, int most) {
   if (operands > most || operands < least) return BadCount(field, least, most);
@@ -103,7 +104,7 @@ absl::Status CheckCounts(const v1::Expression& expression, std::string_view fiel
   return absl::OkStatus();
 }
 
-// Sets the expression of a Reduce or a Matmul, which do not need one.
+// Sets the expression of a Reduce or a Matmul, if the request has one.
 template <class Request>
 absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
@@ -118,8 +119,8 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 
 // --- Specs ---
 
-// Makes an operation from the fields that all requests have. operands: the named ones; repeated
-// operands follow them.
+// Creates an operation from the fields that all requests have. operands: the operands in single
+// fields; operands in repeated fields follow them.
 template <class Request>
 Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
   Operation operation{
@@ -231,8 +232,8 @@ OperationSize SizeOfRequest(const Request& request) {
     size.operands += static_cast<std::size_t>(request.with_size());
   if constexpr (requires { request.expression(); }) {
     const auto nodes = static_cast<std::size_t>(request.expression().nodes_size());
-    // An invalid node may have one argument more, on the heap. An expression is compiled to at most
-    // two programs.
+    // An invalid node may have one more argument, which is on the heap. An expression is compiled
+    // to at most two programs.
     constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
     if (nodes > 0) size.bytes = nodes * kNode + 2 * sizeof(MapProgram) + 3 * kHeap;
   }

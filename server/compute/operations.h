@@ -1,4 +1,4 @@
-// Translates requests and steps of programs into operations of the kernels, and fills in their
+// Converts requests and steps of programs to operations of the kernels, and fills in their
 // responses. The rest of the server handles all operations alike.
 #pragma once
 
@@ -23,62 +23,62 @@ namespace tessera {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// Where a request wants its result arrays, one entry per array; empty if the result is a number.
+// Where a request wants its result arrays to go, with one entry per array. Empty if the result is a
+// number.
 using Destinations = absl::InlinedVector<const v1::Result*, kMostResults>;
 
-// A request after it has been read, for calls and steps of programs alike. It points into the
-// request.
+// The operation that a request or a step of a program describes. It points into the request.
 struct Operation {
   OperationSpec spec;
   NamedOperands operands;  // in the order of the views that the kernels take
   Destinations destinations;
   RunOptions options;  // the strategy, the launch and the timing
 };
-// Sets the limits of the time that an operation may take on the device.
+// Sets the limits on the time that an operation may take on the device.
 void SetLimits(Core& core, const Device& device, RunOptions& options);
 
-// Makes all checks that need no operands: INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE,
-// BAD_OPERATION, BAD_AXES or BAD_RESULT.
+// Converts a request, and checks everything that can be checked without the operands. Errors:
+// INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE, BAD_OPERATION, BAD_AXES or BAD_RESULT.
 #define TESSERA_MAKE(Method, field) \
   absl::StatusOr<Operation> MakeOperation(const v1::Method##Request& request);
 TESSERA_OPERATION_METHODS(TESSERA_MAKE)
 #undef TESSERA_MAKE
 absl::StatusOr<Operation> MakeOperation(const v1::Step& step);
 
-// The most host memory that a step takes in addition to its Operation and its message.
+// An upper bound on the host memory that a step takes in addition to its Operation and its message.
 struct OperationSize {
   std::size_t operands = 0;
   std::size_t bytes = 0;  // for its expression
 };
 OperationSize SizeOf(const v1::Step& step);
-// The most that the allocator adds to an allocation.
+// The maximum number of bytes that the allocator adds to an allocation.
 inline constexpr std::size_t kHeap = 32;
 
-// Whether the response is to contain the array itself.
+// Whether the response will contain the array itself.
 inline bool IsInline(const v1::Result& destination) {
   return !destination.has_buffer() && !destination.has_scratch();
 }
 
-// Returns how long the copies of inline operands to a GPU and of inline results back take at 10
-// GB/s, in microseconds. result: null if results do not count.
+// Returns how long it takes, in microseconds, to copy inline operands to a GPU and inline results
+// back at 10 GB/s. result: null if results do not count.
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
                           const ResultType* result, const Device& device);
 
 // --- Responses ----------------------------------------------------------------------------------
 
-// The response of any operation. It points to the message.
+// The response to any operation. It refers to a response message.
 class OperationResponse {
  public:
   template <class Response>
   requires(!std::is_same_v<Response, OperationResponse>) explicit OperationResponse(
       Response& message)
       : message_(&message), parts_(PartsOf<Response>()) {}
-  // Returns the response of a step. REQUIRES: the step has an operation.
+  // Returns the response for a step. REQUIRES: the step has an operation.
   static OperationResponse In(const v1::Step& step, v1::StepResult& result);
 
   v1::ExecutionStats& stats() const { return *parts_.stats(message_); }
   void SetValue(const ScalarResult& result, const ResultType& type) const;
-  // Returns the array with that number in the response, or the buffer that it went to.
+  // Returns the array with this number in the response, or the buffer that holds it.
   v1::Tensor& tensor(std::size_t array) const { return *parts_.tensor(message_, array); }
   v1::Buffer& buffer(std::size_t array) const { return *parts_.buffer(message_, array); }
 
@@ -138,12 +138,12 @@ class OperationResponse {
   const Parts& parts_;
 };
 
-// The largest array in a response, in bytes; for a program, the sum of all its arrays. The whole
-// response stays below the 4 MiB that gRPC clients accept by default.
+// The maximum size of an array in a response, in bytes. For a program, the maximum size of all its
+// arrays together. The whole response stays below the 4 MiB that gRPC clients accept by default.
 inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
 
-// INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} if `before` bytes and the array exceed that
-// limit; size is the sum.
+// Returns INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} if `before` bytes plus the array exceed
+// kMaxInlineResult. size is the sum.
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before = 0);
 
 // Fills in an array except for its data.

@@ -20,11 +20,12 @@ namespace {
 
 using Kind = ProgramOperand::Kind;
 
-// The most bytes that a result takes in the response, besides the data of an array.
+// The maximum number of bytes that a result takes in the response, in addition to the data of an
+// array.
 constexpr std::uint64_t kResultBytes = 512;
-// The most bytes of tags and lengths around an error.
+// The maximum number of bytes of tags and lengths around an error.
 constexpr std::uint64_t kFraming = 32;
-// The 4 MiB that clients receive, less kMaxInlineResult.
+// The 4 MiB that clients accept, minus kMaxInlineResult.
 constexpr std::uint64_t kAnswerMargin = 64 << 10;
 
 absl::Status BadOperand(std::string_view field, std::string_view what, std::uint32_t value) {
@@ -181,7 +182,7 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
   double least = 0;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const ProgramStep& step = program_.steps[i];
-    if (!step.status.ok()) continue;  // it will be refused
+    if (!step.status.ok()) continue;  // the step will be refused
     const Sources& sources = steps_[i].sources;
     const bool plain = step.options.strategy.empty() &&
                        std::all_of(sources.begin(), sources.end(),
@@ -230,7 +231,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   if (!block.ok()) return block.status();
   program_.block = static_cast<char*>(*block);
   PlaceResults(program_);
-  // Inline results are fetched together, with the gaps between them.
+  // Inline results are copied to the host together, including the gaps between them.
   if (layout_.response_arrays > 1) {
     absl::Status status = Zero(stream, program_.block, layout_.response_end);
     if (!status.ok()) return status;

@@ -1,4 +1,4 @@
-// The Execute method's program: translated for kernels/program, with its buffers, and answered.
+// Runs the program of a call of Execute.
 #pragma once
 
 #include <array>
@@ -18,9 +18,10 @@
 
 namespace tessera {
 
-// Call Prepare, Plan, Run and Answer in this order, each once. An error in a step affects only that
-// step and the steps that need its result; these functions return the errors of the whole program.
-// For one thread at a time. The core, the caller's tenant and the request outlive it.
+// Prepare, Plan, Run and Answer must be called in this order, each once. An error in a step affects
+// only that step and the steps that need its result; these functions return the errors that affect
+// the whole program. Not thread safe. The core, the caller's tenant and the request must outlive
+// this object.
 class ProgramRun {
  public:
   ProgramRun(Core& core, const Caller& caller, const v1::ExecuteRequest& request)
@@ -37,54 +38,56 @@ class ProgramRun {
   std::size_t steps() const { return steps_.size(); }
   // Whether a step stores a buffer.
   bool Stores() const;
-  // Whether a step asks for the device's clock.
+  // Whether a step requests timing by the device's clock.
   bool timed() const;
-  // Returns the least time that the device needs for all steps together, in microseconds. It is
-  // infinite if a step does more than run its default strategy on memory that the device reaches.
+  // Returns the minimum time that the device needs for all steps together, in microseconds. It is
+  // infinite if a step names a strategy, or has an operand that is neither inline nor entirely in
+  // the device's memory.
   double LeastMicroseconds(const Device& device);
 
   // Checks every step, and allocates all device memory.
   absl::Status Plan(Stream& stream);
   // Returns the host memory that the inline results need in addition to memory(), in bytes.
   std::uint64_t answer_memory() const { return 3 * layout_.response_end; }
-  // Runs what can run, and synchronises the stream.
+  // Runs all steps that can run, and synchronises the stream.
   absl::Status Run(Stream& stream);
   // Gives buffers their names, and fills in the response.
   absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);
-  // Releases the operands. chores: they free the memory, for a thread that must not; null: this
-  // thread frees it.
+  // Releases the operands. If `chores` is not null, the chores free the memory, because the calling
+  // thread must not. Otherwise the calling thread frees it.
   void Release(Chores* chores);
 
  private:
-  // What the server holds for a step of the program.
+  // The operands and results that the server holds for a step of the program.
   struct Step {
     Sources sources;
     Destinations destinations;
-    std::array<std::unique_ptr<ResultDraft>, kMostResults> drafts;  // of the arrays that are stored
+    std::array<std::unique_ptr<ResultDraft>, kMostResults> drafts;  // if they become buffers
   };
 
-  // Translates a step but for its buffers.
+  // Converts a step, except for its buffers.
   absl::Status Read(const v1::Step& message, std::uint32_t index);
   absl::Status Read(const Named& named, std::uint32_t index, ProgramOperand& operand,
                     ArrayType& type);
   void FindBuffers();
   void FindTypesOnce();
 
-  // Opens the buffers of results. Takes one block for everything else, and the scratch memory that
-  // steps take one after another. All of it is taken in advance: if other calls leave too little,
-  // the program fails before its first step and can be sent again.
+  // Opens the buffers of results. Allocates one block for everything else, and the scratch memory
+  // that the steps use one after another. All memory is allocated in advance: if other calls leave
+  // too little, the program fails before its first step and can be sent again.
   absl::Status TakeMemory(Stream& stream);
   // Opens the buffers of a step's results, and counts its inline results in *in_answer.
   absl::Status OpenResults(std::size_t index, Device& device, std::uint64_t* in_answer);
-  // Copies inline operands to the block, one after another in the order of the request.
+  // Copies inline operands to the block, in the order of the request.
   absl::Status SendTensors(Stream& stream);
-  // Copies buffers of other devices, each once, and fails the steps whose buffers cannot be copied.
+  // Copies each buffer on another device once, and fails the steps whose buffers cannot be copied.
   void FetchBuffers(Stream& stream);
 
-  // arrays: the inline results as they are in the block.
+  // arrays: the part of the block that holds the inline results.
   absl::Status AnswerStep(std::size_t index, const std::string& arrays, const Device& device,
                           v1::StepResult& result);
-  // Writes the errors of steps, in full as long as the response is small enough for clients.
+  // Writes the errors of the steps. They are complete for as long as the response is small enough
+  // for clients.
   void AnswerErrors(v1::ExecuteResponse& response);
 
   Core& core_;

@@ -1,4 +1,4 @@
-// The devices over which a call's operands are sharded, which work on the call together.
+// The devices that hold the shards of a call's operands and that work on the call together.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,13 @@
 
 namespace tessera {
 
-// For one operation and one thread. The core and the buffer outlive it.
+// Used for one operation, by one thread. The core and the buffer must outlive it.
 class ShardTeam final : public Team {
  public:
-  // Returns the team of an operation that runs on the device. There is none if no operand is
-  // sharded, or if not all devices of the first sharded operand reach every other operand and
-  // result. A product is divided by its first operand; the other one may be on one device, or have
-  // been copied to it.
+  // Returns the team for an operation that runs on the device. There is none if no operand is
+  // sharded, or if some device of the first sharded operand cannot access every other operand and
+  // result. A product is divided according to its first operand. Its second operand may be on one
+  // device, or may have been copied to it.
   static std::optional<ShardTeam> Of(Core& core, const OperationSpec& spec,
                                      const Destinations& destinations,
                                      absl::Span<const OperandSource> sources, const Device& device);
@@ -36,8 +36,8 @@ class ShardTeam final : public Team {
  private:
   static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
                                      const Device& device, bool by_first);
-  // Whether all devices can access memory with this placement; an empty one means memory of the
-  // operation's device.
+  // Whether all devices can access memory with this placement. An empty placement means memory of
+  // the operation's device.
   bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
 
   ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}

@@ -65,13 +65,13 @@ class Chores {
   };
 
   const std::size_t queue_length_;
-  const std::size_t most_running_;  // of one queue, on threads that stay
+  const std::size_t most_running_;  // maximum for one queue, on threads that stay
   const std::chrono::steady_clock::duration patience_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Queue> queues_;                                  // the releases first, then by share
   std::size_t turn_ = 0;                                      // the queue that was served last
-  std::size_t waiting_ = 0;                                   // in all queues
+  std::size_t waiting_ = 0;                                   // chores in all queues
   std::list<std::chrono::steady_clock::time_point> running_;  // when each began, in that order
   std::chrono::steady_clock::time_point last_begin_;
   bool stopping_ = false;

@@ -155,7 +155,7 @@ class Executor {
     // The queues with tasks. Among queues that have used the same time, the one that has waited
     // longest comes first.
     std::vector<Queue*> active;
-    // The used time of the most recently served share, as of when it was served.
+    // The `used` time of the most recently served share at the time when it was served.
     std::int64_t least_used = 0;
     // Whether a thread is polling. At most one thread polls at a time; it takes the next task
     // without being woken.
@@ -198,13 +198,13 @@ class Executor {
   // With a reserve, the first group has the large tasks, and the second group has the other tasks.
   // Without a reserve, the second group is empty.
   std::array<Group, 2> groups_;
-  std::vector<std::size_t> lengths_;  // by share, of its queues in both groups together
+  std::vector<std::size_t> lengths_;  // per share, its queues in both groups together
   bool stopping_ = false;
   std::uint64_t runs_ = 0;  // tasks that have begun to run so far
   int prepared_ = 0;        // threads that are ready for tasks
   std::condition_variable thread_prepared_;
   int running_ = 0;                // running tasks that are not tiny
-  std::int64_t last_arrival_ = 0;  // of a task, in ticks of the steady clock
+  std::int64_t last_arrival_ = 0;  // when a task last arrived, in ticks of the steady clock
   std::int64_t interval_ = 0;      // mean interval between tasks, in the same ticks
 
   std::vector<std::unique_ptr<WorkerStream>> streams_;

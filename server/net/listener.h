@@ -77,14 +77,14 @@ class ConnectionTable {
   std::size_t source_limit() const { return source_limit_; }
   std::size_t open();             // may be out of date by 10 ms
   std::uint64_t refused() const;  // since the start
-  std::uint64_t ended() const;    // by End, since the start
+  std::uint64_t ended() const;    // connections ended by End since the start
 
  private:
   struct Connection {
     int fd;
     std::uint64_t cookie;
     std::string source;
-    bool ended = false;  // by End
+    bool ended = false;  // whether End has ended it
   };
   // Removes closed connections, unless that has just been done.
   void Sweep();

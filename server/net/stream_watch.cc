@@ -20,13 +20,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The pause after a look, in multiples of the processor time that it took.
+// How long to pause after each check, as a multiple of the CPU time that the check took.
 constexpr int kPause = 20;
 constexpr absl::Duration kWatchLogInterval = absl::Seconds(1);
 // How long a connection may have more calls than the limit.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
-// Returns the processor time of this thread.
+// Returns the CPU time of this thread.
 absl::Duration OwnTime() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -30,7 +30,7 @@ class StreamWatch {
   void Look(absl::Time now, bool forbearing);
 
  private:
-  // server, socket: gRPC's identifiers for them.
+  // server, socket: gRPC's identifiers.
   void LookAtServer(std::int64_t server, absl::Time now);
   void LookAtConnection(std::int64_t socket, std::string_view name, absl::Time now);
 
@@ -40,7 +40,7 @@ class StreamWatch {
   const std::int64_t limit_;
   bool forbearing_ = false;
   Since over_;       // since when connections have had more calls than limit_
-  Since were_over_;  // during a look: over_ after the previous look
+  Since were_over_;  // in a call of Look: over_ after the previous call
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time next_log_ = absl::InfinitePast();
   std::uint64_t unlogged_ = 0;  // connections ended since the last log line

@@ -37,7 +37,7 @@ constexpr std::string_view kNoCertificate =
     "it holds no certificate in PEM, or one that is damaged";
 
 absl::Status Bad(const std::string& file, std::string_view why) {
-  ERR_clear_error();  // the error queue is the thread's, and gRPC reads it too
+  ERR_clear_error();  // the error queue belongs to the thread, and gRPC reads it too
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
                    absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
 }

@@ -67,15 +67,15 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   std::array<FileStamp, 3> StampsNow() const;
 
   const TlsFiles files_;
-  // Held while the files are read, which may take long. mutex_ is only locked briefly, and may be
-  // locked while files_mutex_ is held. A thread that changes in_use_ holds both.
+  // Held while the files are read, which may take a long time. mutex_ is only locked briefly, and
+  // may be locked while files_mutex_ is held. A thread that changes in_use_ holds both.
   std::mutex files_mutex_;
   mutable std::mutex mutex_;
   std::array<FileStamp, 3> stamps_;               // the files' state when last read
   absl::Time next_try_ = absl::InfiniteFuture();  // for a certificate that is not valid yet
   absl::Time next_notice_;
   Pair in_use_;
-  std::uint64_t generation_ = 0;  // of in_use_; 0 before the first
+  std::uint64_t generation_ = 0;  // generation of in_use_; initially 0
   bool stale_ = false;
 };
 

@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-// Distinguishes one state of a file from another without reading it. It has the device, the inode,
-// the size, and the time at which the contents or the permissions last changed, in seconds and
-// nanoseconds.
+// Distinguishes one state of a file from another without reading it. It consists of the device, the
+// inode, the size, and the time at which the contents or the permissions last changed, in seconds
+// and nanoseconds.
 using FileStamp = std::tuple<dev_t, ino_t, off_t, std::int64_t, std::int64_t>;
 
 // Returns the stamp of a file, with all values zero if there is no file.

@@ -52,7 +52,7 @@ class CallLines {
  private:
   std::mutex mutex_;
   absl::Time second_ = absl::InfinitePast();  // the beginning of the current second
-  int written_ = 0;                           // in this second
+  int written_ = 0;                           // lines written in this second
   std::int64_t left_out_ = 0;
 };
 

@@ -71,7 +71,7 @@ class Metrics {
 
   struct Call {
     std::string_view rpc;
-    std::string_view strategy;  // that ran or was requested; empty if none
+    std::string_view strategy;  // the one that ran or was requested; may be empty
     absl::Duration total;       // from acceptance to the response
     // Only for a call that has begun on a worker.
     bool begun = false;

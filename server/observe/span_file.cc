@@ -63,8 +63,8 @@ std::string ServiceOf(std::string_view method) {
   return "";
 }
 
-// Whether the code means that the server, rather than its client, is at fault, by OpenTelemetry's
-// conventions for gRPC.
+// Whether the code means that the server, rather than its client, is at fault, according to
+// OpenTelemetry's conventions for gRPC.
 bool IsFaultOfServer(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnknown:

@@ -17,7 +17,7 @@
 namespace tessera {
 
 // Appends to a file from a separate thread, so that no call waits for a disk. Spans that the disk
-// does not take in time are dropped and counted. A file that is moved or deleted is created again
+// does not accept in time are dropped and counted. A file that is moved or deleted is created again
 // within a second of the next span, and a file that cannot be written is tried again every second.
 // Thread safe.
 class SpanFile {
@@ -69,7 +69,7 @@ class SpanFile {
   // Only the thread uses these.
   int file_ = -1;
   absl::Time next_look_ = absl::InfinitePast();
-  int error_ = 0;      // of the last attempt
+  int error_ = 0;      // errno of the last attempt
   bool torn_ = false;  // the last line is incomplete
 
   std::thread thread_;  // last, because it uses the other members

@@ -8,7 +8,7 @@ namespace {
 
 // There are two threads for every eight cores. Clients on this host and the work of the calls need
 // the other cores, and with more threads, each thread finds fewer events when it wakes up. The
-// following ratios were measured on 16 cores with 2, 4 and 8 queues (`service_bench` on one H200's
+// following ratios were measured on 16 cores with 2, 4 and 8 queues (`service_bench` on the H200
 // host, medians of 5, 2026-11-24). They divide the rate of Dots of 4096 f32 by the rate of empty
 // calls on a callback server. For one caller they were 1.09, 0.92 and 0.99; for 4 callers, 0.88,
 // 0.87 and 0.85; for 16 callers, 1.04, 0.95 and 0.98; for 64 callers, 1.10, 1.03 and 1.07; and for

@@ -13,15 +13,15 @@ namespace tessera {
 // SteadyNow.
 struct CallRecord {
   std::string_view method;         // a method of the server, without its service
-  std::string_view strategy;       // that ran, or that the client named; empty if none
-  const Tenant* tenant = nullptr;  // of the caller; null if the caller is unknown
+  std::string_view strategy;       // the one that ran or was requested; may be empty
+  const Tenant* tenant = nullptr;  // the caller's; null if the caller is unknown
   Trace trace;
   absl::Time accepted;
   absl::Time begun = absl::InfinitePast();  // on a worker; InfinitePast before, and for transfers
   absl::Time ended;
   absl::Duration waited = absl::ZeroDuration();  // for transfers: total wait for workers
   absl::Duration copies = absl::ZeroDuration();  // for transfers: total host-device copy time
-  absl::Duration kernel = absl::ZeroDuration();  // by the device's clock; 0 if not measured
+  absl::Duration kernel = absl::ZeroDuration();  // device-clock time; 0 if not measured
 
   // Returns "" if the tenant has no name, or if there is no tenant.
   std::string_view tenant_name() const {

@@ -147,7 +147,7 @@ absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset) {
   const std::string value = absl::StrCat(bad == values.end() ? all : *bad);
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_BOOL",
-      absl::StrCat("byte ", at, " of the elements is ", value, ", but a truth value is 0 or 1"),
+      absl::StrCat("byte ", at, " of the elements is ", value, ", but a bool must be 0 or 1"),
       {{"offset", at}, {"value", value}});
 }
 

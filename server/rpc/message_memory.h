@@ -20,7 +20,7 @@ namespace tessera {
 struct RepeatLimit {
   std::string_view message;  // full names
   std::string_view field;
-  std::string_view name;  // in errors
+  std::string_view name;  // the name in errors
   std::string_view reason;
   std::size_t most = 0;
 };
@@ -33,7 +33,7 @@ struct MessageBound {
   // afterwards.
   std::size_t bytes = 0;
   const RepeatLimit* exceeded = nullptr;  // the first limit that it exceeds
-  std::size_t repeats = 0;                // of the field with that limit
+  std::size_t repeats = 0;                // repeats of the field with that limit
 
   bool operator==(const MessageBound&) const = default;
 };
@@ -66,7 +66,7 @@ class MessageLayout {
   struct Field {
     enum class Kind { kNone, kNumber, kNumbers, kText, kMessage };
     Kind kind = Kind::kNone;
-    google::protobuf::internal::WireFormatLite::WireType wire_type{};  // of one element
+    google::protobuf::internal::WireFormatLite::WireType wire_type{};  // an element's
     std::size_t element = 0;  // size of one element in a repeated field's array
     bool repeated = false;
     int limit = -1;  // the limit that the field counts toward; -1 for none
@@ -76,8 +76,8 @@ class MessageLayout {
   template <class Stream>
   std::optional<MessageBound> BoundOf(Stream& stream, std::size_t size) const;
 
-  std::size_t bytes_;          // of an empty message
-  std::vector<Field> fields_;  // by number
+  std::size_t bytes_;          // size of an empty message
+  std::vector<Field> fields_;  // sorted by number
 };
 
 // Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us. Even fifty

@@ -1,5 +1,5 @@
-// The trace that a call belongs to, which its client names in metadata by W3C Trace Context
-// (https://www.w3.org/TR/trace-context/).
+// The trace that a call belongs to. The client names the trace in metadata, as W3C Trace Context
+// specifies (https://www.w3.org/TR/trace-context/).
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace tessera {
 // The trace of a call. If the client has named none, `known` is false.
 struct Trace {
   std::array<char, 32> trace_id{};   // lower-case hexadecimal digits, as in the next two
-  std::array<char, 16> parent_id{};  // of the client's span
-  std::array<char, 16> span_id{};    // of the call itself
+  std::array<char, 16> parent_id{};  // the client's span
+  std::array<char, 16> span_id{};    // the call's own span
   bool known = false;
   bool sampled = false;  // whether the client may have recorded its span
 

@@ -108,12 +108,12 @@ std::optional<Packet> Receive(int fd) {
 struct RegionListener::Connection {
   explicit Connection(int fd) : socket(fd) {}
   const Descriptor socket;
-  const Clock::time_point deadline = Clock::now() + kHandshake;  // for its packet
+  const Clock::time_point deadline = Clock::now() + kHandshake;  // the packet must arrive by then
   bool spoken = false;
-  std::int64_t guest = kStranger;  // its user, kOwner or kStranger
+  std::int64_t guest = kStranger;  // the client's uid, or kOwner, or kStranger
   std::mutex mutex;
   bool over = false;  // guarded by mutex, as is token
-  std::string token;  // of its region, once there is one
+  std::string token;  // the region's token, once there is a region
 };
 
 absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
@@ -220,7 +220,7 @@ bool RegionListener::AcceptSome() {
 bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
   std::optional<Packet> packet = Receive(connection->socket.get());
   if (!packet.has_value()) return true;
-  // The connection is over, or the client has sent more than it should.
+  // The peer has closed the connection, or has sent a second packet.
   if (connection->spoken || (packet->data.empty() && packet->files.empty())) return false;
   connection->spoken = true;
   absl::Status status;
@@ -229,9 +229,9 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
     status = MakeError(StatusCode::kPermissionDenied, "USER_UNKNOWN",
                        "the server does not know the user of this process");
   } else if (packet->cut || packet->data != kGreeting) {
-    status = BadPacket("packet", "the packet is not the registration of a region");
+    status = BadPacket("packet", "the packet is not a region registration");
   } else if (packet->files.size() != 1) {
-    status = BadPacket("descriptor", "the packet does not carry one descriptor");
+    status = BadPacket("descriptor", "the packet must carry exactly one descriptor");
   } else {
     status = SharedRegions::CheckFile(packet->files.front());
   }

@@ -93,7 +93,7 @@ class RegionListener {
   std::thread thread_;
 
   std::mutex file_mutex_;
-  std::optional<SocketFile> file_;  // until it is removed
+  std::optional<SocketFile> file_;  // empty once it is removed
 };
 
 }  // namespace tessera

@@ -12,8 +12,8 @@ namespace {
 
 namespace health_v1 = grpc::health::v1;
 
-// The maximum number of watches per connection. A client that pools connections has one or two on
-// each.
+// The maximum number of watches per connection. A client that pools connections has one or two
+// watches on each connection.
 constexpr std::size_t kMostOfConnection = 8;
 
 // The names of real services are shorter.

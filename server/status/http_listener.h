@@ -31,8 +31,8 @@ class HttpListener {
   // The maximum number of simultaneous connections. A further connection replaces the oldest one.
   static constexpr std::size_t kMostConnections = 32;
 
-  // path: the request's path without the query. Called on the listener's thread, which waits for
-  // it.
+  // path: the request's path without the query. The listener's thread calls the handler and waits
+  // for it.
   using Handler = std::function<HttpAnswer(std::string_view path)>;
 
   // Listens on an address as for ListenTcp and serves until destruction. Returns the errors of
@@ -54,7 +54,7 @@ class HttpListener {
     // kClosing: the response has been sent, and what the client still sends is dropped until it
     // closes. Closing the socket immediately could keep the client from reading the response.
     enum class State { kReading, kWriting, kClosing } state = State::kReading;
-    Time deadline;  // of the state
+    Time deadline;  // when the state must end
     std::string head;
     std::string answer;
     std::size_t sent = 0;

@@ -52,7 +52,7 @@ class DownloadCall final : public StreamCall,
   void EndIfIdle(absl::Time now);
 
  private:
-  // What the thread that has called Decide must do next.
+  // The next action of the thread that has called Decide.
   struct Step {
     bool fetch = false;
     bool write = false;
@@ -103,8 +103,8 @@ class DownloadCall final : public StreamCall,
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t end_ = 0;
 
-  // Only the thread that fetches uses these.
-  v1::DownloadResponse header_;  // of the next message
+  // Used only by the fetching thread.
+  v1::DownloadResponse header_;  // header of the next message
   std::uint64_t position_ = 0;
   absl::Time submitted_;  // when it last began to wait for a worker
   absl::Duration waited_ = absl::ZeroDuration();
@@ -113,13 +113,13 @@ class DownloadCall final : public StreamCall,
   grpc::ByteBuffer message_;  // used by gRPC during a read or write
 
   std::mutex mutex_;
-  bool opening_ = true;    // until Open has found what to fetch
-  bool fetching_ = false;  // by the device's workers
-  bool writing_ = false;   // by gRPC
+  bool opening_ = true;    // true until Open has found the data to fetch
+  bool fetching_ = false;  // the device's workers are fetching
+  bool writing_ = false;   // gRPC is writing
   bool done_ = false;      // nothing is left to fetch
   bool broken_ = false;    // the client accepts no more messages
   bool over_ = false;
-  int slots_ = 0;                          // in use
+  int slots_ = 0;                          // number of slots in use
   absl::Time moved_ = SteadyNow();         // when a write last began or ended
   absl::Status status_;                    // the status with which the call ends
   absl::Status given_up_;                  // the error if the client reads nothing for too long

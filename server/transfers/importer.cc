@@ -73,7 +73,7 @@ class ImportCall final : public UnaryCall {
         request_(exchange.request()),
         response_(exchange.response()) {
     // The caller's token is passed on, so that the other server decides what the caller may read.
-    // If this server checks no tokens, it is passed on over TLS only.
+    // If this server checks no tokens, the token is passed on over TLS only.
     if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
     const auto& metadata = exchange.context().client_metadata();
     if (const auto token = metadata.find("authorization"); token != metadata.end())
@@ -274,7 +274,7 @@ class ImportCall final : public UnaryCall {
     return store().Check(spec_);
   }
 
-  // Makes the draft, with the type that the source reports.
+  // Creates the draft, with the type that the source reports.
   absl::Status Open(const v1::Buffer& source) {
     absl::StatusOr<ArrayType> type = MakeArrayType(source.dtype(), source.shape(), "source");
     if (!type.ok()) return type.status();
@@ -354,10 +354,10 @@ class ImportCall final : public UnaryCall {
   std::mutex mutex_;
   std::condition_variable wake_;
   Why stopped_ = Why::kNot;
-  grpc::ClientContext* context_ = nullptr;     // of the current attempt
+  grpc::ClientContext* context_ = nullptr;     // the current attempt's
   absl::Time moved_ = absl::InfiniteFuture();  // when data last arrived, in any attempt
 
-  // Only the import's thread uses these.
+  // Used only by the import's thread.
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::BufferService::Stub> stub_;
   std::unique_ptr<Stream> stream_;
@@ -367,8 +367,8 @@ class ImportCall final : public UnaryCall {
   std::vector<std::int64_t> shape_;
   std::uint64_t size_ = 0;
   std::uint64_t position_ = 0;
-  std::optional<std::uint32_t> checksum_;  // of the whole buffer
-  std::string last_error_;                 // of the last attempt
+  std::optional<std::uint32_t> checksum_;  // checksum of the whole buffer
+  std::string last_error_;                 // error of the last attempt
 };
 
 Importer::Importer(Core& core)

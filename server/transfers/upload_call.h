@@ -120,7 +120,7 @@ class UploadCall final : public StreamCall, private Task {
 
   // Only the thread that has the turn uses these. While gRPC is reading, bytes_ belongs to gRPC.
   grpc::ByteBuffer bytes_;
-  UploadMessage message_;  // in hand
+  UploadMessage message_;  // the message in hand
   std::string name_;
   std::uint64_t version_ = 0;
   v1::BufferSpec spec_;

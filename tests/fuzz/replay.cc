@@ -1,4 +1,5 @@
-// Runs a fuzz target built with any compiler, whereas libFuzzer needs clang:
+// Runs a fuzz target without libFuzzer, so the target can be built with any compiler and not only
+// clang:
 //
 //   TARGET_replay [--timeout T] [--seconds N [--seed S]] FOLDER|FILE...
 //

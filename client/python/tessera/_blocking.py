@@ -39,7 +39,7 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 class Blocking:
     """The channels for any number of threads: one for all calls, and more for divided transfers,
-    which are made when the first such transfer needs them."""
+    which are created when the first such transfer needs them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -56,8 +56,8 @@ class Blocking:
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """Replaces the channels after Ctrl-C, which may come just after a thread has taken a lock
-        in gRPC's channel; that lock is then never released. The old channels end with the client,
-        because other threads may be using them."""
+        in gRPC's channel; that lock is then never released. The old channels are kept until the
+        client is closed, because other threads may be using them."""
         if getattr(interrupt, _SETTLED, False):
             return
         setattr(interrupt, _SETTLED, True)
@@ -91,8 +91,8 @@ class Blocking:
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: Exception) -> Exception:
-        """Returns what an error of grpc means, which is an RpcError, or the ValueError of a closed
-        channel. Returns any other ValueError unchanged."""
+        """Converts an error from grpc: an RpcError, or the ValueError of a closed channel. Returns
+        any other ValueError unchanged."""
         if self._closed:
             return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
@@ -103,7 +103,7 @@ class Blocking:
             try:
                 begun = self._begun(call.method, call.request, call.timeout)
             except ValueError:
-                return  # Closed: the buffers are deleted, or will be when they expire.
+                return  # The client is closed: the buffers are being deleted, or will expire.
             # A call that nothing refers to is cancelled.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
@@ -246,8 +246,8 @@ class Blocking:
                 self.perform(stream)  # type: ignore[arg-type]
                 events.put((stream, None))
             except BaseException as error:
-                # The error goes without its frames, which would keep arrays alive as long as the
-                # exception.
+                # The traceback is dropped, because its frames would keep arrays alive as long as
+                # the exception.
                 events.put((stream, error.with_traceback(None)))
 
         tally = several.tally
@@ -336,7 +336,7 @@ class _Guard:
 
     def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False
-        # Unlike the lock of an Event, the lock of this queue is never left taken by Ctrl-C.
+        # Ctrl-C can leave the lock of an Event taken, but not the lock of this queue.
         self._end: "queue.SimpleQueue[None]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, args=(download, seconds), daemon=True)
         self._thread.start()

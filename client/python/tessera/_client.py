@@ -42,8 +42,8 @@ class Expr(Lazy):
 
     def numpy(self) -> npt.NDArray[Any]:
         """Computes the result in one call and returns the elements as an array of this process; a
-        number is returned as an array without axes. bf16 becomes float32 unless ml_dtypes is
-        installed. A result that is too large for a response goes through a buffer.
+        number is returned as a 0-d array. bf16 becomes float32 unless ml_dtypes is installed. A
+        result that is too large for a response goes through a buffer.
 
         Raises BufferNotFound or VersionMismatch if an array that it reads is gone; also
         ConnectionLost, DeadlineExceeded, QueueFull and other errors of the server (see Errors)."""
@@ -73,11 +73,11 @@ class Expr(Lazy):
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> "Array":
-        """Computes the result in one call and leaves the elements on the server, under a name or
-        until the last reference to the returned array is gone. ttl: "10m", seconds or a timedelta.
-        placement: "all", or the devices among which the array is divided, including the one that
-        computes it. Raises BufferExists if the name is taken and replace is false; also
-        QuotaExceeded and GpuMemoryExhausted."""
+        """Computes the result in one call and leaves the elements on the server: under a name or,
+        without one, until the last reference to the returned array is gone. ttl: "10m", seconds or
+        a timedelta. placement: "all", or the devices among which the array is divided, including
+        the one that computes it. Raises BufferExists if the name is taken and replace is false;
+        also QuotaExceeded and GpuMemoryExhausted."""
         session: Client = self._session
         save = session._core.save(self._term(), name, replace, ttl, placement)
         leaf, self._stats = session._run(save)
@@ -104,7 +104,7 @@ class Expr(Lazy):
 
     def __index__(self) -> int:
         if self.shape or self.dtype.kind not in "iu":
-            raise TypeError("only integer arrays without axes are indices")
+            raise TypeError("only 0-d integer arrays are indices")
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
@@ -117,11 +117,11 @@ class Expr(Lazy):
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
-        # As with NumPy's arrays, an array without axes accepts the format of numbers.
+        # Like NumPy's arrays, a 0-d array accepts the format specifications of numbers.
         return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Downloads the elements and hands the copy over on the host. Raises Unsupported if the
+        """Downloads the elements and passes on the copy in host memory. Raises Unsupported if the
         consumer wants CUDA memory (another kind of dl_device), and BufferError if it wants no copy
         (copy=False)."""
         if options.get("copy") is False:
@@ -179,11 +179,12 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Array":
-        """Makes a separate buffer on the server immediately. A dtype ("f32"...) converts the
-        elements, and a device ("cuda:1") or a placement says where the copy goes. The other
-        arguments are those of Client.put. Raises BufferNotFound or VersionMismatch if the array is
-        gone, BufferExists if the name is taken and replace is false, and Unsupported if there is no
-        such type; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and GpuMemoryExhausted."""
+        """Copies the elements to a separate buffer on the server immediately. A dtype ("f32"...)
+        converts the elements, and a device ("cuda:1") or a placement says where the copy goes. The
+        other arguments are those of Client.put. Raises BufferNotFound or VersionMismatch if the
+        array is gone, BufferExists if the name is taken and replace is false, and Unsupported if
+        there is no such type; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and
+        GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
             session._core.copy(
@@ -193,17 +194,17 @@ class Array(Expr):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
-        """Makes another name for the memory of the whole buffer; nothing is copied. With a ttl the
-        name is a ticket, by which others find the array for that long even when its own name is
-        gone. Raises BufferNotFound or VersionMismatch if the array is gone, and BufferExists if the
-        name is taken and replace is false; also BadName, BadTtl, QuotaExceeded and
-        TooManyBuffers."""
+        """Creates another name for the memory of the whole buffer; nothing is copied. With a ttl
+        the name is a ticket: others find the array under it for that long, even after the array's
+        own name is gone. Raises BufferNotFound or VersionMismatch if the array is gone, and
+        BufferExists if the name is taken and replace is false; also BadName, BadTtl, QuotaExceeded
+        and TooManyBuffers."""
         session: Client = self._session
         leaf = session._run(session._core.link(self._source, name, replace, ttl))
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def delete(self) -> None:
-        """Unlinks the buffer, and only this version of it. Views of it are gone too. Raises
+        """Unlinks the buffer, and only this version of it. Views of it become invalid too. Raises
         BufferNotFound if no buffer has the name, and VersionMismatch if another array has taken
         it."""
         session: Client = self._session
@@ -212,7 +213,7 @@ class Array(Expr):
 
 class Scope:
     """Names that are deleted together. At its end, `with t.scope(ttl="10m") as s:` deletes what
-    s.put and s.save made. If this process ends earlier, the server deletes the names after the
+    s.put and s.save created. If this process ends earlier, the server deletes the names after the
     ttl."""
 
     def __init__(self, client: "Client", ttl: Ttl) -> None:
@@ -246,13 +247,14 @@ class Scope:
                     pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # The error of a server that is gone must not hide an exception of the block.
+            # The error from a server that is gone must not hide an exception raised in the block.
             if kind is None:
                 raise
 
 
 class Client:
-    """A connection, for any number of threads. connect() makes it, and it is a context manager."""
+    """A connection, returned by connect(). Any number of threads may use it. It is a context
+    manager."""
 
     def __init__(self, options: Options) -> None:
         self._core = Core(options)
@@ -284,9 +286,9 @@ class Client:
     ) -> Array:
         """Uploads an array of any size; after a broken connection it resumes where it stopped.
 
-        name: 1 to 128 characters of [a-zA-Z0-9._/-]; without a name, the buffer is deleted after
-        the last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0",
-        "cpu". placement: instead of device, "all" or the devices among which the array is divided.
+        name: 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after the
+        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
+        placement: instead of device, "all" or the devices among which the array is divided.
         progress: True for a bar, or a function of the bytes done and the total. Raises BufferExists
         if the name is taken and replace is false.
         """
@@ -307,11 +309,11 @@ class Client:
         device: str = "",
         timeout: float = 3600.0,
     ) -> Array:
-        """Makes a buffer that the server fetches from another server, at host:port; no data passes
-        through this process. version: the version that the source must have; 0 accepts any version.
-        timeout: seconds for the whole import. name, replace, ttl and device are those of put().
-        Raises SourceNotAllowed if this server does not import from there; also SourceRefused,
-        SourceUnreachable, SourceStalled and the errors of put()."""
+        """Creates a buffer with data that the server fetches from another server, at host:port; no
+        data passes through this process. version: the version that the source must have; 0 accepts
+        any version. timeout: seconds for the whole import. name, replace, ttl and device are those
+        of put(). Raises SourceNotAllowed if this server does not import from there; also
+        SourceRefused, SourceUnreachable, SourceStalled and the errors of put()."""
         leaf = self._run(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -320,21 +322,21 @@ class Client:
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def __getitem__(self, name: str) -> Array:
-        """Returns the READY buffer of a name, in its current version. Raises BufferNotFound."""
+        """Returns the current version of the READY buffer with this name. Raises BufferNotFound."""
         leaf = self._run(self._core.find(name))
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     __iter__ = None  # Otherwise Python would request the buffers 0, 1, 2...
 
     def __contains__(self, name: str) -> bool:
-        """Returns whether a READY buffer has the name."""
+        """Returns whether there is a READY buffer with this name."""
         try:
             return self[name] is not None
         except (BufferNotFound, BufferNotReady):
             return False
 
     def list(self, prefix: str = "") -> List[Array]:
-        """Returns all READY buffers whose names have this prefix, in order of name."""
+        """Returns all READY buffers whose names begin with `prefix`, sorted by name."""
         leaves = self._run(self._core.list(prefix))
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
@@ -344,14 +346,15 @@ class Client:
         self._run(self._core.delete(name))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
-        """Returns a context. Its names are deleted when it ends, or after the ttl at the latest."""
+        """Returns a context manager. Its names are deleted when the context ends, or after the ttl
+        at the latest."""
         return Scope(self, ttl)
 
     # --- expressions
 
     def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
-        """Returns the elements of several expressions from one call; what the expressions share is
-        computed once."""
+        """Returns the elements of several expressions from one call; parts that the expressions
+        share are computed once."""
         found, stats = self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
@@ -379,12 +382,12 @@ class Client:
     # --- the connection
 
     def close(self) -> None:
-        """Deletes the unnamed buffers and unfinished uploads of put(), and disconnects. The end of
-        the process does the same. If the server does not answer, close() waits for a second or
+        """Deletes the unnamed buffers and unfinished uploads of put(), and disconnects. This also
+        happens when the process ends. If the server does not answer, close() waits for a second or
         two."""
         _open.discard(self)
         if not self._core.own:
-            return  # A fork has nothing to close.
+            return  # A forked process has nothing to close.
         self._dropped.detach()
         _end(self._core, self._io)
 
@@ -414,7 +417,7 @@ class Client:
             raise
         except Error:
             if self._core.closed:
-                raise closed() from None  # Whatever failed: its buffers are being deleted.
+                raise closed() from None  # Closing deletes the buffers.
             raise
 
 

@@ -1,8 +1,8 @@
 """The part that the blocking and the asyncio client share, without any I/O.
 
-Each method is a generator. It yields what is to be done (a Call, a Pause, an Upload, a Download or
-Several of transfers/_messages.py), is sent the outcome or has an Error thrown into it, and returns
-the result.
+Each method is a generator. It yields each action to perform (a Call, a Pause, or an Upload, a
+Download or Several from transfers/_messages.py), is sent the outcome or has an Error thrown into
+it, and returns the result.
 """
 
 import dataclasses
@@ -99,8 +99,8 @@ class Pause:
 
 @dataclasses.dataclass
 class Share:
-    """Makes a region through the server's socket. The outcome is the region, or None if that fails
-    or takes longer than this number of seconds."""
+    """Creates a region through the server's socket. The outcome is the region, or None if that
+    fails or takes longer than this number of seconds."""
 
     path: str
     seconds: float
@@ -143,14 +143,15 @@ def _fits(into: Any, leaf: Leaf, view: View) -> None:
 
 
 def _stalled(failure: Error) -> None:
-    """Raises Stalled if shared memory has used up the stall timeout. No stream follows then."""
+    """Raises Stalled if shared memory has used up the stall timeout. In that case no stream is
+    tried."""
     if failure.code == "DEADLINE_EXCEEDED":
         raise Stalled("no progress through shared memory", "DEADLINE_EXCEEDED") from failure
 
 
 def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
-    """Returns what a server still lacks of a range, from its list of missing ranges: the range from
-    its first missing byte on, or None."""
+    """Returns the rest of a range from its first byte that the server lacks, or None if it has the
+    whole range. `missing` is the server's list of missing ranges."""
     for begin, end in missing:
         if end > part[0]:
             return (max(begin, part[0]), part[1]) if begin < part[1] else None
@@ -159,7 +160,7 @@ def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
 
 
 class _Draft:
-    """A draft of put(). Its version is 0 until the server has made it."""
+    """A draft of put(). Its version is 0 until the server has created it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -197,12 +198,13 @@ class Core:
         self._count = itertools.count()
         self.has_unnamed = False
         self._creating: Set[_Draft] = set()
-        # Drafts that were made and neither sealed nor deleted. The thread that removes one
+        # Drafts that were created and neither sealed nor deleted. The thread that removes one
         # decides its fate: put(), which has sealed it, keeps it, and close() deletes it.
         self._drafts: Set[Tuple[str, int]] = set()
         self._abandoned_at: Dict[str, float] = {}  # Names and times of abandonment (monotonic).
         self.closed = False  # Closed or being closed: its unnamed buffers and drafts are deleted.
-        # A fork has the same references, but must not delete what this process still has.
+        # A forked process has the same references, but must not delete what this process still
+        # uses.
         self._process = os.getpid()
         self._limits: Any = None
         self.pool = Pool()
@@ -245,8 +247,8 @@ class Core:
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
         """Returns whether to try again, after waiting for the right time. If not, the caller raises
-        the failure, because an exception keeps alive whatever its frames refer to, arrays
-        included."""
+        the failure, because an exception keeps alive everything that its frames refer to, including
+        arrays."""
         pause = retry.pause(failure)
         if pause is None:
             return False
@@ -293,8 +295,8 @@ class Core:
     def close(self) -> Steps:
         """Deletes the unnamed buffers and the drafts, which are unreachable from now on. Failures
         do not matter, because buffers expire. Returns whether the server may answer further calls.
-        Waits first for drafts that are being made; then the first call without a response ends the
-        rest."""
+        First waits for drafts that are being created; after that, the first call without a response
+        ends the rest."""
         self.closed = True
         if not self.own:
             return False
@@ -348,7 +350,7 @@ class Core:
         return name, replace, duration(ttl), None
 
     def _abandoned(self, names: Iterable[str]) -> None:
-        """Deletes whatever interrupted or cancelled calls may still make."""
+        """Deletes anything that interrupted or cancelled calls may still create."""
         self.dead.extend((name, 0) for name in names if name.startswith(self._prefix))
 
     # --- buffers
@@ -448,7 +450,7 @@ class Core:
     def _upload_whole(
         self, name: str, data: Any, spec: Any, report: Any, replace: bool, make: _Make
     ) -> Steps:
-        """Makes an array with a single message."""
+        """Uploads an array in a single message."""
         data.convert()
         own = bytes(data[:])  # A stream that continues in the background reads the copy.
         retry = Retry(self.options, replace, self.options.timeout)
@@ -463,7 +465,7 @@ class Core:
                 tally.tell = None
 
     def _create(self, draft: _Draft, attempt: Callable[..., Steps]) -> Steps:
-        """Makes a draft. If it is abandoned before the server responds, it is deleted
+        """Creates a draft. If it is abandoned before the server responds, it is deleted
         afterwards."""
 
         def ended(answer: Any) -> Iterator[Call]:
@@ -490,7 +492,7 @@ class Core:
             yield Pause(0.02)
 
     def _abandon(self, draft: _Draft) -> None:
-        """Deletes the draft with the other dead buffers, or as soon as it has been made."""
+        """Deletes the draft with the other dead buffers, or as soon as it has been created."""
         now = time.monotonic()
         for name, since in list(self._abandoned_at.items()):
             if now - since >= _LEFT_OVER_S:
@@ -570,14 +572,14 @@ class Core:
         return region
 
     def _through(self, transfer: Transfer) -> Steps:
-        """Moves as much as it can. A stream moves the rest, and reports what is wrong. Raises
+        """Moves as much as it can. A stream then moves the rest, and reports any error. Raises
         Stalled."""
         try:
             if transfer.slots:
                 yield transfer
         except Error as error:
-            # The time of a call counts from its start, even while the server works for the
-            # previous call.
+            # The time limit of a call runs from its start, even while the server is still working
+            # on the previous call.
             moved = transfer.moved
             if moved is None or time.monotonic() - moved >= self.options.stall_timeout:
                 _stalled(error)
@@ -596,7 +598,7 @@ class Core:
         device: str = "",
         placement: Placement = (),
     ) -> Steps:
-        """Makes a separate buffer of a view, possibly of another type or on other devices."""
+        """Copies a view to a separate buffer, possibly of another type or on other devices."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["CopyBuffer"].request(
             source=leaf.name,
@@ -622,7 +624,7 @@ class Core:
     def link(
         self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None
     ) -> Steps:
-        """Makes another name for the memory of a buffer."""
+        """Creates another name for a buffer's memory."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         answer = yield from self.unary(
             "CopyBuffer",
@@ -648,7 +650,7 @@ class Core:
         device: str,
         timeout: float,
     ) -> Steps:
-        """Makes a buffer that the server fetches from another server."""
+        """Creates a buffer with data that the server fetches from another server."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["ImportBuffer"].request(
             source=server,
@@ -742,7 +744,7 @@ class Core:
 
     def _server_limits(self) -> Steps:
         """Returns the limits of GetServerInfo. They are kept until the connection is lost, the
-        server drains or it refuses what they allow."""
+        server drains, or the server refuses something that they allow."""
         if self._limits is None:
             info = yield from self.unary("GetServerInfo")
             self._limits = info.limits
@@ -764,7 +766,7 @@ class Core:
 
     def prepare(self, term: Term) -> Optional[Prepared]:
         """Returns the request of an expression with a small result, or None if only evaluate_one()
-        can compute it. The caller keeps the request, because making it would add time to every
+        can compute it. The caller keeps the request, because building it would add time to every
         call."""
         source = term[0]
         if not isinstance(source, Node) or source.answer_bytes > CHUNK:

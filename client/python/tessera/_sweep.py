@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: Optional[threading.Thread] = None
-# The time in seconds for which the end of the process waits for the running job.
+# How many seconds the process waits for the running job before it ends.
 _PATIENCE_S = 2.0
 
 later = _jobs.put

@@ -130,7 +130,7 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
-        """Like ts.Array.copy: makes a separate buffer."""
+        """Like ts.Array.copy: copies the elements to a separate buffer."""
         session: Client = self._session
         copy = session._core.copy(
             self._source, self._view, name, dtype, replace, ttl, device, placement
@@ -140,7 +140,7 @@ class Array(Expr):
     def link(
         self, name: str, replace: bool = False, ttl: Ttl = None
     ) -> "Coroutine[Any, Any, Array]":
-        """Like ts.Array.link: makes another name for the memory of the buffer."""
+        """Like ts.Array.link: creates another name for the buffer's memory."""
         session: Client = self._session
         return session._made(session._core.link(self._source, name, replace, ttl))
 
@@ -192,7 +192,7 @@ async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]
 
 
 class Client:
-    """Like ts.Client, for the event loop in which it was made."""
+    """Like ts.Client, for the event loop in which it was created."""
 
     def __init__(self, options: Options) -> None:
         self._core = Core(options)
@@ -239,7 +239,7 @@ class Client:
         return await self._made(put)
 
     async def get(self, name: str) -> Array:
-        """Returns the READY buffer of a name, in its current version. Raises BufferNotFound."""
+        """Returns the current version of the READY buffer with this name. Raises BufferNotFound."""
         return await self._made(self._core.find(name))
 
     async def import_from(
@@ -293,7 +293,7 @@ class Client:
         return await self._run(self._core.unary("GetServerInfo"))
 
     def scope(self, ttl: Ttl = "10m") -> "Scope":
-        """Returns a context (async with). Its names are deleted when it ends."""
+        """Returns an asynchronous context manager. Its names are deleted when the context ends."""
         return Scope(self, ttl)
 
     async def close(self) -> None:
@@ -372,7 +372,7 @@ class Scope:
                     pass  # Expired, deleted or replaced in the meantime.
                 array._source.dead = None
         except Error:
-            # The error of a server that is gone must not hide an exception of the block.
+            # The error from a server that is gone must not hide an exception raised in the block.
             if kind is None:
                 raise
 

@@ -1,5 +1,5 @@
 // Dot along the tree of kernels/same_bits/fixed_tree.h, over all cores. For any number of threads
-// it gives the same bits as the CUDA strategies of the same names. kernels/cuda/dot/fixed_tree.cu
+// it gives the same bits as the CUDA strategies with the same names. kernels/cuda/dot/fixed_tree.cu
 // explains the method.
 //
 // Unlike in `cpu_parallel`, the shape of the sum is specified. For f32, a core keeps 1024 columns,

@@ -1,5 +1,5 @@
-// Matmul with OpenBLAS, which is cache-blocked, register-tiled and vectorised for the processor on
-// which it runs, and which uses all cores.
+// Matmul with OpenBLAS. The library uses cache blocks, register tiles and vector code for the
+// processor on which it runs, and it uses all cores.
 //
 // Its interface takes 32-bit extents, so larger extents are computed in slabs of 2^30; along k the
 // slabs accumulate into c. A call cannot be stopped, so a long product is also computed in slabs of

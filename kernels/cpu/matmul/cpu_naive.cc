@@ -61,7 +61,8 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
     .cost =
         [](const MatmulProblem& p) {
           Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1);
-          // A walk across more rows than the L1 cache has lines waits for every row.
+          // If a walk crosses more rows than the L1 cache has lines, it waits for memory at every
+          // row.
           constexpr std::int64_t kLines = 512;
           // For 16-bit elements the wait adds nothing, because converting an element takes as long.
           const std::uint64_t wait = SizeOf(p.dtype) == 2 ? 1 : 4;

@@ -1,12 +1,12 @@
 // The threads that run parallel loops on the host. Each thread that starts parallel loops has its
-// own helper threads for them, and keeps them.
+// own helper threads, which it keeps.
 #pragma once
 
 namespace tessera {
 
 // Returns how many cores the process may keep busy: the number of cores on which it may run, or
-// fewer if OMP_NUM_THREADS or the quota of its control groups is lower. The main thread must make
-// the first call.
+// fewer if OMP_NUM_THREADS or its cgroups' CPU quota is lower. The main thread must make the first
+// call.
 int HostThreads();
 
 // Sets how many threads, including the calling one, run the calling thread's parallel loops from

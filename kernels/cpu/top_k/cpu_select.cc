@@ -1,12 +1,12 @@
 // TopK by selection, over all cores, for each row or for each part of a long row.
 //
-// The best elements so far are kept in memory that holds twice as many as are wanted. When the
-// memory is full, its k best elements are selected (in linear time for any order), and the worst of
-// these becomes the limit: an element that is not better is rejected after one comparison. In a
-// random row of n elements, all except about k (1 + ln(n / k)) are rejected. A core therefore
-// compares kBlock elements with the limit in one vectorised loop, and examines them one by one only
-// if any of them passes. If there are fewer rows than cores, rows are divided into parts, and the
-// result of a row is selected from the best elements of its parts.
+// The best elements so far are kept in a buffer with space for twice as many elements as are
+// wanted. When the buffer is full, its k best elements are selected (in linear time for any order),
+// and the worst of these becomes the limit: an element that is not better is rejected after one
+// comparison. In a random row of n elements, all except about k (1 + ln(n / k)) are rejected. A
+// core therefore compares kBlock elements with the limit in one vectorised loop, and examines them
+// one by one only if any of them passes. If there are fewer rows than cores, rows are divided into
+// parts, and the result of a row is selected from the best elements of its parts.
 //
 // Cost: every element is read once. If elements come in random order, k (1 + ln(n / k)) of them
 // take part in selections. If every element is better than all previous elements, all n take part,
@@ -106,7 +106,7 @@ void Run(const TopKProblem& p, Stream& stream) {
   const std::int64_t parts = Parts(p, workers);
   const auto* x = static_cast<const T*>(p.x);
   auto* values = static_cast<T*>(p.values);
-  // A row that is not divided is computed by one worker, which reuses its entries for the next row.
+  // An undivided row is computed by one worker, which reuses its entries for the next row.
   const std::int64_t places = parts > 1 ? p.rows * parts : std::min(workers, p.rows);
   const std::int64_t room = Room(p.k);
   auto* entries = static_cast<Entry<T>*>(

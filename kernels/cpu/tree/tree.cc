@@ -1,8 +1,8 @@
 // A chunk is read from front to back, row by row, with its W columns in the L1 cache, in loops over
 // columns that the compiler vectorises. OpenMP divides the chunks among the cores, and the tree
-// defines how their values are combined. A row of an operand that is not contiguous is copied to
-// the stack before it is used, and a row of an operand that a map computes is computed there. The
-// elements and their positions stay the same, so the bits are the same too.
+// defines how their values are combined. Rows of non-contiguous operands are copied to the stack
+// before they are used, and rows of operands that a map computes are computed there. The elements
+// and their positions stay the same, so the bits are the same too.
 //
 // This file is compiled without contraction of a * b + c. If processors of the architecture may
 // lack a fused multiply-add, the fold is compiled twice. With a fused multiply-add, an error-free

@@ -1,5 +1,5 @@
-// The strategies that teach Dot and Reduce step by step (the lessons) describe their launches with
-// these types. Their error bounds and costs are derived from this description.
+// Types that describe the launches of the lessons, the strategies that teach Dot and Reduce step by
+// step. The error bounds and costs of the lessons are derived from this description.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Reductions in several launches, one per level. Each block of a level writes one value, and the
-// next level folds these values. The level that has only one block writes the result. A kernel has
-// no barrier between its blocks; the end of a launch serves as one.
+// next level folds these values. The level with only one block writes the result. A kernel has no
+// barrier between its blocks; the end of a launch serves as one.
 #pragma once
 
 #include <cstddef>

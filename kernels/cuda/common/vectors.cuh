@@ -154,7 +154,7 @@ class ThreadFold {
   using Wide = typename F::Wide;
 
   __device__ void Add(T element, std::uint32_t) { acc_ = F::Combine(acc_, F::Load(element, 0)); }
-  // For a dot product.
+  // Adds the product of two elements, for a dot product.
   __device__ void AddProduct(T a, T b) { acc_ = F::Combine(acc_, F::Multiply(a, b)); }
   __device__ void Begin(T) {}
   __device__ void Flush(std::int64_t, std::int64_t) {

@@ -1,4 +1,4 @@
-// Dot by cuBLAS, NVIDIA's library, for comparison. It is loaded at run time.
+// Dot with cuBLAS, NVIDIA's library, for comparison. The library is loaded at run time.
 //
 // The library writes its result to device memory, because its host mode would wait for the stream
 // within the call. A kernel with one thread then converts the result into the Scalar that the host

@@ -1,13 +1,13 @@
 // Dot along a tree whose shape depends only on n: the result has the same bits for every grid,
 // every block size, every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// Compared with `single_pass`, `fixed_tree` uses the same kernel, but its chunks are those of
-// FixedTree, not a number of chunks that suits the device. A request may still choose the grid and
-// the block size. A block then takes several chunks in sequence and a thread takes several lanes,
-// but the same terms are added in the same order. On every device, a product is rounded before it
-// is added: there is no fused multiply-add where it would change a bit.
-// kernels/same_bits/fixed_tree.h defines the tree precisely enough for an independent
-// implementation, and tests/tree_test.cc contains one.
+// Compared with `single_pass`, `fixed_tree` uses the same kernel, but with the chunks of FixedTree,
+// not a number of chunks that suits the device. A request may still choose the grid and the block
+// size. A block then takes several chunks in sequence and a thread takes several lanes, but the
+// same terms are added in the same order. On every device, a product is rounded before it is added:
+// there is no fused multiply-add where it would change a bit. kernels/same_bits/fixed_tree.h
+// defines the tree precisely enough for an independent implementation, and tests/tree_test.cc
+// contains one.
 //
 // `compensated`: where products of both signs cancel, the sum keeps its digits. f32 and the 16-bit
 // types are multiplied and added in double, in which their products are exact. There is no wider

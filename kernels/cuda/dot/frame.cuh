@@ -106,7 +106,7 @@ void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enque
 // Launches one level after another, all of which work in place. first(a, b, cells, blocks,
 // partials, stream) launches the level over the elements, with n cells of scratch. next(cells, n,
 // blocks, partials, stream) launches a level over the n values of the previous level's blocks. The
-// level that has only one block writes the result.
+// level with only one block writes the result.
 template <class First, class Next>
 void IntoLevelsInPlace(const DotProblem& p, std::int64_t per_block, Stream& stream, First first,
                        Next next) {

@@ -1,4 +1,4 @@
-// Dot by a hierarchy: trees within blocks, and atomic additions between blocks. This is the
+// Dot with a hierarchy: trees within blocks, and atomic additions between blocks. This is the
 // plainest form of the pattern that the fast strategies refine.
 //
 // Compared with `tree_sequential`, a block does less work: a thread multiplies one pair of elements

@@ -11,9 +11,9 @@
 //
 // A barrier only stops the threads of one block. Each block therefore writes its value to an array.
 // The next launch, which starts when the previous one has ended, sums that array in the same way.
-// The launch that has only one block writes the result. At n = 2^20, launches of 2048, 4 and 1
-// blocks move 24 MiB. Much of this data stays in the caches, but every step waits hundreds of
-// cycles for it.
+// The launch with only one block writes the result. At n = 2^20, launches of 2048, 4 and 1 blocks
+// move 24 MiB. Much of this data stays in the caches, but every step waits hundreds of cycles for
+// it.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// Dot by the tree of `tree_global`, in shared memory.
+// Dot with the tree of `tree_global`, in shared memory.
 //
 // Compared with `tree_global`, the products of a block (two per thread) are in shared memory, where
 // a step costs tens of cycles instead of hundreds. Each block adds its value to the result with an

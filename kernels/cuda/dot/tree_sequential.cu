@@ -1,4 +1,4 @@
-// Dot by a tree in which the active threads are adjacent.
+// Dot with a tree in which the active threads are adjacent.
 //
 // Compared with `tree_interleaved`, only the numbering changes: strides halve instead of doubling,
 // and thread t adds the cell one stride further on to cell t, as long as t is below the stride.

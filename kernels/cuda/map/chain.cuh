@@ -16,8 +16,8 @@
 //   kRepeated   it takes (i / inner) mod period: broadcast along inner axes, and perhaps outer ones
 //
 // An operand that is a single element for all results takes no registers, because it is stored with
-// the constants. In chains of f32, operands and the result may have 16 bits. Truth values may be
-// operands of any chain, and they are the result of a chain that ends with a comparison.
+// the constants. In chains of f32, operands and the result may have 16 bits. Any chain may have
+// bool operands, and a chain that ends with a comparison has a bool result.
 //
 // Map runs chains (chained.cuh), and so does Reduce (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -273,7 +273,7 @@ class Matcher {
   bool Convert(const Instruction& in, bool last) {
     const std::uint8_t from = in_register_[in.a];
     if (in.type != type_ && in.type != ValueType::kBool) return false;
-    // Steps represent truth values as 0 and 1 of the chain's type.
+    // Steps represent a bool as 0 or 1 in the chain's type.
     const bool same = ValueTypeOf(in.dtype) == type_ &&
                       (in.type == ValueType::kBool || IsStoredAsValue(in.dtype));
     const bool counts = in.type == ValueType::kBool && in.dtype == DType::kI32;
@@ -318,8 +318,8 @@ class Matcher {
 };
 
 // Returns whether the problem's expression is a chain, and if so, stores the chain in *chain. The
-// chain has the type of the first operand that is not a truth value. If that type has 16 bits and
-// the expression is not a chain of that type, the chain has type f32.
+// chain has the type of the first operand that is not bool. If that type has 16 bits and the
+// expression is not a chain of that type, the chain has type f32.
 inline bool Match(const MapProblem& p, Chain* chain) {
   const MapProgram& program = *p.program;
   for (int i = 0; i < program.operands; ++i) {
@@ -346,7 +346,7 @@ struct alignas(sizeof(S) * kCount) Side {
 template <class T>
 using Group = Side<T, kWidth<T>>;
 
-// Calls f(S{}) for the type of an operand of a chain of T; truth values are bytes.
+// Calls f(S{}) for the type of an operand of a chain of T; a bool is a byte.
 template <class T, class F>
 __device__ __forceinline__ void DispatchOperand(DType dtype, F f) {
   if (dtype == DType::kBool) return f(std::uint8_t{});

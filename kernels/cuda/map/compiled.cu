@@ -1,9 +1,9 @@
-// Map by a kernel that is compiled for a single expression while the server runs. It is the kernel
-// that one would write by hand for that expression. Its text is assembled from the code of the
-// expression's operations (compile/kernel_text.h), and the driver compiles it to machine code. That
-// takes 30 to 240 ms on one core for most expressions, so a separate thread does it, and only for
-// expressions that are used twice. Until the kernel is ready, or if there can be none, `vectorized`
-// or `fused` does the work, with the same bits except for the payload of a NaN.
+// Map with a kernel that is compiled for a single expression while the server runs. It is the
+// kernel that one would write by hand for that expression. Its text is assembled from the code of
+// the expression's operations (compile/kernel_text.h), and the driver compiles it to machine code.
+// That takes 30 to 240 ms on one core for most expressions, so a separate thread does it, and only
+// for expressions that are used twice. Until the kernel is ready, or if there can be none,
+// `vectorized` or `fused` does the work, with the same bits except for the payload of a NaN.
 //
 // A kernel serves all expressions with the same operations, types and layout of operands. The
 // values of their constants are passed as arguments.

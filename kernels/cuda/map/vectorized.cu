@@ -205,8 +205,7 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
 
 // Convert elements from their form in memory to the values that registers hold, and back: 16-bit
 // elements to F32, and one-byte integers to I32. A byte of BOOL that is not 0 becomes 1. Other
-// types need no conversion. Storing an I32 as one byte needs none either, because that byte is its
-// lowest one.
+// types need no conversion. To store an I32 as one byte, its low byte is stored unchanged.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {

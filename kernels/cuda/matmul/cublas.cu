@@ -1,4 +1,4 @@
-// Matmul by cuBLAS, the vendor's library, which is loaded at run time.
+// Matmul with cuBLAS, the vendor's library, which is loaded at run time.
 //
 // cuBLAS expects column-major matrices. The memory of a row-major matrix holds the matrix's
 // transpose in column-major order, where c = op(a) op(b) becomes c' = op(b)' op(a)'. So the
@@ -68,8 +68,8 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 
 // The tensor cores sum products of 16-bit elements in groups of 4 (compute capability 7) to 16
 // (compute capability 9). They align a group and the running sum to the largest term and truncate
-// the lower bits. Each term of a group adds an error of up to 2 u times the largest term, and so
-// does the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
+// the lower bits. Each term of a group, and the result, adds an error of up to 2 u times the
+// largest term (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
 // 2021). The worst case is groups of 4, in which the 4 products, the running sum and the result add
 // up to 12 u.
 double CublasRoundoff(const MatmulProblem& p) {

@@ -1,4 +1,5 @@
-// Matmul by cublasLt: the same library as `cublas`, but the algorithm is chosen by timing.
+// Matmul with cublasLt. This is the same library as in `cublas`, but the algorithm is chosen by
+// timing.
 //
 // `cublas` takes the algorithm that the library's heuristics rank first. cublasLt returns the whole
 // ranking, and for products that are far from square the first algorithm is often not the fastest.
@@ -199,8 +200,8 @@ Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
           tf32};
 }
 
-// Plans by key. If there are kMostPlans plans, all of them are removed before another is added.
-// Thread safe.
+// Plans by key. If there are kMostPlans plans, all of them are removed before another plan is
+// added. Thread safe.
 class Plans {
  public:
   std::shared_ptr<const Plan> Find(const Key& key) {

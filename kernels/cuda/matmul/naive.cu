@@ -1,4 +1,4 @@
-// Matmul by definition: one thread per element of c, with a loop over k.
+// Matmul as it is defined: one thread per element of c, with a loop over k.
 //
 // Consecutive threads compute consecutive columns. So the loads of b (unless it is transposed) and
 // the stores of c coalesce, and all threads of a row load the same element of a. Still, every

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   Acc* const cells = DynamicShared<Acc>();
   if constexpr (C::kHalves) {
-    // The warps of the second half pass their sums to those of the first half.
+    // The warps of the second half pass their sums to the warps of the first half.
     constexpr int kHalf = kThreads / 2;
     __syncthreads();  // the last k-tile has been read
     if (thread >= kHalf) {
@@ -196,7 +196,7 @@ constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
 // background (see KTileLoader).
 int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
           std::int64_t multiprocessors) {
-  const int ends = waits ? 2 : 4;  // the cost of a block's beginning and end, in k-tiles
+  const int ends = waits ? 2 : 4;  // the cost of a block's prologue and epilogue, in k-tiles
   const int least_k_tiles = waits ? 2 : 8;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();

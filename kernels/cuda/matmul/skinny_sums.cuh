@@ -30,7 +30,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
     }
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += 16) {
-      // b holds the columns of two instructions, or those of one instruction twice.
+      // b holds the columns of two instructions, or the columns of one instruction twice.
       unsigned b[4];
       const int column = v + (C::kVectors > 8 ? lane / 16 * 8 : 0) + lane % 8;
       LoadMatrices<false>(thin + C::ThinKTile::At(column, 2 * l + lane / 8 % 2), b);

@@ -32,7 +32,7 @@ Operand<T> OperandB(const MatmulProblem& p) {
 
 // --- Vectors ---
 
-// An aligned 16-byte vector, the most that a thread loads or stores with one instruction.
+// An aligned 16-byte vector, the largest unit that one instruction loads or stores.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);

@@ -1,4 +1,5 @@
-// Reduce by the tree of `interleaved` in device memory, with active threads that are adjacent.
+// Reduce with the tree of `interleaved` in device memory, but with active threads that are
+// adjacent.
 //
 // Compared with `interleaved`, only the numbering changes: strides halve instead of doubling, and
 // thread t folds the cell one stride further on into cell t, as long as t is below the stride.

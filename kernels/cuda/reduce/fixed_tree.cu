@@ -1,12 +1,12 @@
 // Reduce along a tree whose shape depends only on n: the result has the same bits for every grid,
 // every block size, every GPU and the CPU. `compensated` does the same in twice the precision.
 //
-// Compared with `single_pass`, `fixed_tree` uses the same kernel, but its chunks are those of
-// FixedTree, not a number of chunks that suits the device. A request may still choose the grid and
-// the block size. A block then takes several chunks in sequence and a thread takes several lanes,
-// but the same terms are added in the same order. A result can therefore be repeated elsewhere,
-// compared bit by bit and cached by its operands. kernels/same_bits/fixed_tree.h defines the tree
-// precisely enough for an independent implementation, and tests/tree_test.cc contains one.
+// Compared with `single_pass`, `fixed_tree` uses the same kernel, but with the chunks of FixedTree,
+// not a number of chunks that suits the device. A request may still choose the grid and the block
+// size. A block then takes several chunks in sequence and a thread takes several lanes, but the
+// same terms are added in the same order. A result can therefore be repeated elsewhere, compared
+// bit by bit and cached by its operands. kernels/same_bits/fixed_tree.h defines the tree precisely
+// enough for an independent implementation, and tests/tree_test.cc contains one.
 //
 //   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
 //   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk

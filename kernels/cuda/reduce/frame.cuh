@@ -136,7 +136,7 @@ void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& strea
 
 // enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values. In
 // the first level (kFirst) these are the elements, and in each later level they are the values of
-// the previous level's blocks. The level that has only one block writes the result. A block takes
+// the previous level's blocks. The level with only one block writes the result. A block takes
 // per_block values.
 template <class Enqueue>
 void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, Enqueue enqueue) {

@@ -9,9 +9,9 @@
 //   stride 4   0<------4          thread  0
 //
 // A barrier only stops the threads of one block. Each block therefore writes its value to an array,
-// and the next launch folds that array in the same way. The launch that has only one block writes
-// the result. At n = 2^20, launches of 2048, 4 and 1 blocks move 20 MiB. From step to step fewer
-// lanes of a warp are active, on cells that are further apart. At stride 16 each cell is a separate
+// and the next launch folds that array in the same way. The launch with only one block writes the
+// result. At n = 2^20, launches of 2048, 4 and 1 blocks move 20 MiB. From step to step fewer lanes
+// of a warp are active, on cells that are further apart. At stride 16 each cell is a separate
 // transaction.
 #include "kernels/cuda/reduce/frame.cuh"
 

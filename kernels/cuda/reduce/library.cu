@@ -1,4 +1,4 @@
-// Reduce by CUB, CUDA's library of building blocks.
+// Reduce with CUB, CUDA's library of building blocks.
 //
 // One call takes any n. CUB runs a kernel with vector loads, several items per thread and a tree
 // per block and, if this kernel has more than one block, a second kernel with a single block. Only
@@ -60,7 +60,7 @@ struct LoadElement {
   __host__ __device__ typename F::Wide operator()(T x) const { return F::Widen(F::Load(x, 0)); }
 };
 
-// For a sum: loads the terms of op.
+// Loads the terms of op, for a sum.
 template <class T>
 struct LoadElement<Fold<ReduceOp::kSum, T>, T> {
   ReduceOp op;

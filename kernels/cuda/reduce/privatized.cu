@@ -1,4 +1,4 @@
-// Reduce by trees in shared memory, with one launch per level.
+// Reduce with trees in shared memory, with one launch per level.
 //
 // Compared with `coalesced`, a block copies its part to the shared memory of its SM, where a step
 // costs tens of cycles instead of hundreds. A thread loads two elements that are one block size

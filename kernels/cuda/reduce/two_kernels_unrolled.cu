@@ -1,4 +1,4 @@
-// Reduce by two different kernels, the first of which has an unroll factor.
+// Reduce with two different kernels, the first of which has an unroll factor.
 //
 // Compared with `two_pass`, the grid is not fixed. Its size follows from n and from the number of
 // elements per thread, items_per_thread (8 by default), which is the unroll factor. Each time the

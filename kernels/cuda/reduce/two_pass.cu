@@ -1,4 +1,4 @@
-// Reduce by the same kernel twice.
+// Reduce with two launches of the same kernel.
 //
 // Compared with `grid_stride`, the same kernel also folds the values of the blocks. Its second
 // launch has a single block, with one thread for each block of the first launch, and writes the

@@ -66,9 +66,9 @@ constexpr int kTilesBits = 5;
 // The work is spread over this many threads before a thread gets more than one vector. An H200 runs
 // twice as many threads at the same time.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
-// The number of blocks at which a cut of the axis aims: as many as 132 SMs run at the same time
-// under the launch bounds of the kernels below, for sums of elements of `size` bytes. The numbers
-// are constants, so the bits do not depend on the device.
+// The number of blocks that a cut of the axis aims for. It is the number that 132 SMs run at the
+// same time under the launch bounds of the kernels below, for sums of elements of `size` bytes. The
+// numbers are constants, so the bits do not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // The minimum number of vectors per thread in a segment, so that a thread has a full batch of loads
 // in flight.

@@ -54,11 +54,11 @@ using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
 // Each object belongs to the device that is current on the calling thread.
 
-// Makes a stream that does not wait for the legacy default stream. first: when blocks wait for
+// Creates a stream that does not wait for the legacy default stream. first: when blocks wait for
 // space on an SM, the blocks of this stream have priority over those of other streams.
 StreamHandle MakeStreamHandle(bool first = false);
-// Makes an event on which cudaEventSynchronize sleeps instead of spinning. Only timed events record
-// timestamps.
+// Creates an event on which cudaEventSynchronize sleeps instead of spinning. Only timed events
+// record timestamps.
 Event MakeEvent(bool timed);
 // Allocates page-locked host memory. Kernels may use its address unchanged. Throws kOutOfHostMemory
 // if none is left.
@@ -135,8 +135,8 @@ struct Mailbox {
 
 class CudaStream final : public Stream {
  public:
-  // handle: a new handle that was made on the device. Throws DeviceError. REQUIRES: device outlives
-  // the stream.
+  // handle: a new handle that was created on the device. Throws DeviceError. REQUIRES: device
+  // outlives the stream.
   CudaStream(CudaDevice& device, StreamHandle handle);
   // Waits for the stream's work.
   ~CudaStream() override;
@@ -180,7 +180,7 @@ class CudaStream final : public Stream {
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
-  // Returns the cuBLAS handle that enqueues on this stream. It is made on first use. REQUIRES:
+  // Returns the cuBLAS handle that enqueues on this stream. It is created on first use. REQUIRES:
   // CublasMissing() is empty.
   cublasContext* Cublas();
 

@@ -381,7 +381,7 @@ void CudaDevice::KeepRoom() {
     info_.multiprocessors = large_->multiprocessors();
   } catch (const DeviceError& error) {
     if (error.kind() != DeviceError::Kind::kUnsupported) throw;
-    // Without a partition, the other streams still have priority.
+    // Streams from MakeStream still have priority over large streams, even without a partition.
   }
 }
 

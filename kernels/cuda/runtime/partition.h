@@ -23,7 +23,7 @@ class Partition {
   Partition& operator=(const Partition&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
-  // Makes a stream whose kernels run only on these SMs. In all other respects it is like a stream
+  // Creates a stream whose kernels run only on these SMs. In all other respects it is like a stream
   // from MakeStreamHandle.
   StreamHandle MakeStream() const;
 

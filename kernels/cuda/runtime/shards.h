@@ -18,7 +18,7 @@ namespace tessera {
 // Shards begin at multiples of this, the granularity of physical memory on every known GPU.
 inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 
-// Device::AllocateShards for GPUs.
+// Implements Device::AllocateShards for GPUs.
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
 // How many of the bytes at an address are in the same shard, and the ordinal of the GPU that holds
@@ -30,8 +30,8 @@ struct CudaShardPart {
 };
 CudaShardPart ShardPartAt(const void* address, std::size_t bytes, int otherwise);
 
-// Calls f(out, data, bytes, ordinal of out, ordinal of data) for each piece whose source is on one
-// GPU and whose target is on one GPU.
+// Splits a copy into pieces, each with its source on one GPU and its target on one GPU. Calls
+// f(out, data, bytes, ordinal of out, ordinal of data) for each piece.
 template <class F>
 void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordinal,
                    std::size_t bytes, const F& f) {
@@ -48,7 +48,7 @@ void ForShardParts(void* out, int out_ordinal, const void* data, int data_ordina
   }
 }
 
-// Calls cudaMemcpyAsync for each such piece.
+// Calls cudaMemcpyAsync for each piece from ForShardParts.
 void CopyByShards(void* out, const void* data, std::size_t bytes, cudaMemcpyKind kind,
                   cudaStream_t stream);
 

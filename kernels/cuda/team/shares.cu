@@ -31,7 +31,8 @@ constexpr std::int64_t kLine = 128;
 // The largest pitch that cudaMemcpy2DAsync accepts.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
 
-// Unused copy streams by GPU. They are kept because making one takes as long as a small product.
+// Unused copy streams by GPU. They are kept because creating a stream takes as long as a small
+// product.
 class CopyStreams {
  public:
   // REQUIRES: the device is current.

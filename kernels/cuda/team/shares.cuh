@@ -128,7 +128,7 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
   }
 }
 
-// The function for Strategy::launch_shared.
+// Implements Strategy::launch_shared.
 template <class Work>
 void LaunchProductShares(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   EnqueueProductShares<Work>(p, shares);

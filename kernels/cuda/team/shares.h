@@ -18,11 +18,11 @@ enum class WayOfB {
 // Applies to all later products, on all threads.
 void SetWayOfB(WayOfB way);
 
-// Enqueues each share's rows with the strategy's launch. Throws DeviceError.
+// Calls the strategy's launch for the rows of each share. Throws DeviceError.
 void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
                     std::span<const TeamShare> shares);
 
-// The function for Strategy::launch_shared.
+// Implements Strategy::launch_shared.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchGathered(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   LaunchGathered(kStrategy, p, shares);

@@ -9,9 +9,9 @@
 // it is sorted and merged with the list (bitonic.cuh), which lowers the limit. If elements are in
 // random order, this is rare: the list has k of the m elements seen so far, so a buffer of the same
 // size lasts for about another m elements. In a row whose elements keep getting better, every
-// element beats the limit. If many threads have elements that do, each of them first offers only
-// its best one. The k-th best of these is better than nearly all other elements, which are then
-// dropped without being sorted. The first limit is found in the same way.
+// element beats the limit. If many threads have such elements, each of these threads first offers
+// only its best one. The k-th best of the offered elements is better than nearly all other
+// elements, which are then dropped without being sorted. The first limit is found in the same way.
 //
 // An entry's place is part of the comparison, so the order in which entries reach the buffer does
 // not affect the result.

@@ -1,4 +1,4 @@
-// TopK by a threshold: x is read once, at memory bandwidth, with very little other work.
+// TopK with a threshold: x is read once, at memory bandwidth, with very little other work.
 //
 // `bitonic_block` sorts every element, and `radix_select` reads x six times. Here, most elements
 // cost one comparison. The k-th best element so far is a limit, and elements are compared with it
@@ -30,7 +30,7 @@
 namespace tessera {
 namespace {
 
-// Threads per SM: as many as its registers allow with 64 registers each.
+// The number of threads for which an SM has enough registers, at 64 registers per thread.
 constexpr int kResidentThreads = 1024;
 // Threads per block. At this size four blocks fit on an SM, and they do not wait for each other.
 // Four long lists do not fit on an SM, so they get larger blocks, which also sort faster.

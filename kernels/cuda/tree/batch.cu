@@ -111,7 +111,7 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
 #pragma unroll
   for (const auto* x : in.x) places |= reinterpret_cast<std::uintptr_t>(x);
   const bool aligned = places % kTreeVectorBytes == 0;
-  // The elements of vectors that are incomplete or not aligned are loaded one by one.
+  // If vectors are incomplete or not aligned, their elements are loaded one by one.
   const auto first = [&](int i) { return (thread + i * kWarpSize) * V; };
   const auto whole = [&](int i) { return aligned && first(i) + V <= end; };
   TreeVectorOf<T> v[kLanesEach][O];

@@ -1,7 +1,7 @@
 // The tree of kernels/same_bits/fixed_tree.h over the values of an expression. A thread loads the
 // vectors of all operands for some rows, runs the steps of the chain on them
 // (kernels/cuda/map/chain.cuh) and folds the values into its columns as FoldLane does. The only
-// memory traffic is one read of each operand. The bits are the same as those of a Map followed by a
+// memory traffic is one read of each operand. The bits are the same as in a Map followed by a
 // reduction of its result: values are rounded to the type that the intermediate array would have.
 //
 // A step is decoded once for the kRows vectors of values that a thread computes at a time. In the
@@ -192,8 +192,8 @@ constexpr bool kIsMapped = [] {
   }
 }();
 
-// Handles sums, norms and extremes of floating-point numbers. It also handles sums of truth values,
-// which are folded as I32: these count the F32 elements that pass a comparison.
+// Handles sums, norms and extremes of floating-point numbers. It also handles sums of bools, which
+// are folded as I32. Such a sum counts the F32 elements that pass a comparison.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream) {

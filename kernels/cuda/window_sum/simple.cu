@@ -1,4 +1,4 @@
-// WindowSum by the definition: one thread per element of the result, which loops over its window.
+// WindowSum as it is defined: one thread per element of the result, which loops over its window.
 //
 // Adjacent threads read adjacent elements in every step of their loops, so loads coalesce. However,
 // each element is loaded for each of the 2 radius + 1 windows that contain it. The L1 cache serves

@@ -19,7 +19,7 @@ MISSING: Any = object()  # An argument that was not given.
 
 
 def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
-    """Returns the result of an operation on terms, as an array or expression."""
+    """Applies an operation on terms to arrays, and returns the result as an array or expression."""
     one = next((array for array in arrays if hasattr(array, "_session")), arrays[0])
     _own(one)
     return one._make(op(*(one._operand(array) for array in arrays), **options))
@@ -290,7 +290,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
 
 def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     if a.dtype.kind == "b":
-        raise TypeError("subtract of truth values: they have no peak-to-peak range")
+        raise TypeError("subtract of booleans: they have no peak-to-peak range")
     return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 

@@ -26,13 +26,13 @@ def _drawing(shape: Any, shards: Any) -> str:
     if not shape or 0 in shape:
         return ""
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
-    # The ratio of the sides is the fourth root of the array's ratio, so that long arrays stay
-    # visible.
+    # The ratio of the sides is the fourth root of the array's ratio, to keep long arrays visible.
     ratio = max(min((columns / rows) ** 0.25, 4.0), 0.25)
     width, height = (100.0, 100.0 / ratio) if ratio > 1 else (100.0 * ratio, 100.0)
     if shards:
         width, height = max(width, 60.0), max(height, 2.0 * _LINE * len(shards))
-    # Each rectangle has space for its name. The rest of the height is divided by bytes.
+    # Each rectangle has space for its name. The remaining height is shared out in proportion to the
+    # shards' sizes in bytes.
     total, free = sum(s.end - s.begin for s in shards), height - _LINE * len(shards)
     parts = [(_LINE + free * (s.end - s.begin) / total, s.device) for s in shards]
     top, drawn = 1.0, ""

@@ -30,17 +30,17 @@ Self = TypeVar("Self", bound="Lazy")
 
 class Lazy(Operators):
     """A view of a buffer (Array), or the future result of an expression (Expr): shape and dtype are
-    known, but the elements are on the server or not computed yet. Objects are immutable. Making
+    known, but the elements are on the server or not computed yet. Objects are immutable. Creating
     another one sends nothing.
 
     Operators work element by element, with broadcasting and promotion as in NumPy 2. The other
     operand may be another array of the connection, a number, or a NumPy array or list of up to 1
-    MiB. The operators are + - * / // % ** divmod, == != < <= > >=, and & | ^ ~ for truth values; @
+    MiB. The operators are + - * / // % ** divmod, == != < <= > >=, and & | ^ ~ for bool; @
     multiplies matrices. NumPy functions work on these arrays as far as the server has the
     operations for them; np.asarray raises TypeError.
 
-    Raises BadShape if shapes do not go together, Unsupported if the server cannot compute the
-    operation, and OverflowError for a Python number that the array's type cannot hold.
+    Raises BadShape if shapes do not match, Unsupported if the server cannot compute the operation,
+    and OverflowError for a Python number that the array's type cannot hold.
     """
 
     __array_priority__ = 1000
@@ -57,7 +57,7 @@ class Lazy(Operators):
 
     @property
     def shape(self) -> Shape:
-        """The extents, outermost first; () for an array without axes."""
+        """The extents, outermost first; () for a 0-d array."""
         return self._view.shape
 
     @property
@@ -95,16 +95,16 @@ class Lazy(Operators):
         return plan.stats(answers)
 
     def explain(self) -> str:
-        """Returns the program that computing this expression would send, one line per step. Sends
-        nothing."""
+        """Returns the program that would be sent to compute this expression, one line per step.
+        Sends nothing."""
         if not isinstance(self._source, Node):
             return "no program: the elements are on the server"
         return _plan.Plan([self._source]).explain()
 
     def with_(self: Self, strategy: str = "", timing: bool = False) -> Self:
-        """Returns the same expression with its last step computed by the named strategy (`tessera
-        strategies` lists them), or timed by the device (Stats.kernel_us). When it is computed, it
-        raises UnknownStrategy or StrategyUnsupported."""
+        """Returns the same expression, with its last step computed by the named strategy (`tessera
+        strategies` lists them) or timed by the device (Stats.kernel_us). Computing it raises
+        UnknownStrategy or StrategyUnsupported if the strategy cannot be used."""
         if not isinstance(self._source, Node):
             raise Unsupported("with_() is for expressions: an array is computed already")
         return self._make((self._source.using(strategy, timing), self._view))
@@ -157,7 +157,7 @@ class Lazy(Operators):
         return self._make((self._source, view))
 
     def __getitem__(self: Self, key: Any) -> Self:
-        """Returns a view by NumPy's basic indexing: integers, slices with any step, None, `...`.
+        """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
         Raises BadView (an IndexError), or Unsupported if an index is an array or a list."""
         return self._seen(self._view.at(key))
 
@@ -170,7 +170,7 @@ class Lazy(Operators):
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError(
-                "len() of an array without axes: .item() is its element, in this process")
+                "len() of a 0-d array: .item() is its element, in this process")
         return self.shape[0]
 
     def transpose(self: Self, *axes: Any) -> Self:
@@ -206,14 +206,14 @@ class Lazy(Operators):
         return self._make(_ops.reshaped(self._term(), extents(wanted)))
 
     def ravel(self: Self, order: str = "C") -> Self:
-        """All elements in row-major order, as by reshape(-1)."""
+        """Returns all elements as a vector in row-major order, like reshape(-1)."""
         return self.reshape(-1, order=order)
 
     flatten = ravel
 
     def broadcast_to(self: Self, shape: Sequence[int]) -> Self:
-        """A view in the given shape: axes of extent 1 are repeated, and new axes are added in
-        front."""
+        """Returns a view in the given shape: axes of extent 1 are repeated, and new axes are added
+        in front."""
         return self._seen(self._view.broadcast_to(shape))
 
     def squeeze(self: Self, axis: Any = None) -> Self:
@@ -281,7 +281,7 @@ class Lazy(Operators):
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """Returns the elements themselves, because none are complex. Truth values give int8."""
+        """Returns the elements themselves, because none are complex. bool elements become int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
@@ -312,7 +312,7 @@ class Lazy(Operators):
         dtype = None if mask is None else common_dtype([mask])
         if mask is None or dtype != np.dtype(bool):
             kind = dtype or type(where).__name__
-            raise TypeError(f"where must be an array of truth values, not {kind}")
+            raise TypeError(f"where must be an array of booleans, not {kind}")
         source, view = mask
         if isinstance(source, Constant):
             return _ops.full(source.value, self.shape, np.dtype(bool))
@@ -347,8 +347,8 @@ class Lazy(Operators):
         where: Any = True,
     ) -> Self:
         """The sum of all elements or along axes, or of the elements where a mask is true; i64 for
-        integers and truth values. dtype: the type to which elements are converted first, which is
-        also the type of the result. initial: a number to begin with."""
+        integers and bool. dtype: the type to which elements are converted first, and the type of
+        the result. initial: a number to begin with."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -438,8 +438,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean of all elements, or of those where a mask is true; f64 for integers and truth
-        values. dtype: a float type, used as in sum(). The mean of no elements is NaN."""
+        """The mean of all elements, or of those where a mask is true; f64 for integers and bool.
+        dtype: a float type, used as in sum(). The mean of no elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -457,9 +457,9 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The mean squared deviation from the mean, divided by n - ddof instead of n. correction:
-        another name for ddof. where: a mask that selects the elements. dtype: as for mean(). The
-        variance of no elements is NaN."""
+        """The sum of the squared deviations from the mean, divided by n - ddof. correction: another
+        name for ddof. where: a mask that selects the elements. dtype: as for mean(). The variance
+        of no elements is NaN."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
@@ -557,7 +557,7 @@ class Lazy(Operators):
         def __getattr__(self, name: str) -> Any:
             return _numpy.attribute(self, name)
 
-    # An object that never changes is its own copy; copy() makes another buffer.
+    # An object that never changes is its own copy; copy() creates another buffer.
 
     def __copy__(self: Self) -> Self:
         return self

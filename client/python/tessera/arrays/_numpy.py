@@ -1,7 +1,8 @@
 """What NumPy functions such as np.add and np.sum do with server-side arrays.
 
 The arguments of a call are bound to the signature of the NumPy function, and passed on by its
-parameter names. Everything else raises Unsupported; nothing is downloaded implicitly.
+parameter names. Unsupported functions and arguments raise Unsupported; nothing is downloaded
+implicitly.
 """
 
 import functools
@@ -76,7 +77,7 @@ _INSTEAD_OF = {
     "degrees": "x * (180 / np.pi)",
     "rad2deg": "x * (180 / np.pi)",
 }
-# Functions that make arrays without taking any. With like=, they are handled here.
+# Functions that create arrays and take none. With like=, they are handled here.
 _FROM_NOTHING = {
     getattr(np, name)
     for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
@@ -137,7 +138,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
 }
-# Other names of a parameter in some versions of NumPy.
+# Parameters that have other names in some versions of NumPy.
 _SAME = {"newshape": "shape", "a_min": "min", "a_max": "max"}
 
 
@@ -304,7 +305,7 @@ def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
     if fold not in ("all", "any"):
         return getattr(array._typed(dtype), fold)(**given)._typed(dtype)
     if dtype is not None and np.dtype(dtype) != np.dtype(bool):
-        raise TypeError(f"{name} gives truth values, not {dtype}")
+        raise TypeError(f"{name} returns booleans, not {dtype}")
     initial = given.pop("initial", None)
     found = getattr(array, fold)(**given)
     return found._from("and" if fold == "all" else "or", None if initial is None else bool(initial))

@@ -44,7 +44,7 @@ class Operators:
         def op(a: Term, b: Term) -> Term:
             if e.common_dtype([a, b]).kind != "b":
                 raise Unsupported(
-                    f"bits of integers: the server has `{name}` only for truth values"
+                    f"bits of integers: the server has `{name}` only for booleans"
                 )
             return e.apply(name, a, b)
 
@@ -185,5 +185,5 @@ def power(a: Term, b: Term) -> Term:
 
 def invert(a: Term) -> Term:
     if a[0].dtype.kind != "b":
-        raise Unsupported("bits of integers: the server has `not` only for truth values")
+        raise Unsupported("bits of integers: the server has `not` only for booleans")
     return e.apply("not", a)

@@ -1,6 +1,6 @@
 """NumPy ufuncs on server-side arrays. No I/O.
 
-Each entry makes a term from terms. Reductions such as np.add.reduce are in REDUCTIONS.
+Each entry computes a term from terms. Reductions such as np.add.reduce are in REDUCTIONS.
 """
 
 from typing import Any, Callable, Dict
@@ -21,14 +21,14 @@ def _named(name: str) -> Function:
 
 
 def _of_truth(name: str) -> Function:
-    """Makes a logical operation on whether the elements are nonzero."""
+    """Returns a logical operation that treats each nonzero element as true."""
     return lambda *terms: e.apply(name, *(e.cast(term, e.BOOL) for term in terms))
 
 
 def _bits(name: str) -> Function:
     def apply(a: Term, b: Term) -> Term:
         if e.common_dtype([a, b]).kind != "b":
-            raise Unsupported(f"bits of integers: the server has `{name}` only for truth values")
+            raise Unsupported(f"bits of integers: the server has `{name}` only for booleans")
         return e.apply(name, a, b)
 
     return apply
@@ -75,7 +75,7 @@ def _real(a: Term) -> Term:
 
 
 def _number(a: Term) -> Term:
-    """Converts truth values to int8, as NumPy's functions of numbers do."""
+    """Converts bool to int8, as NumPy's functions of numbers do."""
     dtype = e.common_dtype([a])
     return e.cast(a, np.dtype("i1") if dtype.kind == "b" else dtype)
 
@@ -96,7 +96,7 @@ def _power(a: Term, b: Term) -> Term:
 
 def _positive(a: Term) -> Term:
     if e.common_dtype([a]).kind == "b":
-        raise TypeError("positive of truth values: they have no sign")
+        raise TypeError("positive of booleans: they have no sign")
     return a
 
 

@@ -35,7 +35,7 @@ def numpy(x: Any) -> Any:
 
 def from_buffers(buffers: Sequence[Tuple[str, str]], axis: int = 0) -> Any:
     """Returns a Dask array of READY buffers, each given as (address, name), concatenated along an
-    axis. If a worker's server does not have a buffer, it fetches it. Raises BufferNotFound."""
+    axis. A worker's server fetches buffers that it does not have. Raises BufferNotFound."""
     found = [_servers.client_of(address)[name] for address, name in buffers]
     arrays = []
     for (address, name), array in zip(buffers, found):

@@ -14,8 +14,7 @@ from ..wire._connect import duration
 from ..wire._errors import Error
 from . import _servers
 
-# How long a handle that has been sent keeps its array alive, and how long it does after it has
-# arrived.
+# How long a handle keeps its array alive, both after it has been sent and after it has arrived.
 TICKET_TTL = "10m"
 ARRIVED_TTL = "30s"
 
@@ -51,7 +50,7 @@ class Shaped(NDArrayOperatorsMixin):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without axes")
+            raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
     def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
@@ -203,7 +202,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
 
 
 def _whole(values: Any) -> Any:
-    """Makes one chunk of each joined value, also in lists and tuples."""
+    """Replaces each Joined by one chunk, also in lists and tuples."""
     if isinstance(values, Shaped):
         return values.chunk()
     if isinstance(values, (list, tuple)):

@@ -14,8 +14,8 @@ SMALL = 1 << 20
 
 
 def _reduction(function: Any) -> Callable[..., Any]:
-    """Returns a NumPy function of one chunk. If its result is small, it is returned in this
-    process."""
+    """Returns a function that applies a NumPy reduction to one chunk. A small result is downloaded
+    to this process."""
 
     def reduce(x: Any, axis: Any = None, dtype: Any = None, **options: Any) -> Any:
         if isinstance(x, Joined):
@@ -67,8 +67,8 @@ def _method(function: Any) -> Callable[..., Any]:
 
 
 def _asarray(value: Any, *_: Any, **options: Any) -> Any:
-    """Implements np.asarray(value, like=chunk), with which Dask makes a small array of the chunk's
-    kind."""
+    """Implements np.asarray(value, like=chunk), with which Dask converts a small array to the
+    chunk's kind."""
     if isinstance(value, Chunk):
         return value
     options.pop("like", None)
@@ -76,8 +76,8 @@ def _asarray(value: Any, *_: Any, **options: Any) -> Any:
 
 
 def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) -> Any:
-    """Makes an array without elements. With it, Dask finds out that structured arrays are
-    unsupported."""
+    """Returns an array without elements. Dask calls this to find out whether structured arrays are
+    supported; they are not."""
     dtype = np.dtype(prototype.dtype if dtype is None else dtype)
     if dtype.names:
         raise TypeError("servers have no structured arrays")
@@ -87,7 +87,7 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
 class Joined(Shaped):
     """Chunks that Dask concatenates along an axis before it reduces them, wherever the chunks are.
     Sums, products, minima and maxima along the axis are computed part by part. Other operations
-    make one chunk of the parts, through this process."""
+    first join the parts to one chunk, through this process."""
 
     __array_priority__ = 2001
 
@@ -167,7 +167,8 @@ def _functions_tensordot(a: Any, b: Any, axes: Any) -> Any:
 
 
 def numel(x: Any, **options: Any) -> Any:
-    """Returns the number of elements that each element of a reduction stands for."""
+    """Returns, for each element of a reduction's result, the number of elements that were folded
+    into it."""
     axis, keepdims = options.get("axis"), options.get("keepdims", True)
     dtype = options.get("dtype", np.float64)
     axes = _axes_of(x, axis)

@@ -13,8 +13,8 @@ _options: Dict[str, Any] = {}
 
 
 def use(address: str, **options: Any) -> Client:
-    """Makes the server at host:port the server of this process, where its chunks are made and
-    computed. Other servers have to reach it at this address as well. options: the options of
+    """Sets the server of this process, at host:port. The chunks of this process are created and
+    computed there. Other servers must be able to reach it at this address. options: the options of
     connect(), for this and other servers."""
     global _own, _own_address
     client = connect(address, **options)

@@ -1,7 +1,7 @@
 """Operations on each element: the functions, and NumPy 2's rules for their types. No I/O.
 
 The server promotes types by the same rules with a few exceptions (bool and small integers in
-functions of reals), so casts are explicit where the types differ.
+functions of reals). Where the types differ, casts are explicit.
 """
 
 import numbers
@@ -37,21 +37,21 @@ FUNCTIONS: Dict[str, str] = {
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# On truth values, NumPy turns these into logical operations, and rejects or widens the others.
+# For bool arguments, NumPy turns these into logical operations, and rejects or widens the others.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 
 
 def constant(value: Any) -> Term:
-    """Makes a constant. A Python number has no type, and a NumPy number has its own. Raises
-    OverflowError or TypeError."""
+    """Returns a number as a constant. A Python number has no type, and a NumPy number has its own.
+    Raises OverflowError or TypeError."""
     if isinstance(value, np.generic) or isinstance(value, np.ndarray):
         return Constant(value.item(), _dtypes.dtype_of(value.dtype)), _SCALAR
     return Constant(value), _SCALAR
 
 
 def lift(value: Any) -> Term:
-    """Makes a term of a number, a NumPy array or a list. Raises TypeError for anything else."""
+    """Converts a number, a NumPy array or a list to a term. Raises TypeError for anything else."""
     if isinstance(value, numbers.Real) and not isinstance(value, np.generic):
         return constant(value)
     array = _dtypes.to_numpy(value)
@@ -166,12 +166,12 @@ def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any
 
 
 def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
-    """Returns the function and the result type that NumPy uses for a function of numbers if all
-    arguments are truth values."""
+    """Returns the function that NumPy computes instead of a function of numbers if all arguments
+    are bool, and its result type."""
     if name in _OF_BOOL:
         return _OF_BOOL[name], dtype
     if name in _NOT_OF_BOOL:
-        raise TypeError(f"{name} of truth values: use {_NOT_OF_BOOL[name]}")
+        raise TypeError(f"{name} of booleans: use {_NOT_OF_BOOL[name]}")
     if name in ("abs", "floor", "ceil", "trunc"):
         return "copy", dtype
     if name in ("floor_divide", "remainder", "power"):
@@ -180,7 +180,7 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
         return name, np.dtype("<f2")
     if FUNCTIONS[name] == "reals":
         return name, _real_of(name, dtype)
-    raise Unsupported(f"{name} of truth values: use .astype() on them first")
+    raise Unsupported(f"{name} of booleans: use .astype() on them first")
 
 
 def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":

@@ -62,7 +62,7 @@ def _constant_key(constant: Constant) -> Hashable:
 
 
 class Fuser:
-    """Makes the steps that compute some outputs. Equal parts are computed once."""
+    """Builds the steps that compute some outputs. Equal parts are computed once."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step] = []

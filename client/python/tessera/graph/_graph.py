@@ -131,7 +131,7 @@ class Node:
 
     @property
     def gives_integers(self) -> bool:
-        """Whether the server returns i32 elements that represent truth values."""
+        """Whether the server returns i32 elements that represent booleans."""
         return self.op == "reduce" and self.dtype.kind == "b"
 
     @property

@@ -64,8 +64,8 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
 
 
 def _are_truth(a: Term, b: Term) -> bool:
-    """Returns whether both terms are truth values. Their product in NumPy is then a truth value as
-    well: whether any pair of elements is true."""
+    """Returns whether both terms are bool. In NumPy, their product is then also bool: whether both
+    elements of any pair are true."""
     return a[0].dtype == b[0].dtype == _BOOL
 
 
@@ -147,7 +147,7 @@ def tensordot(
     return reshaped(matmul(left, right, out_dtype), [*shape_a, *shape_b])
 
 
-# The operations with which the server folds truth values.
+# The operations with which the server folds bool elements.
 _OF_TRUTH = ("all", "any", "sum", "mean")
 
 
@@ -165,7 +165,7 @@ def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
 
 
 def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
-    """Returns the axes that NumPy's argument means, in [0, rank). Raises BadAxes."""
+    """Returns the axes that NumPy's axis argument selects, in [0, rank). Raises BadAxes."""
     if axis is None:
         return tuple(range(rank))
     return normalize_axes(axis, rank)
@@ -181,9 +181,9 @@ def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[i
 
 
 def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
-    """Folds all elements, or those along axes. For truth values, min, max, all and any give truth
-    values. The mean and variance of no elements are NaN. The server rejects other reductions of no
-    elements that have no value."""
+    """Folds all elements, or those along axes. For bool elements, min, max, all and any give bool.
+    The mean and variance of no elements are NaN. Other reductions that have no value for zero
+    elements are rejected by the server."""
     rank = len(a[1].shape)
     axes = axes_of(axis, rank)
     keepdims = is_true(keepdims, "keepdims")
@@ -213,8 +213,8 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
 
 
 def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
-    """Returns (times, over), the factor and divisor that correct a "variance" or "std" of n
-    elements so that n - less replaces n. Both are applied in f64."""
+    """Returns (times, over), the factor and divisor that convert a "variance" or "std" with divisor
+    n to one with divisor n - less. Both are applied in f64."""
     left = max(n - less, 0.0)
     if op == "std":
         return (n / left) ** 0.5 if left else float("inf"), 1.0

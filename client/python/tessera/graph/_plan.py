@@ -36,21 +36,22 @@ _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
 _FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
-# A result, given by the number of its step and its number among the results of that step.
+# Identifies a result: the number of its step, and its index among that step's results.
 Output = Tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """The cost of one step, as the server reports it (ExecutionStats). operation: "matmul",
-    "map"... strategy, device: what computed it, and where. kernel_us: time by the device's clock.
-    bytes, flops: bytes moved and floating-point operations by the strategy's model. roundoff: the
-    strategy's error bound, |error| <= roundoff * sum of the |terms|; for a map, the bound of each
-    node, |error| <= roundoff * |value|. queue_us: time in the queue. total_us: time from the
-    acceptance of the call to its response. moved_bytes: operands that were copied from other
-    devices. prepared_bytes: copies and parts of operands that an earlier call or step had made.
-    devices: the number of devices that worked. kernel_us is 0 unless the expression was made by
-    with_(timing=True); queue_us and total_us are 0 for the steps of a program."""
+    "map"... strategy, device: what computed it, and where. kernel_us: time measured by the device's
+    clock. bytes, flops: bytes moved and floating-point operations according to the strategy's cost
+    model. roundoff: the strategy's error bound, |error| <= roundoff * sum of the |terms|; for a
+    map, the bound on the error of each node, |error| <= roundoff * |value|. queue_us: time in the
+    queue. total_us: time from the acceptance of the call to its response. moved_bytes: operands
+    that were copied from other devices. prepared_bytes: copies and parts of operands that an
+    earlier call or step had made. devices: the number of devices that worked. kernel_us is 0 unless
+    the expression was made by with_(timing=True); queue_us and total_us are 0 for the steps of a
+    program."""
 
     operation: str
     strategy: str
@@ -97,8 +98,8 @@ class Plan:
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-        # Whether the plan is sent as its step's own call. An unused result is scratch, which only
-        # a program has.
+        # Whether the plan is sent as a call of its only step. Unused results must be scratch, which
+        # only a program supports.
         self._alone = len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
 
     def _operand(self, source: Source, view: View) -> Any:
@@ -169,7 +170,7 @@ class Plan:
             fields["timing"] = True
         if node.op == "top_k":
             fields.update({("values", "indices")[i]: result for i, result in results.items()})
-        # A number is always returned, and stays available to later steps.
+        # A single number is always returned inline, and stays available to later steps.
         elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
             fields["result"] = results[0]
         return step, fields, operands
@@ -216,7 +217,7 @@ class Plan:
             raise damaged("lacks results of steps")
         if errors:
             try:
-                raise errors[0]  # Its consequences follow it.
+                raise errors[0]  # Later errors are its consequences.
             finally:
                 del errors  # It would keep this frame and all its arrays alive.
         return found
@@ -284,7 +285,7 @@ class Plan:
 
 
 def _read(node: Node, answer: Any) -> Any:
-    """Returns the message of a response."""
+    """Returns a step's response as a message, and parses it if it is still bytes."""
     if type(answer) is bytes:
         return read(p.METHODS[_METHOD[node.op]].response, answer)
     return answer

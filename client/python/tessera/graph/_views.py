@@ -177,15 +177,14 @@ class View(NamedTuple):
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
-    """Returns an integer of Python or NumPy as an int. Raises TypeError for another type or a truth
-    value."""
+    """Returns a Python or NumPy integer as an int. Raises TypeError for a bool or another type."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
     return operator.index(value)
 
 
 def is_true(value: Any, what: str) -> bool:
-    """Returns the truth value of a bool or an integer. Raises TypeError for anything else."""
+    """Converts a bool or an integer to a bool. Raises TypeError for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     return bool(index_of(value, what))

@@ -1,5 +1,5 @@
-"""Messages of transfers, built and parsed by hand, because protobuf would copy their data twice
-more."""
+"""Messages of transfers, built and parsed by hand, because protobuf would make two more copies of
+their data."""
 
 import threading
 import time
@@ -66,7 +66,7 @@ class Tally:
     streams sees here that the transfer has not stalled.
 
     report: the caller's progress function, if there is one. tell: called after each message.
-    moved: when the last bytes moved, or when the transfer began, by time.monotonic().
+    moved: the time.monotonic() value when the last bytes moved, or when the transfer began.
     """
 
     def __init__(self, report: Any, done: int = 0, since: Optional[float] = None) -> None:
@@ -85,14 +85,14 @@ class Tally:
                 tell(self.done)
 
     def anew(self, done: int) -> "Tally":
-        """Returns a Tally for the rest. Threads that still carry streams of this one report nothing
-        more."""
+        """Returns a Tally for the rest of the transfer. Threads that still run streams of the old
+        Tally report no further progress."""
         self.tell = None
         return Tally(self.report, done)
 
 
 class Patience:
-    """Tells whether a transfer has stalled for this number of seconds. A waiting thread checks
+    """Decides whether a transfer has stalled for this number of seconds. A waiting thread checks
     again after `step` seconds."""
 
     def __init__(self, tally: Tally, seconds: float) -> None:
@@ -129,8 +129,9 @@ class Stream:
 class Upload(Stream):
     """The messages of one stream: bytes [begin, end) of a draft, or of an array if it has a spec.
 
-    data: slices of it are bytes. sent: the end of the bytes that gRPC has accepted. failure: the
-    exception from a slice or from the caller's progress function, which ends the stream.
+    data: an object whose slices are bytes. sent: the end of the bytes that gRPC has accepted.
+    failure: the exception from a slice or from the caller's progress function, which ends the
+    stream.
     """
 
     def __init__(
@@ -209,9 +210,9 @@ class Download(Stream):
 
 
 class Several:
-    """Streams of one transfer that run at the same time, each through its own connection. When one
-    fails, the others end as well, unless the server merely lacked capacity for it. The outcome is
-    that failure."""
+    """Streams of one transfer that run at the same time, each through its own connection. When a
+    stream fails, the other streams end as well, unless the server only lacked capacity for the
+    failed one. The outcome is that failure."""
 
     def __init__(self, streams: Sequence[Union[Upload, Download]]) -> None:
         self.streams = streams

@@ -22,19 +22,19 @@ from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4
-# For smaller transfers, the messages of a stream cost no more than these calls.
+# For smaller transfers, a stream's messages take no longer than calls for shared memory.
 LEAST = 4 << 20
 # In seconds: when to ask a server without shared memory again, and how long a server may take to
 # respond.
 ASK_AGAIN_S = 60.0
 _HANDSHAKE_S = 10.0
 _LONGEST_ANSWER = 64 << 10
-# From linux/fcntl.h. From 3.8 on, Python has names for them if the C library does.
+# From linux/fcntl.h. Python 3.8 and later define these if the C library does.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4
 
 
 class Region:
-    """Memory that the server has mapped as well, until the socket ends."""
+    """Memory that the server also maps, until the socket is closed."""
 
     def __init__(self, path: str, seconds: float) -> None:
         """path: the path of the server's socket. Raises OSError or Error if no memory can be shared
@@ -71,8 +71,8 @@ class Region:
 
     @property
     def connected(self) -> bool:
-        """Whether the socket is open. The only thing that the server still sends on it is its
-        end."""
+        """Whether the socket is open. After the handshake, the server sends no more data on it, so
+        readable means closed."""
         return self._socket.fileno() >= 0 and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ def share(path: str, seconds: float) -> Optional[Region]:
 
 
 class Transfer:
-    """One array's transfer through a region, part by part and in order. begin() gives the next call
-    as long as there is a free slot and something left. finish() takes a response, in the same
-    order.
+    """One array's transfer through a region, part by part and in order. begin() returns the next
+    call while there is a free slot and bytes are left. finish() takes the responses in the order of
+    the calls.
 
-    done: bytes that have arrived, from the start. moved: when the last bytes arrived, by
-    time.monotonic(); None if none have arrived.
+    done: the number of bytes that have arrived, without gaps. moved: the time.monotonic() value
+    when the last bytes arrived; None if no bytes have arrived.
     """
 
     method = ""
@@ -187,7 +187,7 @@ class SharedUpload(Transfer):
 
 
 class SharedDownload(Transfer):
-    """A transfer from a buffer of a version."""
+    """A transfer from one version of a buffer."""
 
     method = "DownloadShared"
 
@@ -204,8 +204,8 @@ class SharedDownload(Transfer):
 
 
 class Pool:
-    """The region of a client, made when it is first needed. Thread safe: if two threads each make
-    one, the first one is kept."""
+    """The region of a client, created when it is first needed. Thread safe: if two threads each
+    create a region, the first one is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

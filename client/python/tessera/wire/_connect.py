@@ -31,7 +31,7 @@ _ANSWERS = (
 WHY_S = 1.0
 # Pause, in seconds, before another such call if a server went away.
 PAUSE_S = 0.1
-# The time in seconds for which the end of a client waits for calls whose outcomes do not matter.
+# How many seconds a closing client waits for calls whose outcomes do not matter.
 LAST_CALLS_S = 1.0
 _Duration = p.message("google.protobuf.Duration")
 
@@ -174,7 +174,7 @@ class Options:
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
             ("grpc.max_receive_message_length", 8 << 20),
-            # How much a server may send ahead, so that it need not wait for the interpreter.
+            # How much a server may send ahead without waiting for the interpreter.
             ("grpc.http2.lookahead_bytes", 8 << 20),
             # The thread that waits for a message of a download reads it, instead of a thread of
             # the channel.
@@ -194,8 +194,8 @@ class Options:
             # A connection ends when the other end acknowledges nothing for this long
             # (TCP_USER_TIMEOUT). Otherwise, after a network outage, calls would wait for TCP's next
             # attempt, which may take as long again as the outage. Stalled transfers fail earlier.
-            # gRPC sets TCP_USER_TIMEOUT to the second of these values if the first one enables
-            # pings, which would begin after 24 days.
+            # gRPC sets TCP_USER_TIMEOUT to the second of these values only if the first one enables
+            # pings. With this value, pings would begin after 24 days.
             silence = int(max(1.5 * self.stall_timeout, 1) * 1000)
             options.append(("grpc.keepalive_time_ms", 2**31 - 2))
             options.append(("grpc.keepalive_timeout_ms", silence))
@@ -207,13 +207,13 @@ class Options:
         return options
 
 
-_process: Optional[int] = None  # The process that made the first channel.
+_process: Optional[int] = None  # The process that created the first channel.
 
 
 def check_process() -> None:
-    """Raises RuntimeError in a fork of the process that made the first channel. A fork has gRPC's
-    state but not its threads, so calls there may wait forever, and may end the other process
-    too."""
+    """Raises RuntimeError in a fork of the process that created the first channel. A fork has
+    gRPC's state but not its threads, so calls in a fork may wait forever, and may end the original
+    process too."""
     if os.getpid() != _process:
         raise RuntimeError(
             "gRPC does not work in a fork of a process that has connected: fork before the first"
@@ -222,7 +222,7 @@ def check_process() -> None:
 
 
 def channel(space: Any, options: Options) -> Any:
-    """Makes a channel of grpc or grpc.aio. Raises RuntimeError as check_process() does."""
+    """Creates a channel of grpc or grpc.aio. Raises RuntimeError as check_process() does."""
     global _process
     _process = _process or os.getpid()
     check_process()

@@ -1,7 +1,7 @@
 """Errors, with one class for each reason that the server or the client gives.
 
-Each class is a ts.Error. If Python has a built-in class that programs catch for such a failure, it
-is that as well.
+Each class is a ts.Error. It is also derived from the built-in class that Python programs catch for
+such a failure, if there is one.
 """
 
 from typing import Any, Dict, Mapping, Optional, Type
@@ -166,8 +166,8 @@ def make(
     details: Optional[Mapping[str, str]] = None,
     retry_after: Optional[float] = None,
 ) -> Error:
-    """Makes an error of the class for the reason, otherwise of the class for the code, otherwise an
-    Error."""
+    """Creates an error of the class for the reason, otherwise of the class for the code, otherwise
+    an Error."""
     kind = Error._of_reason.get(reason, _OF_CODE.get(code, Error))
     return kind(text, code, reason, details, retry_after)
 
@@ -183,8 +183,8 @@ def damaged(what: str) -> Error:
 
 
 def read(kind: Any, data: bytes) -> Any:
-    """Parses the bytes of a message of a class. gRPC does not do this, because its asyncio gives
-    None for a damaged message."""
+    """Parses `data` as a `kind`. gRPC does not do this for us, because grpc.aio returns None for a
+    malformed message."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -194,7 +194,7 @@ def read(kind: Any, data: bytes) -> Any:
 
 
 def from_rpc(error: Any) -> Error:
-    """Makes the error of a grpc.RpcError."""
+    """Converts a grpc.RpcError to the matching exception."""
     code = error.code().name
     text = error.details() or code
     reason, details, retry_after = "", {}, None
@@ -225,7 +225,7 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def from_step(error: Any) -> Error:
-    """Makes the error of a StepError."""
+    """Converts a StepError message to the matching exception."""
     return make(
         error.message, _CODES.get(error.code, "UNKNOWN"), error.reason, dict(error.metadata)
     )

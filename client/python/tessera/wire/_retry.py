@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, by the rules of the C++ client. No I/O."""
+"""Which failures are worth another attempt. The rules are those of the C++ client. No I/O."""
 
 import random
 import time
@@ -24,7 +24,7 @@ class Retry:
         patience: float,
         since: Optional[float] = None,
     ) -> None:
-        """since: the time from which the seconds count, by time.monotonic(); None means now."""
+        """since: the start of the seconds, as a time.monotonic() value; None means now."""
         self._options = options
         self._idempotent = idempotent
         self._patience = patience

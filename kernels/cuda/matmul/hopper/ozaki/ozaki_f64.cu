@@ -45,8 +45,8 @@
 // `tensor_f64` computes the whole product if any row of a or column of b has a smaller g^2,
 // contains an infinity or NaN, or has a norm above 2^450 or below 2^-450. For example, g^2 is
 // smaller if a third of a row's uniform numbers are replaced by zeros, or if its elements are of
-// very different sizes. The device decides, with a flag that every kernel checks. A product that is
-// computed this way takes an additional pass over the operands. Rows of zeros are exact.
+// very different sizes. The device decides, with a flag that every kernel checks. Such a product
+// takes an additional pass over the operands. Rows of zeros are exact.
 //
 // The expected error is also smaller than that of plain f64. The table shows the root mean square
 // of the error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for

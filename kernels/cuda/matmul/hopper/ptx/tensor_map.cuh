@@ -46,8 +46,8 @@ constexpr CUtensorMapDataType kMapType =
     : std::is_same_v<T, std::int8_t> ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-// Returns the driver function that makes tensor maps. It is looked up once through the runtime, so
-// that nothing links against the driver.
+// Returns the driver function that creates tensor maps. The function is looked up once through the
+// runtime, so that nothing links against the driver.
 inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   static const auto encoder = [] {
     void* function = nullptr;

@@ -16,8 +16,9 @@ namespace tessera {
 // column. The sums d[4 j + 2] and d[4 j + 3] are in the same columns, 8 rows further down.
 
 // Returns the descriptor of an operand in shared memory for one instruction. A row has row_bytes
-// (64 or 128) bytes, and its 16-byte vectors are swizzled as by TMA to avoid bank conflicts: vector
-// p of row r is in slot p ^ r % 8, or in slot p ^ r / 2 % 4 if rows have 64 bytes.
+// (64 or 128) bytes, and its 16-byte vectors are swizzled with TMA's pattern to avoid bank
+// conflicts: vector p of row r is in slot p ^ r % 8, or in slot p ^ r / 2 % 4 if rows have 64
+// bytes.
 //   k along the rows: a row is one index of the other dimension. `stride` is the distance in bytes
 //     from 8 rows to the next 8, which is 8 row_bytes. `lead` is ignored.
 //   k across the rows (16-bit elements only): a row has 64 indices of the other dimension. `stride`
@@ -130,8 +131,8 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   }
 }
 
-// Like the first Product, but for signed bytes and 256 columns. Exact as long as the sums fit in 32
-// bits.
+// Like the first Product, but for signed bytes and 256 columns. The result is exact as long as the
+// sums fit in 32 bits.
 template <class T, bool kMnA, bool kMnB>
 __device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b, bool add) {
   static_assert(std::is_same_v<T, std::int8_t> && !kMnA && !kMnB, "bytes cannot be transposed");

@@ -1,11 +1,11 @@
 // Matmul with few rows or few columns as in `skinny`, but with operands fetched by Hopper's TMA.
 //
 // In `skinny` every warp copies, waits for the k-tile and multiplies. After each k-tile of 8 or 16
-// KiB, all threads of the block wait at a barrier, and none starts a load until the last has
-// arrived. Here one thread keeps TMA busy with k-tiles of 32 KiB, as many as fit in shared memory.
-// Each warp that multiplies synchronizes with that thread independently, at barriers that belong to
-// the k-tiles (see gemm.cuh). So about 200 KiB are in flight to an SM at any time, no matter what
-// its warps are doing.
+// KiB, all threads of the block wait at a barrier, and no thread starts a load until the last
+// thread has arrived. Here one thread keeps TMA busy with k-tiles of 32 KiB, as many as fit in
+// shared memory. Each warp that multiplies synchronizes with that thread independently, at barriers
+// that belong to the k-tiles (see gemm.cuh). So about 200 KiB are in flight to an SM at any time,
+// no matter what its warps are doing.
 //
 // - A tile is the product of 128 rows of the large operand and all vectors of the small one. Each
 //   tile is divided along k into k-tiles, which the blocks of a cluster, up to 8, share evenly. A
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     Multiply<C>(work, cells, pipeline);
   } else {
     if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
-    WaitForKernelBefore();  // the kernel before may have copied an operand
+    WaitForKernelBefore();  // the previous kernel may have copied an operand
     Fetch<C>(wide_map, thin_map, work, pipeline);
   }
 }
