@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
 """Tests kernels/bench/map_peers.py: its table of times, and its expressions in NumPy."""
 
-import json
 import pathlib
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import numpy as np
 
-SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "kernels" / "bench" / "map_peers.py"
-sys.path.insert(0, str(SCRIPT.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "kernels" / "bench"))
 
 import map_peers  # noqa: E402
 
@@ -31,19 +27,13 @@ class MapPeersTest(unittest.TestCase):
                      row("tessera", 4, "gelu", 1, 256), row("torch", 8, "gelu", 1, 256)],
         }
         lines = map_peers.render(document).splitlines()
-        self.assertEqual(lines[0], "| expression | f32 | Tessera, us | GB/s | cupy, us | over ours "
-                                   "| torch, us | over ours |")
+        self.assertEqual(lines[0], "| expression | f32 | Tessera, us | GB/s | cupy, us "
+                                   "| cupy over ours | torch, us | torch over ours |")
         self.assertEqual(lines[2], "| ab+c | 2^28 | 1000.0 | 4295 | 1250.0 | 1.25 | 900.0 | 0.90 |")
         # The peer was not run for this expression.
         self.assertEqual(lines[3], "| gelu | 2^8 | 4.0 | 1 | - | - | 8.0 | 2.00 |")
         self.assertEqual(lines[5], "a GPU, cupy 14, torch 3, 2026-01-31; medians of 5 interleaved "
                                    "rounds of 20 calls each.")
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "figures.json"
-            path.write_text(json.dumps(document))
-            made = subprocess.run([sys.executable, SCRIPT, "--render", path], check=True,
-                                  capture_output=True, text=True)
-            self.assertEqual(made.stdout, map_peers.render(document))
 
     def test_expressions(self):
         """The expressions take the operands that they name, from one to four."""

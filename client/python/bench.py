@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the package adds to bare gRPC, interleaved with it in one run, and transfer rates.
 
-usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera] [--parts transfers]
+usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
 
 A ping is grpc.health.v1.Health/Check sent by grpcio without messages, bytes in and out. "bare Dot"
 is the same with a request that was serialised beforehand, and "Dot by a stub" builds and parses
@@ -193,15 +193,10 @@ def main():
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cli")
-    parser.add_argument("--parts", default="latencies,throughput,transfers")
     options = parser.parse_args()
-    parts = options.parts.split(",")
-    if "latencies" in parts:
-        latencies(options.address, options.rounds)
-    if "throughput" in parts:
-        asyncio.run(throughput(options.address, options.rounds))
-    if "transfers" in parts:
-        transfers(options.address, options.mib, options.rounds, options.cli)
+    latencies(options.address, options.rounds)
+    asyncio.run(throughput(options.address, options.rounds))
+    transfers(options.address, options.mib, options.rounds, options.cli)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ ghz itself exits with 0 even when every call failed: its statusCodeDistribution 
 """
 
 import argparse
+import collections
 import datetime
-import html
 import json
 import math
 import pathlib
@@ -27,19 +27,20 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "kernels" / "bench")]
 import pages  # noqa: E402
 import plan  # noqa: E402
 
-QUANTILES = (50, 90, 95, 99)
+QUANTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
 # --- figures --------------------------------------------------------------------------------------
 
 
-def quantile(latencies, percent):
-    """Returns the least of ascending latencies that this percentage of them do not exceed."""
-    return latencies[max(0, -(-len(latencies) * percent // 100) - 1)]
-
-
 def milliseconds(latencies):
-    return {f"p{q}_ms": quantile(latencies, q) / 1e6 for q in QUANTILES} if latencies else {}
+    """Returns the quantiles of ascending latencies in ns: the least that this percentage of them do
+    not exceed."""
+    if not latencies:
+        return {}
+    ranks = {q: max(0, -(-len(latencies) * percent // 100) - 1) for q, percent in QUANTILES.items()}
+    found = {f"{q}_ms": latencies[rank] / 1e6 for q, rank in ranks.items()}
+    return found | {"max_ms": latencies[-1] / 1e6}
 
 
 def summarize(report):
@@ -57,7 +58,6 @@ def summarize(report):
         "reasons": report.get("errorDistribution") or {},
         "rate": report.get("rps", 0.0) * answered / calls if calls else 0.0,
         **milliseconds(latencies),
-        **({"max_ms": latencies[-1] / 1e6} if latencies else {}),
     }
 
 
@@ -76,27 +76,25 @@ def steps(report, seconds):
         return []
     count = (options["load-end"] - options["load-start"]) // options["load-step"] + 1
     start = min(nanoseconds(detail["timestamp"]) for detail in details)
-    groups = [[] for _ in range(count)]
+    groups = {options["load-start"] + step * options["load-step"]: [] for step in range(count)}
     for detail in details:
         step = (nanoseconds(detail["timestamp"]) - start) * count // int(seconds * 1e9)
-        groups[min(step, count - 1)].append(detail)
-    found = []
-    for step, group in enumerate(groups):
-        statuses = {}
-        for detail in group:
-            statuses[detail["status"]] = statuses.get(detail["status"], 0) + 1
-        found.append((
-            options["load-start"] + step * options["load-step"],
-            summarize({
-                "statusCodeDistribution": statuses,
-                "rps": len(group) * count / seconds,
-                "details": group,
-            }),
-        ))  # fmt: skip
-    return found
+        list(groups.values())[min(step, count - 1)].append(detail)
+    return [
+        (rate, summarize({
+            "statusCodeDistribution": collections.Counter(detail["status"] for detail in group),
+            "rps": len(group) * count / seconds,
+            "details": group,
+        }))
+        for rate, group in groups.items()
+    ]  # fmt: skip
 
 
 # --- verdicts -------------------------------------------------------------------------------------
+
+
+def worse(summary, key, bound):
+    return summary[key] < bound if key == "rate" else summary[key] > bound
 
 
 def misses(summary, objective):
@@ -108,26 +106,20 @@ def misses(summary, objective):
         found.append(f"{summary['failed']} of {summary['calls']} calls failed")
         found += [f"  {count} x {reason}" for reason, count in summary["reasons"].items()]
     for key, bound in objective.items():
-        if key == "failed":
-            continue
-        figure = summary.get(key)
-        if figure is None:
+        if key != "failed" and key not in summary:
             found.append(f"{key} is unknown")
-        elif figure < bound if key == "rate" else figure > bound:
-            found.append(f"{key} is {figure:.4g}, the objective {bound:g}")
+        elif key != "failed" and worse(summary, key, bound):
+            found.append(f"{key} is {summary[key]:.4g}, the objective {bound:g}")
     return found
 
 
 def losses(summary, before, factors):
     """Returns where it is worse than before by more than the factors of slo.toml's [compare]."""
-    found = []
-    for key, factor in factors.items():
-        if key not in summary or key not in before:
-            continue
-        limit = before[key] * factor
-        if summary[key] < limit if key == "rate" else summary[key] > limit:
-            found.append(f"{key} is {summary[key]:.4g}, before {before[key]:.4g}")
-    return found
+    return [
+        f"{key} is {summary[key]:.4g}, before {before[key]:.4g}"
+        for key, factor in factors.items()
+        if key in summary and key in before and worse(summary, key, before[key] * factor)
+    ]
 
 
 def objective_text(objective):
@@ -183,14 +175,12 @@ def judge(folder, slo, earlier):
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problems.append(f"{name}: no readable report: {error!r}")
                 continue
-            reports[name] = report
-            wrong = misses(summaries[name], case.get("objective", {}))
-            if name in earlier:
-                wrong += losses(summaries[name], earlier[name], slo.get("compare", {}))
-            summaries[name]["missed"] = wrong
-            summaries[name]["objective"] = objective_text(case.get("objective", {}))
+            reports[name], objective = report, case.get("objective", {})
+            wrong = misses(summaries[name], objective)
+            wrong += losses(summaries[name], earlier.get(name, {}), slo.get("compare", {}))
             config = json.loads((folder / f"{name}.config.json").read_text())
-            summaries[name]["load"] = load_text(config)
+            text = {"objective": objective_text(objective), "load": load_text(config)}
+            summaries[name] |= {"missed": wrong, **text}
             problems += [f"{name}: {line}" for line in wrong]
     if not summaries and not problems:
         problems.append(f"no case was run in {folder}")
@@ -204,91 +194,82 @@ def cell(value):
     return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
-def table(summaries, earlier, conditions=()):
-    """conditions: keys of summaries with texts, as additional columns."""
-    head = ["case", "calls", "failed", "calls/s", *(f"p{q} ms" for q in QUANTILES), "max ms"]
-    head += conditions
-    if earlier:
-        head += ["calls/s before", "p99 ms before"]
+def table(summaries, earlier, conditions=(), name_head="case"):
+    """Returns the lines of a table. conditions: keys of summaries with texts, as additional
+    columns."""
     lines = []
     for name, summary in summaries.items():
-        line = [name + " (missed)" * bool(summary.get("missed")), str(summary["calls"])]
-        line += [str(summary["failed"]), f"{summary['rate']:.1f}"]
-        line += [cell(summary.get(f"p{q}_ms")) for q in QUANTILES] + [cell(summary.get("max_ms"))]
-        line += [summary[key] for key in conditions]
+        line = {name_head: name + " (missed)" * bool(summary.get("missed"))}
+        line |= {key: str(summary[key]) for key in ("calls", "failed")}
+        line["calls/s"] = f"{summary['rate']:.1f}"
+        line |= {f"{key} ms": cell(summary.get(f"{key}_ms")) for key in (*QUANTILES, "max")}
+        line |= {key: summary[key] for key in conditions}
         if earlier:
             before = earlier.get(name, {})
-            line += [cell(before.get("rate")), cell(before.get("p99_ms"))]
+            line["calls/s before"] = cell(before.get("rate"))
+            line["p99 ms before"] = cell(before.get("p99_ms"))
         lines.append(line)
-    return head, lines
+    return lines
 
 
-def plain(head, lines):
-    widths = [max(map(len, column)) for column in zip(head, *lines)]
+def plain(lines):
+    rows = [list(lines[0]), *(list(line.values()) for line in lines)] if lines else []
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(text.rjust(w) if i else text.ljust(w)
-                  for i, (text, w) in enumerate(zip(line, widths)))
-        for line in [head, *lines]
+                  for i, (text, w) in enumerate(zip(row, widths)))
+        for row in rows
     )
 
 
 def latency_plot(summaries, caption):
     """Draws a row for each case: its quantiles from the first to the last, on a logarithmic
     axis."""
-    rows = [(name, [s[f"p{q}_ms"] for q in QUANTILES])
+    rows = [(name, [s[f"{q}_ms"] for q in QUANTILES])
             for name, s in summaries.items() if s.get("p50_ms")]
     left, right, top, row = 240, 910, 74, 22
-    low = math.floor(math.log10(min(values[0] for _, values in rows)))
-    high = max(math.ceil(math.log10(max(values[-1] for _, values in rows))), low + 1)
+    scale = pages.decades(min(found[0] for _, found in rows), max(found[-1] for _, found in rows))
     bottom = top + row * len(rows)
 
     def px(ms):
-        return round(left + (math.log10(ms) - low) / (high - low) * (right - left), 1)
+        part = (math.log10(ms) - scale[0]) / (scale[-1] - scale[0])
+        return round(left + part * (right - left), 1)
 
-    def text(x, y, body, style):
-        return f'<text x="{x}" y="{y}" {style}>{html.escape(body)}</text>'
+    def dot(x, y, color):
+        return f'<circle cx="{x}" cy="{y}" r="4.5" fill="{color}"/>'
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 950 {bottom + 40}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="950" height="{bottom + 40}" fill="#ffffff"/>',
-        text(16, 20, "Latency in ms", 'font-size="15" fill="#222"'),
-        text(16, 37, caption, 'font-size="10" fill="#666"'),
+        pages.text(16, 20, "Latency in ms", 'font-size="15" fill="#222"'),
+        pages.text(16, 37, caption, 'font-size="10" fill="#666"'),
     ]
-    for index, q in enumerate(QUANTILES):
-        x, color = left + 60 * index, pages.COLORS[index]
-        out.append(f'<circle cx="{x}" cy="{top - 20}" r="4.5" fill="{color}"/>')
-        out.append(text(x + 9, top - 16, f"p{q}", 'fill="#222"'))
-    for decade in range(low, high + 1):
-        x = px(10.0**decade)
-        out.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="#ddd"/>')
-        out.append(text(x, bottom + 18, f"{10.0**decade:g}", 'text-anchor="middle" fill="#444"'))
-    for index, (name, values) in enumerate(rows):
+    for x, q, color in zip(range(left, right, 60), QUANTILES, pages.COLORS):
+        out += [dot(x, top - 20, color), pages.text(x + 9, top - 16, q, 'fill="#222"')]
+    for ms in (10.0**decade for decade in scale):
+        out.append(pages.rule(px(ms), px(ms), top, bottom, 'stroke="#ddd"'))
+        out.append(pages.text(px(ms), bottom + 18, f"{ms:g}", 'text-anchor="middle" fill="#444"'))
+    for index, (name, found) in enumerate(rows):
         y = top + row * index + row // 2
-        points = " ".join(f"{px(value)},{y}" for value in values)
-        out.append(text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
+        points = " ".join(f"{px(ms)},{y}" for ms in found)
+        out.append(pages.text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
         out.append(f'<polyline points="{points}" fill="none" stroke="#999" stroke-width="2"/>')
         # Where quantiles are the same, the last one is on top.
-        out += [f'<circle cx="{px(value)}" cy="{y}" r="4.5" fill="{color}"/>'
-                for value, color in zip(values, pages.COLORS)]
-    out.append("</svg>")
-    return "\n".join(out) + "\n"
+        out += [dot(px(ms), y, color) for ms, color in zip(found, pages.COLORS)]
+    return pages.svg(bottom + 40, out)
 
 
 def step_plot(name, found, caption):
-    lines = [
-        pages.Line(f"p{q}", [(rate, s[f"p{q}_ms"]) for rate, s in found if f"p{q}_ms" in s])
-        for q in QUANTILES
-    ]
-    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines,
-                      str)
+    lines = pages.lines((q, rate, s[f"{q}_ms"]) for q in QUANTILES
+                        for rate, s in found if f"{q}_ms" in s)
+    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines)
 
 
 def write(folder, summaries, reports, problems, earlier):
     caption = about(folder, reports)
     (folder / "summary.json").write_text(json.dumps(summaries, indent=2) + "\n")
-    figures = table(summaries, earlier, ["objective", "load"])
-    parts = [f"# Load test\n\n{caption}.\n", pages.markdown(*figures, "Measured with ghz.")]
+    parts = [f"# Load test\n\n{caption}.\n"]
+    if summaries:
+        lines = table(summaries, earlier, ["objective", "load"])
+        parts.append(pages.table(lines, "Measured with ghz."))
     if any("p50_ms" in summary for summary in summaries.values()):
         (folder / "latency.svg").write_text(latency_plot(summaries, caption))
         parts.append("![Latencies of all cases](latency.svg)\n")
@@ -297,8 +278,8 @@ def write(folder, summaries, reports, problems, earlier):
         found = steps(report, float(seconds.rstrip("s")))
         if len([s for _, s in found if "p50_ms" in s]) < 2:
             continue
-        head, lines = table({f"{rate}/s": s for rate, s in found}, {})
-        parts.append(f"## {name}\n\n{pages.markdown(['asked for', *head[1:]], lines, '')}")
+        lines = table({f"{rate}/s": s for rate, s in found}, {}, name_head="asked for")
+        parts.append(f"## {name}\n\n{pages.table(lines)}")
         (folder / f"{name}.svg").write_text(step_plot(name, found, caption))
         parts.append(f"![Latency of {name}]({name}.svg)\n")
     if problems:
@@ -317,7 +298,7 @@ def main(arguments):
         earlier = json.loads((options.compare / "summary.json").read_text())
     summaries, reports, problems = judge(options.folder, plan.read(options.slo), earlier)
     write(options.folder, summaries, reports, problems, earlier)
-    print(plain(*table(summaries, earlier)))
+    print(plain(table(summaries, earlier)))
     print(about(options.folder, reports))
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -2,29 +2,26 @@
 """Times expressions through the service, with CuPy's fused kernels and with torch.compile, in
 interleaved rounds.
 
-usage: map_peers.py ADDRESS [--exponents 8,10,12,14,16,28] [--expressions NAME,...]
-                    [--peers cupy,torch] [--rounds 5] [--calls 20] [--json FILE]
-       map_peers.py --render FILE
+usage: map_peers.py ADDRESS [--rounds 5] [--json FILE]
 
 ADDRESS is a server on the same GPU. At 2^28 elements of f32, the server and each peer hold five
 arrays of 1 GiB. All variants read the same operands from GPU memory and leave their results there.
 The first elements of each result are compared with NumPy's. Times are device times on an idle
 device, from an event before the first kernel of a call to an event after the last one. Short arrays
 are in caches, so their times are mostly launch times. A result is the median of the rounds, and a
-round is the median of its calls. --peers numpy allows a trial without a GPU.
+round is the median of its calls.
 """
 
-import argparse
 import datetime
-import json
-import pathlib
 import statistics
-import sys
-import time
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
+import pages
+import rounds
+
+EXPONENTS = (8, 10, 12, 14, 16, 28)  # of the numbers of elements, which are powers of two
+CALLS = 20  # of a round
 
 
 def square(x):
@@ -86,17 +83,11 @@ class Torch:
         torch = self.module
         torch._dynamo.reset()  # without this, it compiles a function only for a few shapes
         compiled = torch.compile(lambda *operands: function(torch, *operands), dynamic=False)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-        def call():
-            torch.cuda.synchronize()
-            begin.record()
+        def work():
             self.out = compiled(*self.operands[:count])
-            end.record()
-            torch.cuda.synchronize()
-            return 1000 * begin.elapsed_time(end)
 
-        return call
+        return lambda: rounds.torch_us(work)
 
     def result(self, count):
         return self.out[:count].cpu().numpy()
@@ -139,60 +130,32 @@ class Cupy:
         self.module.get_default_memory_pool().free_all_blocks()
 
 
-class Numpy:
-    def __init__(self, _, base):
-        self.operands = [base * np.float32(factor) for factor in FACTORS]
-
-    def make(self, function, count):
-        def call():
-            begin = time.perf_counter()
-            self.out = function(np, *self.operands[:count])
-            return 1e6 * (time.perf_counter() - begin)
-
-        return call
-
-    def result(self, count):
-        return self.out[:count]
-
-    def close(self):
-        pass
-
-
-WAYS = {"tessera": Tessera, "torch": Torch, "cupy": Cupy, "numpy": Numpy}
+WAYS = {"tessera": Tessera, "cupy": Cupy, "torch": Torch}
 
 
 def measure(options, elements):
     """Returns the result rows of all expressions on arrays of `elements` elements."""
     base = np.random.default_rng(1).standard_normal(elements, np.float32)
     some = [base[:1000] * np.float32(factor) for factor in FACTORS]
-    ways = {name: WAYS[name](options.address, base) for name in ["tessera", *options.peers]}
+    ways = {name: make(options.address, base) for name, make in WAYS.items()}
     rows = []
-    for expression in options.expressions:
-        count, function = EXPRESSIONS[expression]
-        calls = {name: way.make(function, count) for name, way in ways.items()}
-        times = {name: [] for name in ways}
-        for turn in range(-1, options.rounds):  # the first round is a warm-up with a check
-            for name, call in calls.items():
-                found = statistics.median(call() for _ in range(options.calls))
-                if turn >= 0:
-                    times[name].append(found)
-                    continue
-                want = function(np, *some[:count])
-                if not np.allclose(ways[name].result(1000), want, rtol=1e-4, atol=1e-5):
-                    raise SystemExit(f"map_peers.py: {name} gives another result for {expression}")
-        for name, found in times.items():
-            rows.append(
-                {
-                    "expression": expression,
-                    "operands": count,
-                    "elements": elements,
-                    "who": name,
-                    "us": round(statistics.median(found), 3),
-                    "us_min": round(min(found), 3),
-                    "us_max": round(max(found), 3),
-                }
-            )
-            print(f"{expression:>8} {elements:>10} {name:<8} {rows[-1]['us']:10.1f} us", flush=True)
+    for expression, (count, function) in EXPRESSIONS.items():
+        def check(name):
+            want = function(np, *some[:count])
+            if not np.allclose(ways[name].result(1000), want, rtol=1e-4, atol=1e-5):
+                raise SystemExit(f"map_peers.py: {name} gives another result for {expression}")
+
+        def round_of(way):
+            call = way.make(function, count)
+            return lambda: statistics.median(call() for _ in range(CALLS))
+
+        calls = {name: round_of(way) for name, way in ways.items()}
+        for name, found in rounds.interleaved(calls, options.rounds, check).items():
+            row = {"expression": expression, "operands": count, "elements": elements, "who": name}
+            for field, of in (("us", statistics.median), ("us_min", min), ("us_max", max)):
+                row[field] = round(of(found), 3)
+            rows.append(row)
+            print(f"{expression:>8} {elements:>10} {name:<8} {row['us']:10.1f} us", flush=True)
     for way in ways.values():
         way.close()
     return rows
@@ -205,64 +168,38 @@ def about(options):
     with tessera.connect(options.address) as t:
         device = t.info().devices[0]
     words = [getattr(device, "model", "") or device.name]
-    for name in options.peers:
-        words.append(f"{name} {__import__(name).__version__}")
+    words += [f"{name} {__import__(name).__version__}" for name in WAYS if name != "tessera"]
     return ", ".join([*words, datetime.date.today().isoformat()])
 
 
 def render(document):
     """Returns a table with a line for each expression and size. It has the times in microseconds,
     Tessera's rate in GB/s of operands and result, and the ratio of each peer's time to ours."""
-    who = list(dict.fromkeys(row["who"] for row in document["rows"]))
-    peers = [name for name in who if name != "tessera"]
     found = {}
     for row in document["rows"]:
         key = row["expression"], row["elements"], row["operands"]
         found.setdefault(key, {})[row["who"]] = row["us"]
-    head = ["expression", "f32", "Tessera, us", "GB/s"]
-    for name in peers:
-        head += [f"{name}, us", "over ours"]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for (expression, elements, operands), us in found.items():
-        ours = us["tessera"]
+        ours = us.pop("tessera")
         rate = 4 * elements * (operands + 1) / ours / 1e3
-        line = [expression, f"2^{elements.bit_length() - 1}", f"{ours:.1f}", f"{rate:.0f}"]
-        for name in peers:
-            line += [f"{us[name]:.1f}", f"{us[name] / ours:.2f}"] if name in us else ["-", "-"]
+        line = {"expression": expression, "f32": pages.power_text(elements)}
+        line |= {"Tessera, us": f"{ours:.1f}", "GB/s": f"{rate:.0f}"}
+        for name, theirs in us.items():
+            line |= {f"{name}, us": f"{theirs:.1f}", f"{name} over ours": f"{theirs / ours:.2f}"}
         lines.append(line)
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     runs = f"medians of {document['rounds']} interleaved rounds of {document['calls']} calls each"
-    return f"{table}\n\n{document['about']}; {runs}.\n"
+    return pages.table(lines, f"{document['about']}; {runs}.")
 
 
 def main():
-    def words(text):
-        return [word for word in text.split(",") if word]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("address", nargs="?")
-    parser.add_argument("--exponents", type=words, default=["8", "10", "12", "14", "16", "28"])
-    parser.add_argument("--expressions", type=words, default=list(EXPRESSIONS))
-    parser.add_argument("--peers", type=words, default=["cupy", "torch"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--render", type=pathlib.Path, metavar="FILE")
+    parser = rounds.parser(__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--json")
     options = parser.parse_args()
-    if options.render:
-        print(render(json.loads(options.render.read_text(encoding="utf-8"))), end="")
-        return
-    if not options.address:
-        parser.error("ADDRESS or --render FILE")
-    rows = []
-    for exponent in options.exponents:
-        rows += measure(options, 1 << int(exponent))
-    document = {"about": about(options), "rounds": options.rounds, "calls": options.calls}
-    document["rows"] = rows
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rows = [row for exponent in EXPONENTS for row in measure(options, 1 << exponent)]
+    document = {"about": about(options), "rounds": options.rounds, "calls": CALLS, "rows": rows}
+    rounds.write(options.json, document)
     print("\n" + render(document), end="")
 
 

@@ -14,11 +14,8 @@ A round begins on all GPUs at the same time and takes as long as the slowest GPU
 events. Results are medians of rounds. f32 is computed in f32, not in TF32.
 """
 
-import argparse
 import datetime
-import json
 import os
-import pathlib
 import statistics
 import sys
 
@@ -26,28 +23,23 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
+import rounds
+
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 
-def slowest_us(work, rounds):
+def slowest_us(work, turns):
     """Returns the median over the rounds of the slowest process's time."""
     times = []
-    for turn in range(rounds + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        dist.barrier()
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        us = torch.tensor([1000 * begin.elapsed_time(end)], device="cuda")
+    for turn in range(turns + 2):
+        us = torch.tensor([rounds.torch_us(work, before=dist.barrier)], device="cuda")
         dist.all_reduce(us, op=dist.ReduceOp.MAX)
         if turn >= 2:
             times.append(us.item())
     return statistics.median(times)
 
 
-def measure(name, side, rank, world, rounds):
+def measure(name, side, rank, world, turns):
     """Returns {variant: us} for a product of two side x side matrices."""
     dtype, part = TYPES[name], side // world
     generator = torch.Generator("cuda").manual_seed(rank)
@@ -67,8 +59,8 @@ def measure(name, side, rank, world, rounds):
     def overlap():
         return torch.ops.symm_mem.fused_all_gather_matmul(rows, [columns], 0, group)
 
-    us = {"gathered": slowest_us(gather_then_multiply, rounds),
-          "overlapped": slowest_us(overlap, rounds)}
+    us = {"gathered": slowest_us(gather_then_multiply, turns),
+          "overlapped": slowest_us(overlap, turns)}
     expected = out.double()
     scale = expected.abs().max()
     worst = (overlap()[1][0].double() - expected).abs().max() / scale
@@ -80,7 +72,7 @@ def measure(name, side, rank, world, rounds):
         if rank == 0:
             torch.mm(gathered, right)
 
-    return {"one": slowest_us(alone, rounds), **us}
+    return {"one": slowest_us(alone, turns), **us}
 
 
 def run(rank, world, options, port):
@@ -101,19 +93,16 @@ def run(rank, world, options, port):
             rate = 2 * int(side) ** 3 / figure / 1e6
             print(f"{name:4} {side:>6} {way:12} {figure:10.1f} us {rate:8.1f} TFLOP/s"
                   f" {us['one'] / figure:5.2f} x", flush=True)
-    if rank == 0 and options.json:
+    if rank == 0:
         about = {"gpus": world, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                  "date": datetime.date.today().isoformat()}
-        text = json.dumps({**about, "rows": rows}, indent=1) + "\n"
-        pathlib.Path(options.json).write_text(text, encoding="utf-8")
+        rounds.write(options.json, {**about, "rows": rows})
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rounds.parser(__doc__, rounds=9)
     parser.add_argument("products", nargs="+", metavar="TYPE:SIDE")
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json")
     parsed = parser.parse_args()
     gpus = torch.cuda.device_count()

@@ -1,14 +1,18 @@
 #!/usr/bin/python3
-"""Converts runs of strategy_bench to the committed measurements, tables and plots.
+"""Converts runs of the benchmarks to the committed measurements, tables and plots.
 
-  report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
-      Writes the median and spread of every benchmark in Google Benchmark's JSON. It reads the
-      repetitions, not the aggregates.
+  report.py collect RUN.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
+      Writes the median and spread of every benchmark in runs of strategy_bench, in Google
+      Benchmark's JSON; it reads the repetitions, not the aggregates. Or it writes the medians of
+      the runs on several GPUs that tests/by_hand/many_gpus.py and product_bench write with --json.
   report.py render [--check]
-      Fills in the tables that PAGES request, from docs/measured/FILE.json. With --check it writes
-      nothing, names the files that it would change, and exits with code 1 if there are any.
+      Fills in the tables and draws the plots that PAGES request, from docs/measured/FILE.json. With
+      --check it writes nothing, names the files that it would change, and exits with code 1 if
+      there are any.
 
-A page requests a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
+A page requests a table with one of these comments, and the table ends with <!-- end -->:
+
+<!-- measured: FILE OPERATION WHAT -->, from runs of strategy_bench. WHAT is
   f32, ...       the times at all sizes, for that element type
   types          the rates of every type at the largest size
   rates          the times and rates of OPERATION and OPERATION_* at all sizes, by type
@@ -18,14 +22,25 @@ A page requests a table between <!-- measured: FILE OPERATION WHAT --> and <!-- 
   choices        which strategy a request gets if it names none, and what that costs
   targets        whether the aims of docs/measured/targets.json were met
   dates          the machine and the dates of the measurements; OPERATION is `all`
+<!-- regret: FILE -->, from strategy_bench --regret: how the defaults performed.
+<!-- ladder: FILE OPERATION DTYPE SIZE -->: the page has its own table with a line per strategy. The
+  last cell of a line is filled in with the rate of the strategy in the line's first link, or
+  "unmeasured". Parentheses in that cell are kept. They name another type or size whose rate is
+  shown, for example (bf16) or (1 x 8192 x 8192).
+<!-- scaling: FILE WHAT -->, from runs on several GPUs. WHAT is `arrays` or `products`.
+<!-- service: FILE OPERATION LOAD -->, from service_bench --json. LOAD is
+  closed         closed loops: rates, their ratios to the bare server's rates, and latencies
+  open           open loops, at a rate and at a fraction of the closed loops' rate: latencies
+  rest           the first call after a rest
+  brief          only the servers of this project, with a line for each operation, size and load;
+                 FILE and OPERATION may be lists, separated by commas
+<!-- peers: FILE WHAT -->, from client/python/peers.py. WHAT is `full`, with plots, or `brief`, with
+  only the largest arrays.
 
-Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has its own table with a
-line for each strategy. The last cell of a line is filled in with the rate of the strategy in the
-line's first link, or "unmeasured". Parentheses in that cell are kept. They name another type or
-size whose rate is shown, for example (bf16) or (1 x 8192 x 8192). For each
-![...](FILE_OPERATION.svg) in docs/measured/README.md, a plot is drawn.
+A plot is drawn for each ![...](NAME.svg) on these pages. PLOTS has the forms of NAME.
 """
 
+import argparse
 import collections
 import functools
 import json
@@ -33,47 +48,75 @@ import math
 import pathlib
 import re
 import statistics
-import textwrap
+import sys
 
 import pages
-from pages import MEASURED, ROOT, markdown, rate_text, time_text
+from pages import power_text, rate_text, time_text
 
-PLOTS_PAGE = MEASURED / "README.md"
-CHAPTERS = sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))
-PAGES = [PLOTS_PAGE, MEASURED / "targets.md", *CHAPTERS]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "docs" / "measured"
+PAGES = [ROOT / "docs" / "scaling.md", ROOT / "docs" / "performance.md", *MEASURED.glob("*.md")]
+PAGES += (ROOT / "kernels" / "cuda").glob("*/README.md")
 
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
-# Other calls of the vendor that appear in an operation's tables.
-PEERS = {"matmul": {"cublaslt_tf32": "cublasLt in TF32"}}
+# Another call of the vendor that appears in the tables of products.
+TF32 = "cublaslt_tf32"
 VENDORS = {"cublas", "cublas_lt"}
 # Strategies that round their operands to fewer bits than they have.
-ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
+ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), (TF32, "f32")}
+# The variants of product_bench that are shown, and where b is in each of them.
+ALONE, TOGETHER, CUBLAS_XT = "one", "overlapped", "cuBLASXt"
+PRODUCTS = {ALONE: "there", TOGETHER: "divided", CUBLAS_XT: "on one"}
+
+
+@functools.cache
+def read(name):
+    return json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def grouped(rows, *keys):
+    """Returns {value of the first key: {value of the second key: ... row}}."""
+    found = {}
+    for row in rows:
+        inner = found
+        for key in keys[:-1]:
+            inner = inner.setdefault(row[key], {})
+        inner[row[keys[-1]]] = row
+    return found
+
+
+def pivot(rows, key, cells):
+    """Returns the lines of a table. Rows with the same key(row) = {head: text} share a line, which
+    also has their cells(row) = {head: text}. A key may have heads whose text is None, to give the
+    order of the columns; of several cells with one head, the last counts."""
+    lines = {}
+    for row in rows:
+        begin = key(row)
+        lines.setdefault(tuple(begin.values()), begin).update(cells(row))
+    return list(lines.values())
 
 
 # --- raw runs to measurements ---------------------------------------------------------------------
 
 
 def collect(options):
-    runs_of = collections.defaultdict(list)
-    for path in options.runs:
-        raw = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        for run in raw["benchmarks"]:
-            if run.get("run_type") != "aggregate" and not run.get("error_occurred"):
-                runs_of[run["name"].split("/manual_time")[0]].append(run)
-    rows = [figures_of(name, runs) for name, runs in sorted(runs_of.items())]
-    head = {
-        "caption": options.caption,
-        "device": raw["context"].get("tessera_device", ""),
-        "model": raw["context"].get("tessera_model", ""),
-    }
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    out = pathlib.Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8"
-    )
-    print(f"{out}: {len(rows)} rows")
+    runs = [json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in options.runs]
+    head, lists = {"caption": options.caption}, {}
+    if isinstance(runs[0], list):
+        lists = gpus_lists(row for run in runs for row in run)
+    else:
+        for key in ("device", "model"):
+            head[key] = runs[-1]["context"].get(f"tessera_{key}", "")
+        found = collections.defaultdict(list)
+        for row in (row for run in runs for row in run["benchmarks"]):
+            if row.get("run_type") != "aggregate" and not row.get("error_occurred"):
+                found[row["name"].split("/manual_time")[0]].append(row)
+        lists["rows"] = [figures_of(*item) for item in sorted(found.items())]
+    text = json.dumps(head, indent=1)[:-2]
+    for name, rows in lists.items():
+        text += f',\n "{name}": [\n' + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]"
+    pathlib.Path(options.out).write_text(text + "\n}\n", encoding="utf-8")
 
 
 def figures_of(name, runs):
@@ -81,57 +124,77 @@ def figures_of(name, runs):
     microseconds_in = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
     times = [run["real_time"] * microseconds_in[run["time_unit"]] for run in runs]
     row = dict(zip(("operation", "strategy", "dtype", "size"), name.split("/")))
-    row |= {
-        "us": round(statistics.median(times), 3),
-        "us_min": round(min(times), 3),
-        "us_max": round(max(times), 3),
-        "runs": len(times),
-    }
+    for field, of in (("us", statistics.median), ("us_min", min), ("us_max", max)):
+        row[field] = round(of(times), 3)
+    row["runs"] = len(times)
     for counter, field in (("bytes_per_second", "gb_per_s"), ("flops_per_second", "gflop_per_s")):
-        rate = statistics.median(run.get(counter, 0.0) for run in runs)
-        if rate:
+        if rate := statistics.median(run.get(counter, 0.0) for run in runs):
             row[field] = float(f"{rate / 1e9:.5g}")
-    errors = [run["error"] for run in runs if "error" in run]
-    if errors:
+    if errors := [run["error"] for run in runs if "error" in run]:
         row["error"] = float(f"{max(errors):.3g}")
-    if any("chosen" in run for run in runs):
-        row["chosen"] = True
-    return row
+    return row | ({"chosen": True} if any("chosen" in run for run in runs) else {})
 
 
-# --- measurements ---------------------------------------------------------------------------------
+def gpus_lists(rows):
+    """Returns {"arrays": rows, "products": rows} from runs on several GPUs. Rows of the same
+    problem are replaced by their median."""
+    found = {"arrays": collections.defaultdict(list), "products": collections.defaultdict(list)}
+    for row in rows:
+        if "elements" in row:
+            if row["worked"] != row["devices"]:
+                raise SystemExit(f"not by all: {row}")
+            key, times = ("what", "elements", "devices"), row["times"]
+            found["arrays"][tuple((k, row[k]) for k in key)].append((row["us"], times))
+        elif "way" in row and PRODUCTS.get(row["way"]) == row["b"] and not row["transpose_b"]:
+            if "OTHER" in row["bits"]:
+                raise SystemExit(f"other bits in {row}")
+            if row["way"] != TOGETHER or row["devices"] > 1:
+                key = {"dtype": row["dtype"], "side": row["n"]}
+                key |= {"way": row["way"], "devices": row["devices"]}
+                times = row["one_us"] / row["us"]
+                found["products"][tuple(key.items())].append((row["us"], times))
+    lists = {}
+    for what, runs_of in found.items():
+        lists[what] = []
+        for key, runs in sorted(runs_of.items(), key=lambda item: [v for _, v in item[0]]):
+            row = dict(key) | {"us": round(statistics.median(us for us, _ in runs), 2)}
+            if times := [times for _, times in runs if times is not None]:
+                row["times"] = round(statistics.median(times), 3)
+            lists[what].append(row)
+    return lists
+
+
+# --- strategies -----------------------------------------------------------------------------------
 
 
 class Figures:
-    """The measurements in docs/measured/NAME.json."""
+    """The runs of strategy_bench in docs/measured/NAME.json."""
 
     def __init__(self, name):
-        document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
-        self.caption = document["caption"]
-        # The page shows the dates of all operations in one place (dates_table).
+        document = read(name)
+        names = ("operation", "strategy", "dtype", "size")
+        self.by_name = {"/".join(row[n] for n in names): row for row in document["rows"]}
+        self.rows = [r | {"operation": "matmul"} if r["strategy"] == TF32 else r
+                     for r in document["rows"]]
+        self.caption, self.cpu = document["caption"], document["device"] == "cpu"
+        # The page shows the dates of all operations in one place.
         self.machine = f"{self.caption.partition(', 20')[0]} ([dates](README.md#dates))"
-        self.rows = document["rows"]
-        self.cpu = document["device"] == "cpu"
-        self.by_name = {
-            "/".join((r["operation"], r["strategy"], r["dtype"], r["size"])): r for r in self.rows
-        }
 
     def of(self, operation, dtype=None):
-        """Returns the rows of an operation and of the vendor's other calls for it."""
-        peers = PEERS.get(operation, {})
-        return [
-            r
-            for r in self.rows
-            if dtype in (None, r["dtype"])
-            and (r["operation"] == operation or r["operation"] == "peer" and r["strategy"] in peers)
-        ]
+        return [r for r in self.rows if r["operation"] == operation and dtype in (None, r["dtype"])]
+
+    def variants(self, operation):
+        """Returns the rows of OPERATION and OPERATION_*."""
+        return [r for r in self.rows if f"{r['operation']}_".startswith(f"{operation}_")]
+
+    def ceilings(self):
+        """Returns {what the device does: the rate}, for example of read/f32."""
+        found = {f"{r['strategy']}/{r['dtype']}": r for r in self.of("ceiling")}
+        return {name: r.get("gb_per_s") or r["gflop_per_s"] for name, r in found.items()}
 
     def ceiling(self, operation, dtype):
         """Returns the device's ceiling in the unit of the operation's rates; None if unknown."""
-        name = f"fma/{dtype}/" if operation == "matmul" else "read/f32/"
-        field = rate_field(operation)
-        found = [r for n, r in self.by_name.items() if n.startswith(f"ceiling/{name}")]
-        return found[0][field] if found else None
+        return self.ceilings().get(f"fma/{dtype}" if operation == "matmul" else "read/f32")
 
     def unit(self, operation):
         """Returns the unit of an operation's rates, and its ratio to the unit in the JSON."""
@@ -148,11 +211,6 @@ class Figures:
         return f"{self.machine}. {what}, device time, caches cold."
 
 
-@functools.cache
-def figures(name):
-    return Figures(name)
-
-
 def rate_field(operation):
     return "gflop_per_s" if operation == "matmul" else "gb_per_s"
 
@@ -162,42 +220,43 @@ def size_text(size):
     unchanged."""
     if size.isdigit():
         number = int(size)
-        exact = number >= 1024 and number & (number - 1) == 0
-        return f"2^{number.bit_length() - 1}" if exact else size
+        return power_text(number) if number >= 1024 and number & (number - 1) == 0 else size
     return re.sub(r"(?<=\d)x(?=\d)", " x ", size).replace("_", " ")
 
 
 def size_name(text):
     """Returns the JSON's name for a size that is written in the format of size_text."""
-    text = re.sub(r"2\^(\d+)", lambda power: str(2 ** int(power.group(1))), text)
+    text = re.sub(r"2\^(\d+)", lambda power: str(2 ** int(power[1])), text)
     return text.replace(" x ", "x").replace(" ", "_")
 
 
 def size_key(size):
     """Returns a sort key: numbers first, then shapes by their first extent."""
-    digits = re.match(r"\d+", size)
-    return not size.isdigit(), int(digits.group()) if digits else 0, size
+    return not size.isdigit(), int(re.match(r"\d+", size)[0]), size
 
 
 def percent(value):
     return f"{100 * value:.3g} %" if value < 10 else f"{100 * value:.0f} %"
 
 
-def label(operation, strategy):
-    return PEERS.get(operation, {}).get(strategy) or f"`{strategy}`"
+def label(strategy):
+    return "cublasLt in TF32" if strategy == TF32 else f"`{strategy}`"
 
 
-# --- tables ---------------------------------------------------------------------------------------
+def us_text(row):
+    return time_text(row["us"])
 
 
-def grid(operation, corner, order, columns, cell, show, note):
-    """Returns a table with a line for each strategy in `order`, and a column for each entry of
-    columns = {key: head}. cell: {(strategy, key): row}; show(row): the text of a row's cell."""
+def grid(rows, key, heads, order, show, note, corner="strategy"):
+    """Returns a table with a line for each strategy and a column for each entry of heads =
+    {value of the rows' key: head}. order({value: row}): a sort key of the line. show(row): the text
+    of a cell."""
+    found = grouped(rows, "strategy", key)
     lines = [
-        [label(operation, s)] + [show(cell[s, c]) if (s, c) in cell else "-" for c in columns]
-        for s in order
+        {corner: label(strategy)} | {h: k in cells and show(cells[k]) for k, h in heads.items()}
+        for strategy, cells in sorted(found.items(), key=lambda item: (order(item[1]), item[0]))
     ]
-    return markdown([corner, *columns.values()], lines, note)
+    return pages.table(lines, note)
 
 
 def sizes_table(data, operation, dtype):
@@ -205,295 +264,183 @@ def sizes_table(data, operation, dtype):
     number and as percentages of the ceiling and of the library's rate."""
     rows = data.of(operation, dtype)
     sizes = sorted({r["size"] for r in rows}, key=size_key)
+    wanted = {str(2**e) for e in (10, 16, 20, 24, 28, 30)}  # a few of the many sizes of vectors
     if operation == "matmul":
         sizes = [s for s in sizes if s.isdigit()]
-    else:  # only a few of the many vector sizes
-        wanted = {str(2**e) for e in (10, 16, 20, 24, 28, 30)}
+    else:
         sizes = [s for s in sizes if s in wanted] or sizes
-    largest = sizes[-1]
-    cell = {(r["strategy"], r["size"]): r for r in rows}
-    library = cell.get((LIBRARY.get(operation), largest))
-    ceiling = data.ceiling(operation, dtype)
+    largest, ceiling = sizes[-1], data.ceiling(operation, dtype)
+    found = grouped((r for r in rows if r["size"] in sizes), "strategy", "size")
+    library = found.get(LIBRARY.get(operation), {}).get(largest)
     unit, divisor = data.unit(operation)
-    head = ["strategy", *(f"us at {size_text(s)}" for s in sizes)]
-    head += [f"{unit} at {size_text(largest)}"]
-    head += ["of the ceiling"] * bool(ceiling) + [f"of `{LIBRARY.get(operation)}`"] * bool(library)
 
-    def slowest_first(strategy):
-        last = cell.get((strategy, largest))
-        return -last["us"] if last else -math.inf, strategy
+    def slowest_first(item):
+        return -item[1][largest]["us"] if largest in item[1] else -math.inf, item[0]
 
     lines = []
-    for strategy in sorted({s for s, size in cell if size in sizes}, key=slowest_first):
-        here = [cell.get((strategy, size)) for size in sizes]
-        line = [label(operation, strategy), *(time_text(r["us"]) if r else "-" for r in here)]
-        last = here[-1]
-        if last:
-            line.append(data.rate(operation, last))
-            if ceiling:
-                line.append(percent(last[rate_field(operation)] / ceiling))
-            if library:
-                line.append(percent(library["us"] / last["us"]))
-        lines.append(line + ["-"] * (len(head) - len(line)))
+    for strategy, cells in sorted(found.items(), key=slowest_first):
+        line = {"strategy": label(strategy)}
+        line |= {f"us at {size_text(s)}": s in cells and us_text(cells[s]) for s in sizes}
+        if last := cells.get(largest):
+            line[f"{unit} at {size_text(largest)}"] = data.rate(operation, last)
+            line["of the ceiling"] = ceiling and percent(last[rate_field(operation)] / ceiling)
+            line[f"of `{LIBRARY.get(operation)}`"] = library and percent(library["us"] / last["us"])
+        lines.append(line)
     note = data.note(rows)
     if ceiling:
         what = "multiply-adds in registers" if operation == "matmul" else "a loop that only reads"
         note += f" Ceiling: {what}, {rate_text(ceiling / divisor)} {unit} in the same run."
-    return markdown(head, lines, note)
+    return pages.table(lines, note)
 
 
-def types_table(data, operation):
+def types_table(data, operation, _):
     """Returns the rate of each type at the largest size at which it was measured."""
     rows = [r for r in data.of(operation) if r["size"].isdigit()]
-    sizes_of = collections.defaultdict(set)
-    for row in rows:
-        sizes_of[row["dtype"]].add(row["size"])
+    sizes = {d: set(found) for d, found in grouped(rows, "dtype", "size").items()}
     # Products of all types are shown for the same side. Vectors of f32, which are measured at
     # larger sizes than the other types, are shown at the largest size that was also measured with
     # i32.
-    if operation == "matmul":
-        sizes_of = {d: set.intersection(*sizes_of.values()) for d in sizes_of}
-    else:
-        sizes_of["f32"] &= sizes_of["i32"]
-    size_of = {d: max(sizes_of[d], key=size_key) for d in DTYPES if d in sizes_of}
-    cell = {(r["strategy"], r["dtype"]): r for r in rows if r["size"] == size_of[r["dtype"]]}
-
-    def by_f32(strategy):
-        return cell.get((strategy, "f32"), {}).get(rate_field(operation), 0.0), strategy
-
+    shared = set.intersection(*(sizes.values() if operation == "matmul" else [sizes["i32"]]))
+    for dtype in sizes if operation == "matmul" else ["f32"]:
+        sizes[dtype] &= shared
+    size_of = {d: max(sizes[d], key=size_key) for d in DTYPES if d in sizes}
+    rows = [r for r in rows if r["size"] == size_of[r["dtype"]]]
     return grid(
-        operation,
-        "strategy",
-        sorted({s for s, _ in cell}, key=by_f32),
-        {d: f"{d}, {size_text(size)}" for d, size in size_of.items()},
-        cell,
+        rows, "dtype", {d: f"{d}, {size_text(size)}" for d, size in size_of.items()},
+        lambda cells: cells.get("f32", {}).get(rate_field(operation), 0.0),
         lambda row: data.rate(operation, row),
-        f"{data.unit(operation)[0]}. {data.note(cell.values())}",
-    )
+        f"{data.unit(operation)[0]}. {data.note(rows)}",
+    )  # fmt: skip
 
 
-def rates_table(data, operation):
+def variant(operation, row):
+    return row["operation"][len(operation) + 1 :]
+
+
+def rates_table(data, operation, _):
     """Returns times and rates of OPERATION and OPERATION_* by variant, strategy and size."""
-    cell = collections.defaultdict(dict)
-    for row in data.rows:
-        if row["operation"] == operation or row["operation"].startswith(operation + "_"):
-            variant = row["operation"][len(operation) :].lstrip("_")
-            key = variant, size_key(row["size"]), row["strategy"], row["size"]
-            cell[key][row["dtype"]] = row
-    dtypes = [d for d in DTYPES if any(d in rows for rows in cell.values())]
-
-    def show(row):
-        return f"{time_text(row['us'])}, {data.rate(operation, row)}" if row else "-"
-
-    lines = [
-        [variant or "-", size_text(size), f"`{strategy}`", *(show(rows.get(d)) for d in dtypes)]
-        for (variant, _, strategy, size), rows in sorted(cell.items())
-    ]
-    measured = [row for rows in cell.values() for row in rows.values()]
-    note = f"us, and {data.unit(operation)[0]} of operands and result. {data.note(measured)}"
-    return markdown(["", "size", "strategy", *dtypes], lines, note)
+    rows = data.variants(operation)
+    rows.sort(key=lambda r: (variant(operation, r), size_key(r["size"]), r["strategy"]))
+    lines = pivot(
+        rows,
+        lambda r: {"": variant(operation, r) or "-", "size": size_text(r["size"]),
+                   "strategy": label(r["strategy"]), **dict.fromkeys(DTYPES)},
+        lambda r: {r["dtype"]: f"{us_text(r)}, {data.rate(operation, r)}"},
+    )  # fmt: skip
+    note = f"us, and {data.unit(operation)[0]} of operands and result. {data.note(rows)}"
+    return pages.table(lines, note)
 
 
-def variants_table(data, operation):
+def variants_table(data, operation, _):
     """Returns times of OPERATION and OPERATION_* in f32 at the largest size that they all share."""
-    names = {r["operation"] for r in data.rows} - {"reduce_axes"}
-    names = [n for n in names if n == operation or n.startswith(operation + "_")]
-    names.sort(key=lambda n: ([int(p) if p.isdigit() else 0 for p in n.split("_")], n))
-    rows = [r for r in data.rows if r["operation"] in names and r["dtype"] == "f32"]
-    shared = set.intersection(*({r["size"] for r in rows if r["operation"] == n} for n in names))
-    largest = max(shared, key=size_key)
-    cell = {(r["strategy"], r["operation"]): r for r in rows if r["size"] == largest}
+    rows = [r for r in data.variants(operation) if r["dtype"] == "f32"]
+    sizes = grouped((r for r in rows if r["operation"] != "reduce_axes"), "operation", "size")
+    names = sorted(sizes, key=lambda n: ([int(p) if p.isdigit() else 0 for p in n.split("_")], n))
+    largest = max(set.intersection(*map(set, sizes.values())), key=size_key)
+    rows = [r for r in rows if r["size"] == largest]
     return grid(
-        operation,
-        "strategy",
-        sorted({s for s, _ in cell}, key=lambda s: (-cell[s, names[0]]["us"], s)),
-        {n: n[len(operation) :].lstrip("_") or "sum" for n in names},
-        cell,
-        lambda row: time_text(row["us"]),
-        f"us at {size_text(largest)} f32. {data.note(cell.values())}",
-    )
+        rows, "operation", {n: n[len(operation) + 1 :] or "sum" for n in names},
+        lambda cells: -cells[names[0]]["us"], us_text,
+        f"us at {size_text(largest)} f32. {data.note(rows)}",
+    )  # fmt: skip
 
 
 def shapes_table(data, operation, dtype):
     """Returns times of the products that are not square."""
     rows = [r for r in data.of(operation, dtype) if not r["size"].isdigit()]
     sizes = sorted({r["size"] for r in rows}, key=lambda s: [int(d) for d in s.split("x")])
-    slowest = collections.defaultdict(float)
-    for row in rows:
-        slowest[row["strategy"]] = max(slowest[row["strategy"]], row["us"])
     return grid(
-        operation,
-        "us, M x N x K",
-        sorted(slowest, key=lambda s: (-slowest[s], s)),
-        {s: size_text(s) for s in sizes},
-        {(r["strategy"], r["size"]): r for r in rows},
-        lambda row: time_text(row["us"]),
-        f"{dtype}. {data.note(rows)}",
-    )
+        rows, "size", {s: size_text(s) for s in sizes},
+        lambda cells: -max(row["us"] for row in cells.values()), us_text,
+        f"{dtype}. {data.note(rows)}", "us, M x N x K",
+    )  # fmt: skip
 
 
-def errors_table(data, operation):
+def errors_table(data, operation, _):
     """Returns the largest error of each strategy at the largest side measured for all types."""
     rows = [r for r in data.of(operation) if "error" in r and r["size"].isdigit()]
-    dtypes = [d for d in DTYPES if any(r["dtype"] == d and r["error"] > 0 for r in rows)]
-    side = max(
-        set.intersection(*({int(r["size"]) for r in rows if r["dtype"] == d} for d in dtypes))
-    )
-    cell = {
-        (r["strategy"], r["dtype"]): r
-        for r in rows
-        if int(r["size"]) == side and r["dtype"] in dtypes
-    }
-
-    def worst_first(strategy):
-        return [-cell.get((strategy, d), {"error": 0.0})["error"] for d in dtypes], strategy
-
+    sides = grouped(rows, "dtype", "size")
+    inexact = [d for d in DTYPES if any(r["error"] > 0 for r in rows if r["dtype"] == d)]
+    side = max(set.intersection(*(set(sides[d]) for d in inexact)), key=int)
     return grid(
-        operation,
-        "strategy",
-        sorted({s for s, _ in cell}, key=worst_first),
-        {d: d for d in dtypes},
-        cell,
+        [r for r in rows if r["size"] == side and r["dtype"] in inexact],
+        "dtype", {d: d for d in inexact},
+        lambda cells: [-cells[d]["error"] if d in cells else 0.0 for d in inexact],
         lambda row: f"{row['error']:.1e}",
         f"The largest error of 64 elements of a product of {side} x {side} matrices of normal "
         "values, relative to the sum of the sizes of its terms. Rounding the result to the type is "
         f"included. {data.machine}.",
-    )
+    )  # fmt: skip
 
 
-def choices_table(data, operation):
+def choices_table(data, operation, _):
     """Returns which strategies requests get if they name none, compared with the fastest strategy
     that rounds no operand and with the vendor's best."""
-    problems = collections.defaultdict(list)
     rows = [r for r in data.of(operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
-    for row in rows:
-        problems[DTYPES.index(row["dtype"]), size_key(row["size"])].append(row)
+    rows.sort(key=lambda r: (DTYPES.index(r["dtype"]), size_key(r["size"]), r["us"]))
+    problems, lines = grouped(rows, "dtype", "size", "strategy"), []
 
     def named(row):
-        return f"{label(operation, row['strategy'])}, {time_text(row['us'])}"
+        return f"{label(row['strategy'])}, {us_text(row)}"
 
-    lines = []
-    for _, here in sorted(problems.items()):
-        here.sort(key=lambda r: r["us"])
-        chosen = next((r for r in here if r.get("chosen")), None)
-        if not chosen:
-            continue
-        fastest = next(r for r in here if r["operation"] == operation)
-        vendors = [r for r in here if r["operation"] == "peer" or r["strategy"] in VENDORS]
-        size = chosen["size"]
-        line = [chosen["dtype"], size if size.isdigit() else size_text(size)]
-        line += [f"`{chosen['strategy']}`", time_text(chosen["us"])]
-        line += ["the same" if fastest is chosen else named(fastest)]
-        if vendors:
-            line += [named(vendors[0]), f"{vendors[0]['us'] / chosen['us']:.2f}"]
-        lines.append(line + ["-"] * (7 - len(line)))
-    head = ["type", "M x N x K", "chosen", "us", "the fastest strategy, us"]
-    head += ["the vendor's best, us", "times as fast"]
-    return markdown(head, lines, data.note(rows))
+    for chosen in (r for r in rows if r.get("chosen")):
+        dtype, size = chosen["dtype"], chosen["size"]
+        here = list(problems[dtype][size].values())
+        vendor = next((r for r in here if r["strategy"] in VENDORS), None)
+        lines.append({
+            "type": dtype,
+            "M x N x K": size if size.isdigit() else size_text(size),
+            "chosen": label(chosen["strategy"]),
+            "us": us_text(chosen),
+            "the fastest strategy, us": "the same" if here[0] is chosen else named(here[0]),
+            "the vendor's best, us": vendor and named(vendor),
+            "times as fast": vendor and f"{vendor['us'] / chosen['us']:.2f}",
+        })  # fmt: skip
+    return pages.table(lines, data.note(rows))
 
 
-def targets_table(data, operation):
-    """Returns a table of the aims and the measured values."""
-    targets = json.loads((MEASURED / "targets.json").read_text(encoding="utf-8"))[operation]
-    read = data.ceiling("reduce", "f32")
-    copies = [r["gb_per_s"] for n, r in data.by_name.items() if n.startswith("ceiling/copy/f32/")]
-    measured = []  # the rows
+def targets_table(data, operation, _):
+    """Returns the aims, and what was measured."""
+    copy, read_only = data.ceilings()["copy/f32"], data.ceilings()["read/f32"]
+    measured, lines = [], []  # measured: the rows that are compared
 
-    def judge(target):
-        """Returns the aim, the measured value, and whether the aim is reached."""
+    def judged(target):
+        """Returns the aim, what was measured, and whether the aim is reached."""
         ours = data.by_name[size_name(target["ours"])]
         measured.append(ours)
-        if "copy_ceiling_at_least" in target:
-            share, aim = ours["gb_per_s"] / copies[0], target["copy_ceiling_at_least"]
-            return f">= {100 * aim:.0f} % of the copy rate", f"{100 * share:.1f} %", share >= aim
-        if "read_ceiling_at_least" in target:
-            share, aim = ours["gb_per_s"] / read, target["read_ceiling_at_least"]
-            return f">= {100 * aim:.0f} % of the read ceiling", f"{100 * share:.1f} %", share >= aim
-        if "gb_per_s_at_least" in target:
-            rate, aim = ours["gb_per_s"], target["gb_per_s_at_least"]
-            return f">= {aim} GB/s", f"{rate:.0f} GB/s", rate >= aim
-        if "us_at_most" in target:
-            aim = target["us_at_most"]
-            return f"<= {aim} us", f"{ours['us']:.1f} us", ours["us"] <= aim
-        peer = min(data.by_name[size_name(name)]["us"] for name in target["peers"])
-        times = ", ".join(
-            time_text(us) + (" us" if us < 1000 else "") for us in (ours["us"], peer)
-        )
-        if "time_at_most" in target:  # as a fraction of the peer's time
-            share, aim = ours["us"] / peer, target["time_at_most"]
-            return f"<= {aim:.2f} x the time", f"{share:.3f} x ({times})", share <= aim
-        share, aim = peer / ours["us"], target["speed_at_least"]
-        return f">= {aim:.2f} x", f"{share:.3f} x ({times})", share >= aim
+        us, rate = ours["us"], ours.get("gb_per_s", math.nan)
+        peers = [data.by_name[size_name(name)]["us"] for name in target.get("peers", [])]
+        peer = min(peers, default=math.nan)
+        both = ", ".join(time_text(t) + (" us" if t < 1000 else "") for t in (us, peer))
+        for key, figure, aim_text, text in (
+            ("copy_ceiling_at_least", rate / copy, "{:.0%} of the copy rate", "{:.1%}"),
+            ("read_ceiling_at_least", rate / read_only, "{:.0%} of the read ceiling", "{:.1%}"),
+            ("gb_per_s_at_least", rate, "{} GB/s", "{:.0f} GB/s"),
+            ("us_at_most", us, "{} us", "{:.1f} us"),
+            ("time_at_most", us / peer, "{:.2f} x the time", f"{{:.3f}} x ({both})"),
+            ("speed_at_least", peer / us, "{:.2f} x", f"{{:.3f}} x ({both})"),
+        ):
+            if key in target:
+                aim, most = target[key], key.endswith("most")
+                aim_text = ("<= " if most else ">= ") + aim_text.format(aim).replace("%", " %")
+                met = figure <= aim if most else figure >= aim
+                return aim_text, text.format(figure).replace("%", " %"), met
+        raise SystemExit(f"targets.json: no aim in {target}")
 
-    lines = []
-    for target in targets:
+    for target in read("targets")[operation]:
+        line = {"what": target["what"], "aim": None, "measured": None, "": "unmeasured"}
         try:
-            aim, found, met = judge(target)
-            line = [aim, found, "reached" if met else "**missed**"]
+            line["aim"], line["measured"], met = judged(target)
+            line[""] = "reached" if met else "**missed**"
         except KeyError:
-            line = ["-", "-", "unmeasured"]
-        lines.append([target["what"], *line])
-    return markdown(["what", "aim", "measured", ""], lines, data.note(measured))
+            pass
+        lines.append(line)
+    return pages.table(lines, data.note(measured))
 
 
-def regret_run(name):
-    """Reads docs/measured/NAME.json, written by strategy_bench. Returns a note on the run, and a
-    tuple for each of its random problems: the operation, the default's time, the vendor's time or
-    None, and the best strategy's time."""
-    run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
-    problems = []
-    for row in run["rows"]:
-        strategies = [t["us"] for t in row["times"] if not t.get("call")]
-        chosen = next(t["us"] for t in row["times"] if t.get("chosen"))
-        vendor = min((t["us"] for t in row["times"] if t.get("vendor")), default=None)
-        operation = row["operation"] if row["operation"] == "matmul" else "sums and dots"
-        if row["operation"].startswith("batch"):
-            operation = "batches"
-        problems.append((operation, chosen, vendor, min(strategies)))
-    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 rounds, idle device."
-    return note, problems
-
-
-def regret_table(name):
-    """Returns how the defaults performed on random problems."""
-    note, problems = regret_run(name)
-    groups = collections.defaultdict(list)
-    for operation, chosen, vendor, best in problems:
-        band = "-" if vendor is None else "below 30 us" if vendor < 30 else "30 us and more"
-        groups[operation, band].append((chosen, vendor, best))
-    lines = []
-    for (operation, band), found in sorted(groups.items(), key=lambda item: item[0]):
-        regret = 100 * statistics.mean(chosen / best - 1 for chosen, _, best in found)
-        line = [operation, band, str(len(found))]
-        if band != "-":
-            ratios = [chosen / vendor for chosen, vendor, _ in found]
-            line += [f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.2f}"]
-            line += [str(sum(ratio > 1.05 for ratio in ratios))]
-        lines.append(line + ["-"] * (6 - len(line)) + [f"{regret:.1f} %"])
-    head = ["operation", "the vendor's time", "problems", "our time over it (geometric mean)"]
-    head += ["at worst", "above 1.05", "above our own best, on average"]
-    return markdown(head, lines, note)
-
-
-def regret_plot(name):
-    """Plots the ratio of the default's time to the vendor's for the n-th worst problem, by
-    operation."""
-    note, problems = regret_run(name)
-    ratios = collections.defaultdict(list)
-    for operation, chosen, vendor, _ in problems:
-        if vendor is not None:
-            ratios[operation].append(chosen / vendor)
-    lines = []
-    for operation, found in sorted(ratios.items(), key=lambda item: -len(item[1])):
-        found.sort(reverse=True)
-        ranks = [2**i for i in range(len(found).bit_length())]
-        lines.append(pages.Line(operation, [(rank, found[rank - 1]) for rank in ranks]))
-    title = "defaults on random problems: time over the vendor's, of the n-th worst"
-    return pages.plot(title, note, lines, str)
-
-
-def ladder(data, operation, dtype, size, table):
+def ladder(name, operation, dtype, size, table):
     """Returns a page's own table with the last cell of each strategy's line filled in."""
+    data = Figures(name)
 
     def fill(match):
         line, strategy, extra = match.groups()
@@ -501,102 +448,471 @@ def ladder(data, operation, dtype, size, table):
         for word in extra.strip("()").split(", ") if extra else []:
             what["dtype" if word in DTYPES else "size"] = size_name(word)
         row = data.by_name.get(f"{operation}/{strategy}/{what['dtype']}/{what['size']}")
-        rate = "unmeasured"
-        if row:
-            # Products that are not square are limited by memory.
-            of = operation if what["size"].isdigit() else "memory"
-            rate = f"{data.rate(of, row)} {data.unit(of)[0]}"
+        # Products that are not square are limited by memory.
+        of = operation if what["size"].isdigit() else "memory"
+        rate = f"{data.rate(of, row)} {data.unit(of)[0]}" if row else "unmeasured"
         return f"{line}| {rate}{' ' + extra if extra else ''} |"
 
     return re.sub(r"(?m)^(\| \[`(\w+)`\].*)\|[^|]*?(\([^()|]*\))? \|$", fill, table)
 
 
-# --- plots ----------------------------------------------------------------------------------------
-
-
-def plot(data, operation, dtype):
-    """Plots rate against size, one line per strategy."""
-    field = rate_field(operation)
-    series = collections.defaultdict(list)
-    for row in data.of(operation, dtype):
-        if row["size"].isdigit():
-            series[row["strategy"]].append((int(row["size"]), row[field]))
-    series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
-    matmul = operation == "matmul"
-    title = f"{operation.replace('_8', ', radius 8')} {dtype}: "
+def strategies_plot(name, operation):
+    """Plots the rates of an operation on f32 against the size, with a line for each strategy."""
+    data, field, matmul = Figures(name), rate_field(operation), operation == "matmul"
+    rows = [r for r in data.of(operation, "f32") if r["size"].isdigit()]
+    lines = pages.lines((r["strategy"], int(r["size"]), r[field]) for r in rows)
+    lines = [line for line in lines if len(line.points) > 1]
+    for line in lines:
+        line.dashed = line.name == LIBRARY.get(operation)
+        line.name = label(line.name).strip("`")
+    lines.sort(key=lambda line: -line.points[-1][1])
+    title = f"{operation.replace('_8', ', radius 8')} f32: "
     title += "GFLOP/s against side" if matmul else "GB/s against elements"
-    return pages.plot(
-        title,
-        data.caption,
-        [
-            pages.Line(
-                label(operation, name).strip("`"), series[name], name == LIBRARY.get(operation)
-            )
-            for name in sorted(series, key=lambda name: -series[name][-1][1])
-        ],
-        str if matmul else lambda size: f"2^{size.bit_length() - 1}",
-        data.ceiling(operation, dtype),
+    ceiling = data.ceiling(operation, "f32")
+    return pages.plot(title, data.caption, lines, str if matmul else power_text, ceiling)
+
+
+# --- random problems ------------------------------------------------------------------------------
+
+
+def regret_run(name):
+    """Returns a note on the run, and its random problems by operation: the default's time, the
+    vendor's time or None, and the best strategy's time."""
+    run, problems = read(name), collections.defaultdict(list)
+    for row in run["rows"]:
+        operation = row["operation"] if row["operation"] == "matmul" else "sums and dots"
+        if row["operation"].startswith("batch"):
+            operation = "batches"
+        chosen = next(t["us"] for t in row["times"] if t.get("chosen"))
+        vendor = min((t["us"] for t in row["times"] if t.get("vendor")), default=None)
+        best = min(t["us"] for t in row["times"] if not t.get("call"))
+        problems[operation].append((chosen, vendor, best))
+    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 rounds, idle device."
+    return note, problems
+
+
+def regret_table(name):
+    """Returns how the defaults performed on random problems."""
+    (note, problems), lines = regret_run(name), []
+    for operation, found in sorted(problems.items()):
+        bands = collections.defaultdict(list)
+        for chosen, vendor, best in found:
+            band = "-" if vendor is None else "below 30 us" if vendor < 30 else "30 us and more"
+            bands[band].append((chosen / (vendor or math.inf), chosen / best - 1))
+        for band, here in sorted(bands.items()):
+            ratios, regret = zip(*here)
+            known = band != "-"
+            lines.append({
+                "operation": operation,
+                "the vendor's time": band,
+                "problems": str(len(here)),
+                "our time over it (geometric mean)":
+                    known and f"{statistics.geometric_mean(ratios):.3f}",
+                "at worst": known and f"{max(ratios):.2f}",
+                "above 1.05": known and str(sum(ratio > 1.05 for ratio in ratios)),
+                "above our own best, on average": f"{100 * statistics.mean(regret):.1f} %",
+            })  # fmt: skip
+    return pages.table(lines, note)
+
+
+def regret_plot(name):
+    """Plots the ratio of the default's time to the vendor's for the n-th worst problem, by
+    operation."""
+    (note, problems), ratios = regret_run(name), {}
+    for operation, found in sorted(problems.items()):
+        ratios[operation] = sorted((c / v for c, v, _ in found if v is not None), reverse=True)
+    lines = pages.lines(
+        (operation, 2**i, found[2**i - 1])
+        for operation, found in sorted(ratios.items(), key=lambda item: -len(item[1]))
+        for i in range(len(found).bit_length())
     )
+    title = "defaults on random problems: time over the vendor's, of the n-th worst"
+    return pages.plot(title, note, lines)
+
+
+# --- several GPUs ---------------------------------------------------------------------------------
+
+COUNTS = "none one two three four five six seven eight".split()
+
+
+def milliseconds(us):
+    return f"{float(f'{us / 1000:.3g}'):g} ms"
+
+
+def speedup_text(row):
+    """Returns a time, and the speedup over one GPU."""
+    times = f", {row['times']:.2f}" if row["devices"] > 1 and "times" in row else ""
+    return milliseconds(row["us"]) + times
+
+
+def words_of(rows):
+    """Returns {number of GPUs: its name in a heading}."""
+    return {count: COUNTS[count] for count in sorted({row["devices"] for row in rows})}
+
+
+def scaling_table(name, what):
+    data = read(name)
+    rows = sorted(data[what], key=lambda r: -r["us"])  # The fastest is the last, whose rate counts.
+    lines = {"arrays": arrays_lines, "products": products_lines}[what](rows)
+    return pages.table(lines, f"{data['caption']}.", missing="")
+
+
+def arrays_lines(rows):
+    words = words_of(rows)
+    rows.sort(key=lambda r: (r["elements"], r["what"]))
+
+    def cells(row):
+        rate = 4 * row["elements"] / row["us"] / 1e6
+        return {words[row["devices"]]: speedup_text(row), "at most": f"{rate:.3g} TB/s"}
+
+    return pivot(rows, lambda r: {"": scaling_label(r), **dict.fromkeys(words.values())}, cells)
+
+
+def products_lines(rows):
+    words = words_of(row for row in rows if row["way"] == TOGETHER)
+    last = max(words)
+    heads = ["one GPU", *words.values(), "at most", f"cuBLASXt on {words[last]}"]
+    rows.sort(key=lambda r: (r["dtype"], r["side"]))
+
+    def cells(row):
+        if row["way"] == CUBLAS_XT:
+            return {heads[-1]: milliseconds(row["us"])} if row["devices"] == last else {}
+        head = "one GPU" if row["way"] == ALONE else words[row["devices"]]
+        rate = 2 * row["side"] ** 3 / row["us"] / 1e6
+        return {head: speedup_text(row), "at most": f"{rate:.0f} TFLOP/s"}
+
+    begin = dict.fromkeys(heads)
+    return pivot(rows, lambda r: {"product, a side": scaling_label(r), **begin}, cells)
+
+
+def scaling_label(row):
+    """Returns the name of a line of a table or plot."""
+    if "what" in row:
+        return f"{row['what']}, {power_text(row['elements'])}"
+    return f"{row['dtype']}, {row['side']}"
+
+
+def scaling_plot(name, what):
+    """Plots the speedup over one GPU, and the ideal speedup. For arrays, it shows the largest array
+    that one GPU holds."""
+    data = read(name)
+    if what == "arrays":
+        title, rows = "Arrays of f32: times as fast as one GPU", data[what]
+        largest = max(row["elements"] for row in rows if row["devices"] == 1)
+        rows = [row for row in rows if row["elements"] == largest]
+    else:
+        title = "Products: times as fast as one GPU"
+        rows = [row for row in data[what] if row["way"] == TOGETHER]
+        rows.sort(key=lambda row: (row["dtype"], row["side"]))
+        rows = [row | {"devices": 1, "times": 1.0} for row in rows] + rows
+    points = {(scaling_label(r), r["devices"], r["times"]): None for r in rows if "times" in r}
+    lines = [line for line in pages.lines(points) if len(line.points) > 1]
+    counts = sorted({count for line in lines for count, _ in line.points})
+    ideal = pages.Line("as many GPUs", [(count, count) for count in counts], dashed=True)
+    return pages.plot(title, data["caption"], [*lines, ideal])
+
+
+# --- the service ----------------------------------------------------------------------------------
+
+
+def machine_text(run):
+    """Returns the host, the devices and the peer of a run of service_bench or peers.py."""
+    machine = run["machine"]
+    parts = [machine["cpu"].replace("(R)", "")]
+    if "cores" in machine:
+        parts[0] += f", {machine['cores']} cores"
+    for target in run.get("targets", []):
+        for device in target.get("devices", []):
+            if target.get("version") and device["name"] != "cpu":
+                parts.append(device["model"])
+    parts += machine.get("devices", [])
+    parts += [f"driver {v}" for v in re.findall(r"\d+\.\d+[.\d]*", machine.get("driver", ""))]
+    if "peer" in run:
+        parts += [run["peer"], f"grpcio {run['grpcio']}"]
+    return ", ".join(dict.fromkeys(parts))
+
+
+def service_rows(run, operation, *kinds):
+    beside = run["options"]["beside"].partition(":")[0]
+    rows = [row for row in run["rows"] if row["operation"] == operation]
+    return [row | {"beside": beside} for row in rows if row["load"]["kind"] in kinds]
+
+
+def scale(row, beside=False):
+    """Returns the divisor for the row's rates, and the unit of the quotient. beside: for the rates
+    of the concurrent callers."""
+    transfers = row["beside"] in ("upload", "download") if beside else row["size_unit"] == "MiB"
+    return (1e9, "GB/s") if transfers else (1e3, "thousand calls/s")
+
+
+def size_of(row):
+    size, unit = row["size"], row["size_unit"]
+    return {"": "", "side": f"{size} x {size}"}.get(unit, f"{size} {unit}")
+
+
+def load_of(row):
+    kind, value = row["load"]["kind"], row["load"]["value"]
+    found = {"closed": "", "rate": f"{value:g}/s", "load": f"{100 * value:g} %"}
+    return found.get(kind, f"{value:g} s")
+
+
+def figure(name, text=time_text):
+    """Returns a function of a row: the text of its median; None if it has none."""
+    return lambda row: text(row["median"][name]) if name in row["median"] else None
+
+
+def rate_of(name, beside=False):
+    return lambda row: figure(name, lambda rate: rate_text(rate / scale(row, beside)[0]))(row)
+
+
+def of_bare(row):
+    name = "per_second" if row["load"]["kind"] == "closed" else "p50_us"
+    return f"{row['of_bare'][name]:.2f}" if name in row["of_bare"] else None
+
+
+# The columns of the service's tables: {head: the text for a row}. A column is left out of a table
+# if none of its rows has such a figure.
+COLUMNS = {
+    "size": size_of,
+    "load": load_of,
+    "rest": load_of,
+    "callers": lambda row: str(row["callers"]),
+    "server": lambda row: row["target"],
+    "{unit}": rate_of("per_second"),
+    "of bare": of_bare,
+    "p50 us": figure("p50_us"),
+    "median us": figure("p50_us"),
+    "p90": figure("p90_us"),
+    "p99": figure("p99_us"),
+    "p99.9": figure("p999_us"),
+    "max": figure("max_us"),
+    "late": figure("late_us"),
+    "concurrent {beside}s, {beside_unit}": rate_of("beside_per_second", beside=True),
+    "refused": figure("refused", "{:.0f}".format),
+    "largest": lambda row: time_text(max(found["max_us"] for found in row["rounds"])),
+}
+BESIDE = ["concurrent {beside}s, {beside_unit}", "refused"]
+TAIL = ["p90", "p99", "p99.9", "max", "late", *BESIDE]
+# For each LOAD, the kinds of load of its rows, and its columns.
+LAYOUTS = {
+    "closed": (["closed"], ["size", "callers", "server", "{unit}", "of bare", "p50 us", *TAIL]),
+    "open": (
+        ["rate", "load"],
+        ["size", "load", "callers", "server", "{unit}", "p50 us", "of bare", *TAIL],
+    ),
+    "rest": (["rest"], ["size", "rest", "server", "median us", "of bare", "largest"]),
+}
+
+
+def cells_of(row, names):
+    """Returns {head: text} of the columns."""
+    words = {"unit": scale(row)[1], "beside": row["beside"], "beside_unit": scale(row, True)[1]}
+    return {name.format(**words): COLUMNS[name](row) for name in names}
+
+
+def service_table(name, operation, load):
+    if load == "brief":
+        return brief_table(name.split(","), operation.split(","))
+    run, (kinds, names) = read(name), LAYOUTS[load]
+    options = run["options"]
+    note = f"{machine_text(run)}, {run['date']}. Medians of {options['rounds']} rounds"
+    if not options["rest"]:
+        note += f" of {options['seconds']:g} s"
+    if options["beside"]:
+        note += ", with {1} concurrent callers of {0}".format(*options["beside"].split(":"))
+    note += f"; seed {options['seed']}."
+    if load == "open":
+        note += " Late: how long after its time a call was made, p99; latencies count it."
+    return pages.table([cells_of(r, names) for r in service_rows(run, operation, *kinds)], note)
+
+
+def latency_text(us):
+    return f"{us:.0f} us" if us < 1000 else time_text(us)
+
+
+def brief_cells(row, bare):
+    """Returns the columns of one server in a brief table: {head: text}."""
+    kind = row["load"]["kind"]
+    socket = "" if row["target"] == "tessera" else ", unix socket"
+    names = {"rest": [], "closed": ["{unit}", "of bare"]}.get(kind, ["{unit}"])
+    cells = {head + socket: text for head, text in cells_of(row, names).items()}
+    heads = {"p50": "median"} if kind == "rest" else {"p50": "p50", "p99": "p99"}
+    for quantile, head in heads.items() if row["size_unit"] != "MiB" else ():
+        latency = figure(f"{quantile}_us", latency_text)
+        cells[head + socket] = latency(row)
+        if kind != "closed":
+            cells["bare" if kind == "rest" else f"bare {head}"] = latency(bare)
+    return cells | cells_of(row, BESIDE)
+
+
+def brief_table(names, operations):
+    """Returns a table with a line for each operation, size and load, and columns for this
+    project's servers."""
+    runs, rows, bare = [read(name) for name in names], [], {}
+    for run, operation in ((run, operation) for operation in operations for run in runs):
+        kinds = ["load", "rest"], ["closed"]
+        here = service_rows(run, operation, *kinds[0]) or service_rows(run, operation, *kinds[1])
+        rows += [row for row in here if row["target"].startswith("tessera")]
+        bare |= {(operation, load_of(row)): row for row in here if row["target"] == "bare gRPC"}
+
+    def key(row):
+        load = "rest" if row["load"]["kind"] == "rest" else "load"
+        return {"operation": f"`{row['operation']}`"} | cells_of(row, ["size", load, "callers"])
+
+    lines = pivot(rows, key, lambda r: brief_cells(r, bare.get((r["operation"], load_of(r)))))
+    # Leaves out what is the same in all lines, and an operation's only size: the page names them.
+    sizes = {(line["operation"], line["size"]) for line in lines}
+    same = {head for head in key(rows[0]) if len({line[head] for line in lines}) == 1}
+    same |= {"size"} if len(sizes) == len({operation for operation, _ in sizes}) else set()
+    lines = [{h: text for h, text in line.items() if h not in same} for line in lines]
+
+    def each(texts):
+        return " and ".join(dict.fromkeys(map(str, texts)))
+
+    rounds = each(run["options"]["rounds"] for run in runs)
+    medians = "One round" if rounds == "1" else f"Medians of {rounds} rounds"
+    hosts, dates = each(map(machine_text, runs)), each(sorted(run["date"] for run in runs))
+    return pages.table(lines, f"{hosts}, {dates}. {medians}.")
+
+
+def service_plot(name, operation, what):
+    """Plots the rates of closed loops, or p50 and, dashed, p99, against the number of callers, for
+    the first size that was measured."""
+    run = read(name)
+    rows = service_rows(run, operation, "closed")
+    rows = [row for row in rows if row["size"] == rows[0]["size"]]
+    targets = [target["name"] for target in run["targets"]]
+    rows.sort(key=lambda row: targets.index(row["target"]))
+    divisor, unit = scale(rows[0])
+    shown = {"": ("per_second", divisor)}
+    if what == "latency":
+        shown, unit = {" p50": ("p50_us", 1), " p99": ("p99_us", 1)}, "latency in us"
+    lines = pages.lines(
+        (row["target"] + suffix, row["callers"], row["median"][field] / divide_by)
+        for row in rows
+        for suffix, (field, divide_by) in shown.items()
+        if field in row["median"]
+    )
+    for line in lines:
+        line.dashed = line.name.endswith(" p99")
+        line.color = targets.index(re.sub(" p[59][09]$", "", line.name))
+    subject = ", ".join(filter(None, [operation, size_of(rows[0])]))
+    caption = f"{machine_text(run)}, {run['date']}"
+    return pages.plot(f"{subject}: {unit} against callers", caption, lines)
+
+
+# --- the Python client ----------------------------------------------------------------------------
+
+
+def peers_table(name, what):
+    """Returns a table with a line for each expression and number of elements, and a column for
+    each server."""
+    run = read(name)
+    order = [row["expression"] for row in run["rows"]]
+    largest = max(row["elements"] for row in run["rows"])
+    rows = [row for row in run["rows"] if what == "full" or row["elements"] == largest]
+    lines = pivot(
+        sorted(rows, key=lambda row: order.index(row["expression"])),
+        lambda row: {"expression": f"`{row['expression']}`", "elements": str(row["elements"])},
+        lambda row: {row["server"]: us_text(row)},
+    )
+    note = f"us unless said otherwise. {machine_text(run)}, {run['date']}. "
+    text = pages.table(lines, f"{note}Medians of {run['rounds']} rounds.")
+    for expression in ("dot", "gelu", "matmul") if what == "full" else ():
+        text += f"\n![Times of {expression} against elements]({name}_{expression}_us.svg)\n"
+    return text
+
+
+def peers_plot(name, expression):
+    """Plots times against the number of elements, with a line for each server."""
+    run = read(name)
+    rows = [row for row in run["rows"] if row["expression"] == expression]
+    lines = pages.lines((row["server"], row["elements"], row["us"]) for row in rows)
+    caption = f"{machine_text(run)}, {run['date']}"
+    return pages.plot(f"{expression}: us against elements", caption, lines)
 
 
 # --- pages ----------------------------------------------------------------------------------------
 
-
-def dates_table(data, operation):
-    return textwrap.fill(f"{data.caption}.", 100) + "\n"
-
-
-TABLES = {
-    "dates": dates_table,
+MEASURED_TABLES = {
+    "dates": lambda data, *_: pages.fill(f"{data.caption}."),
     "rates": rates_table,
     "types": types_table,
     "variants": variants_table,
+    "shapes": shapes_table,
     "errors": errors_table,
     "choices": choices_table,
     "targets": targets_table,
 }
 
 
-def rendered(page):
-    """Returns the text of a page with all its tables generated again."""
+def measured_table(name, operation, what):
+    kind, _, dtype = what.partition("-")
+    return MEASURED_TABLES.get(kind, sizes_table)(Figures(name), operation, dtype or kind)
 
-    def measured(match):
-        begin, name, operation, what, end = match.groups()
-        data = figures(name)
-        if what in TABLES:
-            table = TABLES[what](data, operation)
-        elif what.startswith("shapes-"):
-            table = shapes_table(data, operation, what[len("shapes-") :])
-        else:
-            table = sizes_table(data, operation, what)
-        return f"{begin}\n{table}{end}"
+
+TABLES = {
+    "measured": measured_table,
+    "regret": regret_table,
+    "scaling": scaling_table,
+    "service": service_table,
+    "peers": peers_table,
+}
+# The forms of the names of plots. The first one that matches counts.
+PLOTS = {
+    r"(scaling_[a-z0-9]+)_(\w+)": scaling_plot,
+    r"(service_\w+)_([a-z]+)_(rate|latency)": service_plot,
+    r"(peers_\w+)_([a-z]+)_us": peers_plot,
+    r"(\w+_regret)": regret_plot,
+    r"([a-z0-9]+)_(\w+)": strategies_plot,
+}
+
+
+def rendered(page):
+    """Returns the text of a page with all its tables made again."""
 
     def filled(match):
-        begin, name, operation, dtype, size, table, end = match.groups()
-        return begin + ladder(figures(name), operation, dtype, size, table) + end
- 
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(
-        r"(?s)(<!-- measured: (\S+) (\S+) (\S+) -->).*?(<!-- end -->)", measured, text
-    )
-    text = re.sub(
-        r"(?s)(<!-- regret: (\S+) -->).*?(<!-- end -->)",
-        lambda match: f"{match[1]}\n{regret_table(match[2])}{match[3]}",
-        text,
-    )
-    return re.sub(
-        r"(?s)(<!-- ladder: (\S+) (\S+) (\S+) (.+?) -->)(.*?)(<!-- end -->)", filled, text
-    )
+        begin, kind, words, old, end = match.groups()
+        if kind == "ladder":
+            return begin + ladder(*words.split(" ", 3), old) + end
+        return f"{begin}\n{TABLES[kind](*words.split())}{end}"
+
+    kinds = "|".join([*TABLES, "ladder"])
+    marker = rf"(?s)(<!-- ({kinds}): ([^\n]+?) -->)(.*?)(<!-- end -->)"
+    return re.sub(marker, filled, page.read_text(encoding="utf-8"))
 
 
 def render(options):
     outputs = {page: rendered(page) for page in PAGES}
-    for name, operation in re.findall(r"!\[.*?\]\(([a-z0-9]+)_(\w+)\.svg\)", outputs[PLOTS_PAGE]):
-        regret = operation == "regret"
-        picture = regret_plot(f"{name}_regret") if regret else plot(figures(name), operation, "f32")
-        outputs[MEASURED / f"{name}_{operation}.svg"] = picture
-    pages.settle(outputs, options.check, "kernels/bench/report.py render")
+    text = "".join(outputs.values())
+    for name in re.findall(r"!\[.*?\]\((?:measured/)?(\w+)\.svg\)", text):
+        draw, words = next((d, m) for p, d in PLOTS.items() if (m := re.fullmatch(p, name)))
+        outputs[MEASURED / f"{name}.svg"] = draw(*words.groups())
+    stale = [p for p, t in outputs.items() if not p.exists() or p.read_text(encoding="utf-8") != t]
+    for path in stale:
+        if not options.check:
+            path.write_text(outputs[path], encoding="utf-8")
+        state = "is stale: kernels/bench/report.py render" if options.check else "written"
+        print(f"{path.relative_to(ROOT)} {state}")
+    sys.exit(1 if stale and options.check else 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("runs", nargs="+")
+    collecting.add_argument("--out", required=True)
+    collecting.add_argument("--caption", required=True)
+    collecting.set_defaults(run=collect)
+    rendering = commands.add_parser("render")
+    rendering.add_argument("--check", action="store_true")
+    rendering.set_defaults(run=render)
+    options = parser.parse_args()
+    options.run(options)
 
 
 if __name__ == "__main__":
-    pages.run_command(__doc__, render, collect)
+    main()

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Times `threshold` and torch.topk in interleaved rounds, on the same GPU and with the same shapes.
 
-usage: top_k_peers.py BIN/strategy_bench [--rounds 5] [--shapes 1024x1048576,8x16777216,64x4096]
-                      [--k 10,100]
+usage: top_k_peers.py BIN/strategy_bench [--rounds 5]
 
 A result is the median of the rounds, and each of torch's rounds is the median of its calls. Both
 are timed with CUDA events, from the first to the last kernel, and the device is held until the host
@@ -11,7 +10,6 @@ cache. torch sorts its results, as Tessera does. The script prints microseconds,
 ratio of torch's time to ours.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,18 +18,22 @@ import tempfile
 
 import torch
 
+import rounds
+
+SHAPES = ("1024x1048576", "8x16777216", "64x4096")
+KS = ("10", "100")
 HOLD_CYCLES = 400_000  # of the device's clock; longer than the host takes to enqueue one call
 CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 
-def bench_round(binary, shapes, ks):
+def bench_round(binary):
     """Runs the benchmark once. Returns the microseconds of `threshold` by (shape, k)."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "times.json")
         subprocess.run(
             [
                 binary,
-                f"--benchmark_filter=^top_k_({'|'.join(ks)})/threshold/f32/({'|'.join(shapes)})/",
+                f"--benchmark_filter=^top_k_({'|'.join(KS)})/threshold/f32/({'|'.join(SHAPES)})/",
                 f"--benchmark_out={path}",
                 "--benchmark_out_format=json",
                 "--benchmark_min_time=0.05",
@@ -56,36 +58,25 @@ def torch_round(shape, k, calls=20):
     operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
     times = []
     for call in range(-3, calls):  # the first calls are a warm-up
-        x = operands[call % count]
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(HOLD_CYCLES)
-        begin.record()
-        torch.topk(x, int(k), dim=1, sorted=True)
-        end.record()
-        torch.cuda.synchronize()
+        us = rounds.torch_us(
+            lambda: torch.topk(operands[call % count], int(k), dim=1, sorted=True),
+            before=lambda: torch.cuda._sleep(HOLD_CYCLES),
+        )
         if call >= 0:
-            times.append(1000 * begin.elapsed_time(end))
+            times.append(us)
     del operands
     torch.cuda.empty_cache()  # leaves the device's memory to the benchmark
     return statistics.median(times)
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = rounds.parser(__doc__)
     parser.add_argument("bench")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shapes", default="1024x1048576,8x16777216,64x4096")
-    parser.add_argument("--k", default="10,100")
     options = parser.parse_args()
-    shapes, ks = options.shapes.split(","), options.k.split(",")
-    cases = [(shape, k) for shape in shapes for k in ks]
-    ours = {case: [] for case in cases}
-    theirs = {case: [] for case in cases}
+    cases = [(shape, k) for shape in SHAPES for k in KS]
+    ours, theirs = ({case: [] for case in cases} for _ in range(2))
     for _ in range(options.rounds):
-        for case, time in bench_round(options.bench, shapes, ks).items():
+        for case, time in bench_round(options.bench).items():
             ours[case].append(time)
         for case in cases:
             theirs[case].append(torch_round(*case))
