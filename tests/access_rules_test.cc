@@ -1,6 +1,7 @@
 // The token file and the rules for roles.
 #include <gtest/gtest.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -38,8 +39,7 @@ TEST(ParseTokens, ReadsHashRoleAndTenant) {
 }
 
 TEST(ParseTokens, DigitsOfAHashMayBeUpperCase) {
-  std::string upper = kHash;
-  for (char& c : upper) c = static_cast<char>(std::toupper(c));
+  const std::string upper = absl::AsciiStrToUpper(kHash);
   const auto lower = ParseTokens(Line("read a"));
   const auto file = ParseTokens(absl::StrCat(upper, " read a"));
   ASSERT_TRUE(file.ok() && lower.ok());
@@ -71,6 +71,7 @@ TEST(ParseTokens, QuotasAreTheTenants) {
 
 TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::string secret = "a-token-where-its-hash-belongs";
+  const std::string upper = absl::AsciiStrToUpper(kHash);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "it admits no callers"},
       {"# nobody\n", "it admits no callers"},
@@ -102,6 +103,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"),
        "line 2: the tenant already has"},
       {absl::StrCat(Line("write a"), Line("read b")), "line 2: an earlier line names this caller"},
+      {Line("write a") + upper + " read b", "line 2: an earlier line names this caller"},
   };
   for (const auto& [text, said] : cases) {
     const absl::Status status = ParseTokens(text).status();

@@ -134,8 +134,9 @@ class AccessTest(o.FreshCase):
 
     def test_wrong_tokens_are_all_refused_in_the_same_words(self):
         token = "the-right-token"
-        server = self.serve(line_of(token))
         hashed = hashlib.sha256(token.encode()).hexdigest()
+        close = hashlib.sha256(b"another").hexdigest()[:32] + "0" * 32  # begins as its hash does
+        server = self.serve(line_of(token), f"{close} write one")
         wrong = [
             (),
             *(
@@ -144,6 +145,7 @@ class AccessTest(o.FreshCase):
                     "", "Bearer", "Bearer ", "bearer", "Basic " + token, token, "Bearer " + hashed,
                     "Bearer " + token[:-1], "Bearer " + token + "x", "Bearer  " + token,
                     "Bearer " + token.upper(), "Bearer " + "x" * 2000,
+                    "Bearer another",
                 )
             ),
             (("authorization", "Bearer " + token), ("authorization", "Bearer " + token)),
@@ -284,6 +286,12 @@ class AccessTest(o.FreshCase):
                 sent = dict(details.invocation_metadata)["authorization"]
 
                 def tell(request, context):
+                    info = o.error_details_pb2.ErrorInfo(reason=sent)
+                    details = o.status_pb2.Status()
+                    details.details.add().Pack(info)
+                    context.set_trailing_metadata(
+                        [("grpc-status-details-bin", details.SerializeToString())]
+                    )
                     context.abort(grpc.StatusCode.NOT_FOUND, f"nothing for {sent}, {sent[7:]}")
 
                 return grpc.unary_stream_rpc_method_handler(tell)
@@ -300,6 +308,7 @@ class AccessTest(o.FreshCase):
             end = caller.attempt("ImportBuffer", source=where, source_name="x", name="y")
             self.assert_refused(end, "FAILED_PRECONDITION", "SOURCE_REFUSED")
             self.assertIn(f"nothing for {scheme} (token), (token)", end.text)
+            self.assertEqual(end.metadata["reason"], f"{scheme} (token)")
         self.assert_logs(server, "SOURCE_REFUSED")
         self.assertNotIn(token, server.log())
 

@@ -66,6 +66,10 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
               {{"field", "spec"}});
   ExpectError(Upload({First("b", 4, "abcd"), First("c", 4, "abcd")}), "BAD_MESSAGE",
               {{"field", "name"}, {"value", "c"}, {"expected", "b"}});
+  v1::UploadRequest other = More("efgh");
+  other.set_version(7);
+  ExpectError(Upload({First("b", 4, "abcd"), other}), "BAD_MESSAGE",
+              {{"field", "version"}, {"value", "7"}, {"expected", "0"}});
   ExpectError(Get("b"), "BUFFER_NOT_FOUND", {{"name", "b"}});
 }
 

@@ -249,6 +249,7 @@ TEST_F(BufferStoreTest, SeveralDraftsNeedTheirVersions) {
   auto first = *store_.Create(Replacing(Spec("a", 1)));
   EXPECT_EQ(*store_.FindDraft("a", 0), first);
   auto second = *store_.Create(Replacing(Spec("a", 1)));
+  EXPECT_EQ(ErrorReason(store_.FindDraft("a", 0).status()), "VERSION_REQUIRED") << "of two";
   auto third = *store_.Create(Replacing(Spec("a", 1)));
   const absl::Status which = store_.FindDraft("a", 0).status();
   EXPECT_EQ(ErrorReason(which), "VERSION_REQUIRED");
@@ -257,6 +258,8 @@ TEST_F(BufferStoreTest, SeveralDraftsNeedTheirVersions) {
                          third->buffer().version()));
   EXPECT_EQ(*store_.FindDraft("a", second->buffer().version()), second);
   EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "VERSION_REQUIRED");
+  EXPECT_TRUE(store_.Delete("a", 0).ok());
+  EXPECT_EQ(store_.Drafts("a").size(), 0u) << "without a version, all of them go";
 }
 
 TEST_F(BufferStoreTest, ResultsAreSeenWhenTheyAreReady) {
@@ -327,12 +330,23 @@ TEST_F(BufferStoreTest, Checksums) {
   EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole + 1).status()), "BAD_CHECKSUM");
   EXPECT_EQ(store_.Seal(*draft, whole).status(), absl::OkStatus());
   EXPECT_EQ(store_.Find("a", 0)->checksum, whole);
+  const std::uint64_t version = store_.Find("a", 0)->version;
+  EXPECT_EQ(ErrorReason(store_.Seal("a", version, whole + 1).status()), "BAD_CHECKSUM")
+      << "also of one that is sealed again";
 
   draft = *store_.Create(Spec("twice", 4));
   write(*draft, 0, 16);
   write(*draft, 4, 8);
   EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole).status()), "CHECKSUM_UNKNOWN");
   EXPECT_EQ(store_.Seal(*draft)->checksum, std::nullopt);
+
+  draft = *store_.Create(Spec("again", 4));
+  write(*draft, 0, 16);
+  ASSERT_TRUE(store_.BeginWrite(*draft, 8, 8).ok());
+  store_.EndWrite(*draft, 8, 8, false);
+  write(*draft, 8, 16);
+  EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole).status()), "CHECKSUM_UNKNOWN")
+      << "the checksum of the half that a failed write has left is unknown";
 
   draft = *store_.Create(Spec("without", 4));
   write(*draft, 0, 8);
@@ -438,6 +452,7 @@ TEST_F(BufferStoreTest, Expiry) {
   EXPECT_TRUE(store_.Find("a", 0).ok());
   EXPECT_GT(store_.Get("b", 0)->expire_time, absl::Now() + absl::Hours(999))
       << "no ttl is given: the longest one applies";
+  EXPECT_LE(store_.Get("b", 0)->expire_time, SteadyNow() + absl::Hours(1000));
   AdvanceSteadyNow(absl::Hours(1));
   EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_FOUND");
   EXPECT_THAT(Names(), ElementsAre("b"));
@@ -459,6 +474,11 @@ TEST_F(BufferStoreTest, TtlCountsFromReady) {
   const absl::Time expiry = store_.Seal(*draft)->expire_time;
   EXPECT_GE(expiry, before + absl::Hours(1));
   EXPECT_LE(expiry, SteadyNow() + absl::Hours(1));
+
+  draft = *store_.Create(WithTtl(Spec("b", 1), absl::Hours(1)));
+  ASSERT_TRUE(store_.SetTtl("b", 0, absl::Hours(2)).ok());
+  Write(*draft, 0, 4);
+  EXPECT_GE(store_.Seal(*draft)->expire_time, before + absl::Hours(2)) << "changed while a draft";
 }
 
 TEST_F(BufferStoreTest, TimesEndWithTheYear9999) {
@@ -533,6 +553,23 @@ TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
     EXPECT_EQ(store.budget(device_).used(), 256u) << "its memory is not free yet";
     EXPECT_EQ(make("c"), absl::OkStatus());
   }
+}
+
+TEST_F(BufferStoreTest, ACallThatLacksMemoryOfTheDeviceSweeps) {
+  Make(WithTtl(Spec("a", 1), absl::Hours(1)));
+  AdvanceSteadyNow(absl::Hours(2));
+  for (const char* expected : {"", "HOST_MEMORY_EXHAUSTED"}) {
+    device_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory);
+    EXPECT_EQ(ErrorReason(store_.Create(Replacing(Spec("b", 1))).status()), expected);
+  }
+}
+
+TEST_F(BufferStoreTest, WhatALostDeviceHadGoes) {
+  Make(Spec("a", 1));
+  auto draft = *store_.Create(Spec("b", 1));
+  store_.Evict(device_).clear();
+  EXPECT_THAT(Names(), ElementsAre());
+  EXPECT_EQ(ErrorReason(store_.CheckOpen(*draft)), "BUFFER_NOT_FOUND");
 }
 
 // --- Links ---

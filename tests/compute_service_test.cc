@@ -462,6 +462,30 @@ TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   device_.OnFree(nullptr);
 }
 
+TEST_F(OneWorker, AnArrayOfACallerWhoHasLeftGetsNoName) {
+  auto request = Of<v1::TopKRequest>("k: 1 timing: true values { buffer { name: 'y' } }");
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
+  auto dot = DotOf(request.x(), request.x());
+  dot.set_strategy("cpu_serial");
+  // The server may hear of it only after the call has ended: then that is tried again.
+  EXPECT_TRUE(Eventually([&] {
+    (void)Delete("y");
+    device_.Close(FakeDevice::Step::kCopyToHost);
+    grpc::ClientContext context;
+    auto left = std::async(std::launch::async, [&] {
+      grpc::ByteBuffer response;
+      return server_.Call(request, &response, context);
+    });
+    device_.WaitForBlocked(1);
+    context.TryCancel();
+    (void)left.get();
+    (void)server_.Info();
+    device_.Open();
+    Good<v1::DotResponse>(dot);  // which waits for the worker
+    return IsGone("y");
+  }));
+}
+
 TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
   ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
@@ -536,6 +560,14 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
       steps { dot { a { buffer: 'x' } b { buffer: 'y' } } })"));
   EXPECT_EQ(results.results(0).dot().stats().moved_bytes(), 24u);
   EXPECT_EQ(results.results(1).dot().stats().moved_bytes(), 0u) << "it moves once";
+
+  // Nor does it count twice when the device is chosen.
+  ASSERT_TRUE(
+      server_.Put<float>("z", v1::DTYPE_F32, {8}, std::vector<float>(8), false, "fake:1").ok());
+  const auto chosen = Good<v1::ExecuteResponse>(Of<v1::ExecuteRequest>(R"(
+      steps { dot { a { buffer: 'x' } b { buffer: 'x' } } }
+      steps { reduce { op: REDUCE_OP_SUM x { buffer: 'z' } } })"));
+  EXPECT_EQ(chosen.device(), "fake:1") << "where the larger one is";
 }
 
 TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {

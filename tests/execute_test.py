@@ -237,6 +237,7 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
         assert outcome.metadata["step"] == str(i) and outcome.domain == "tessera", outcome
     assert outcomes[0].metadata["operand"] == "b"
     assert outcomes[2].metadata["failed_step"] == "0"
+    assert (outcomes[9].metadata["field"], outcomes[9].metadata["value"]) == ("step", "9")
     assert outcomes[1].answer.value.real == 55
     assert client.names() == ["good", "taken"]
     assert eventually(lambda: idle(client), 5)

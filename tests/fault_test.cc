@@ -351,6 +351,19 @@ TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   }
 }
 
+TEST_F(FaultTest, WhatAFailedStepHasHalfMadeIsNotKept) {
+  StartServer();
+  ASSERT_TRUE(
+      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  v1::ExecuteRequest program;
+  *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
+  ASSERT_TRUE(server_->Call(program).ok());
+  device_->Fail(Step::kLaunch, Kind::kFailed);  // the copy, which the second call is to keep
+  const auto failed = server_->Good<v1::ExecuteResponse>(program);
+  EXPECT_EQ(failed.results(0).error().reason(), "CUDA_ERROR");
+  EXPECT_EQ(server_->Info().prepared_bytes(), 0u);
+}
+
 TEST_F(FaultTest, FailedCallsOfTheDevice) {
   StartServer();
   const std::map<std::string, std::string> figures = {{"call", "fakeCall(x)"},
@@ -547,6 +560,24 @@ TEST_F(TwoFaultyDevicesTest, OneThatHangsIsLostAndTheOtherServes) {
   device_->Open();
   second_->Open();
   server_->server().Drain();
+}
+
+TEST_F(TwoFaultyDevicesTest, TransfersThatWaitForOneThatIsLostEnd) {
+  StartServer([](Options& options) { options.transfer_workers = 1; });
+  const auto put = [&](const std::string& name) {
+    return std::async(std::launch::async,
+                      [this, name] { return server_->Put<float>(name, v1::DTYPE_F32, {1}, {1}); });
+  };
+  device_->Close(Step::kCopyToDevice);
+  auto hangs = put("x");
+  device_->WaitForBlocked(1);
+  auto waits = put("y");
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 2 * Charged(4); }));
+  device_->MarkLost();
+  EXPECT_EQ(waits.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  device_->Open();
+  ExpectError(waits.get(), "DEVICE_LOST", {{"device", "fake:0"}});
+  EXPECT_FALSE(hangs.get().ok());
 }
 
 TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -219,6 +220,17 @@ class CountsTest(MetricsCase):
         call.cancel()
         self.comes(1, "tessera_errors_total", code="CANCELLED")
         silent.set()
+
+    def test_clients_that_leave_count_as_such(self):
+        """Whether their call runs or waits."""
+        self.serve("--workers", "1", "--max-operation-seconds", "1e6")
+        long = o.inline(np.ones(1, np.float32), o.view([1 << 42], [0]))
+        calls = [self.client.future("Reduce", op="REDUCE_OP_SUM", x=long) for _ in range(2)]
+        self.comes(1, "tessera_queue_length", queue="compute")
+        for call in calls:
+            call.cancel()
+        self.comes(2, "tessera_errors_total", reason="CANCELLED")
+        self.assertEqual(self.scrape().sum("tessera_errors_total"), 2)
 
     def test_unknown_strategies_become_no_labels(self):
         self.serve()
@@ -537,6 +549,11 @@ class LifeTest(MetricsCase):
             os.utime(file, (1, 1))  # Made for an earlier process.
             server = self.serve("--ready-file", str(file))
             self.assertIn(f"not ready until {file} is created", server.log())
+            # By the second line the server has looked for the file.
+            for count in (1, 2):
+                server.signal(signal.SIGHUP)
+                again = lambda: server.log().count("to read again") == count  # noqa: B023
+                self.assertTrue(eventually(again, 20), server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
             self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill it are served.
             file.touch()

@@ -11,6 +11,7 @@ import pathlib
 import re
 import signal
 import tempfile
+import threading
 import unittest
 
 import numpy as np
@@ -87,12 +88,27 @@ class StopTest(Case):
 
     def test_a_second_signal_ends_it_at_once(self):
         path = self.folder / "socket"
-        server = self.serve("--drain-delay", "1h", listen=f"unix:{path}")
-        server.signal()
-        self.assert_logs(server, "draining")
-        server.signal()
-        self.assertEqual(server.wait(LONG_S), 128 + signal.SIGTERM)
-        self.assertFalse(path.exists())
+        for second in (signal.SIGTERM, signal.SIGINT):
+            server = self.serve("--drain-delay", "1h", listen=f"unix:{path}")
+            server.signal()
+            self.assert_logs(server, "draining")
+            server.signal(second)
+            self.assertEqual(server.wait(LONG_S), 128 + second)
+            self.assertFalse(path.exists())
+
+    def test_calls_that_are_cut_off_show_in_the_exit_code(self):
+        server = self.serve("--drain-timeout", "100ms")
+        client, goes_on = server.client(), threading.Event()
+        self.addCleanup(goes_on.set)
+
+        def messages():
+            yield o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES))
+            goes_on.wait()
+
+        call = client.b.Upload.future(messages())
+        self.assertTrue(o.eventually(lambda: client.budget("uploads").used == 1, LONG_S))
+        self.assertEqual(server.stop(), 75)
+        self.assertFalse(o.outcome_of(call).ok)
 
 
 class LimitTest(Case):

@@ -413,7 +413,14 @@ class NameServer:
             self.socket.sendto(head + question[12:end] + found, sender)
 
 
+def lifetime_of(array):
+    buffer = array._source.buffer
+    return buffer.expire_time.seconds - buffer.create_time.seconds
+
+
 class MovedNameTest(python_outsider.Case):
+    FLAGS = ("--max-ttl", "1m")
+
     def test_a_name_that_moves(self):
         """If the old server ends during a call, the call is retried at the new server."""
         names = NameServer("127.0.0.1")
@@ -421,9 +428,11 @@ class MovedNameTest(python_outsider.Case):
         self.serve(listen=f"127.0.0.2:{port}")
         with ts.connect(f"dns://127.0.0.1:{names.port}/moves.example:{port}") as t:
             self.assertEqual(t.list(), [])
+            self.assertLess(lifetime_of(t.put(np.ones(3))), 600)
             names.address = "127.0.0.2"
             self.server.kill()
             self.assertEqual(t.list(), [])
+            self.assertGreater(lifetime_of(t.put(np.ones(3))), 600)  # This one has no --max-ttl.
 
 
 for kind in (Blocking, Asyncio):

@@ -283,6 +283,11 @@ class ProgramsTest(python_outsider.Case):
             with self.subTest(seed=seed):
                 Program(self.t, seed).run()
 
+    def test_products_that_are_read_transposed(self):
+        a = np.arange(9.0).reshape(3, 3)
+        x = self.t.put(a)
+        np.testing.assert_array_equal(((x @ x).T + 1).numpy(), (a @ a).T + 1)
+
 
 if __name__ == "__main__":
     python_outsider.main(__name__)

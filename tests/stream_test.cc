@@ -1,4 +1,6 @@
 // The memory that a request may take, and when it is returned.
+#include <sys/mman.h>
+
 #include <chrono>
 
 #include "kernels/device/guard.h"
@@ -394,6 +396,27 @@ TEST_F(StopTest, LongWorkEndsSoon) {
   leaves.join();
   EXPECT_EQ(ErrorReason(stats.status()), "CANCELLED");
   EXPECT_TRUE(std::isnan(out.Values().back()));
+}
+
+// The caller leaves once the first element has been read. The zeros of the array take no memory.
+TEST_F(StopTest, ALongAxisIsLeftInTheMiddle) {
+  constexpr std::int64_t kLength = std::int64_t{1} << 31;
+  constexpr std::size_t kBytes = kLength * sizeof(float);
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  float* const x = static_cast<float*>(memory);
+  x[kLength - 1] = 1;
+  stop_ = false;
+  std::thread leaves([&] {
+    unsigned char is_read = 0;
+    while (mincore(memory, 1, &is_read) == 0 && is_read % 2 == 0) std::this_thread::yield();
+    stop_ = true;
+  });
+  ForRows(ReduceAxesProblem{.outer = 1, .length = kLength, .inner = 1, .x = x, .out = out_.data()},
+          [&] { return out_[0] != 1; });
+  leaves.join();
+  munmap(memory, kBytes);
 }
 
 class AcrossTest : public testing::Test {

@@ -291,6 +291,16 @@ TEST_F(TransferTest, ADraftThatVanishesEndsItsStream) {
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
 }
 
+TEST_F(TransferTest, ADraftThatVanishesEndsAStreamThatWaits) {
+  Reserve("x", 100);
+  UploadStream upload(server_.buffers());
+  EXPECT_TRUE(upload.Write(At("x", 0, "abcd")));
+  EXPECT_TRUE(Eventually([&] { return Committed("x") == 4; }));
+  ASSERT_TRUE(Delete("x").ok());
+  EXPECT_TRUE(Eventually([&] { return Used("uploads") == 0; })) << "no message has to come";
+  ExpectError(upload.Finish(), "BUFFER_NOT_FOUND");
+}
+
 template <int workers>
 class TransferWorkers : public TransferTest {
  protected:
