@@ -361,7 +361,7 @@ class LostArraysTest(o.Case):
         ):
             with self.assertRaises(ts.ScratchExhausted) as caught:
                 work()
-            self.assertEqual(str(caught.exception).count("in between"), times)
+            self.assertEqual(str(caught.exception).count("intermediate results"), times)
 
     def test_a_replaced_array_is_gone(self):
         x = self.t.put(np.ones(5, "f4"), "x")

@@ -443,7 +443,7 @@ TEST(SharedClient, GoesOnWithoutSharedMemoryOrWhereTheServerHasNoRoom) {
               shared ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnimplemented);
     EXPECT_EQ(ErrorReason(none), shared ? "SHARED_MEMORY_EXHAUSTED" : "") << none;
     // The client fails before it allocates memory that it may not share.
-    EXPECT_EQ(absl::StrContains(none.message(), "1048576 bytes at most"), shared) << none;
+    EXPECT_EQ(absl::StrContains(none.message(), "at most 1048576 bytes"), shared) << none;
   }
 }
 
